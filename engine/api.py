@@ -22,7 +22,6 @@ __all__ = [
     "NodeTokens",
     "PromptTooLong",
     "QueueFull",
-    "Telemetry",
 ]
 
 
@@ -66,22 +65,6 @@ class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
 
 
-class Telemetry(Protocol):
-    """Durations as they happen, in seconds. Called on the engine thread: must not block."""
-
-    def step(self, seconds: float) -> None: ...
-
-    def queue_wait(self, seconds: float) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def token_gap(self, seconds: float) -> None: ...
-
-    def finished(self, seconds: float) -> None: ...
-
-    def mask(self, seconds: float) -> None: ...
-
-
 class CacheWatch(Protocol):
     """Sees the cache change. For one task at a time; raises EngineStopped."""
 
@@ -123,8 +106,8 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """What was last published, at once: also while a step runs, and when the loop is dead. Of a
-        process that does not answer, what is known, soon.
+        """The statistics as of now, at once: also while a step runs, and when the loop is dead. Of
+        a process that does not answer soon, or has ended, those that were last read.
         """
         ...
 

@@ -5,72 +5,66 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from engine.api import Telemetry
 from engine.constraints.factory import GuideMaker
 from engine.constraints.masks import mask_words
 from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.process import GrammarProcesses
 from engine.constraints.remote.trials import Trials
+from engine.constraints.stage import GrammarStage
 from engine.constraints.vocabulary import Vocabulary
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import LatencyTracker
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, Namespaces, step_stretch
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
 from engine.core.thread import Build, EngineParts
-from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.opening import open_disk_cache
-from engine.drafts.proposer import NO_SPECULATOR, LiveSpeculator, Speculator
+from engine.drafts.policy import DraftPolicy
 from engine.mlx_backend.backend import load_backend
 from engine.output.detokenizer import detokenizer_factory
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.model import Task
 from engine.values.settings import EngineConfig
 from kvstore.pool import BlockPool
 from kvstore.sizes import build_groups
 from kvstore.store import KVStore
-from kvstore.tree import PrefixIndex, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
 Report = Callable[[str], None]
 """Takes a line on how loading goes."""
 
 
-def builder(config: EngineConfig, telemetry: Telemetry, report: Report) -> Build:
+def builder(config: EngineConfig, report: Report) -> Build:
     """What loads the model, on the thread that will run it.
 
     It raises whatever loading raises, with a message for the user.
     """
-    return partial(_build, config, telemetry, report)
+    return partial(_build, config, report)
 
 
-def _build(
-    config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
-) -> EngineParts:
+def _build(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
     backend = load_backend(config, report)
     try:
-        return assemble(backend, config, telemetry, report, inbox, deliver)
+        return assemble(backend, config, report, inbox, deliver)
     except BaseException:
         backend.release_thread()
         raise
 
 
 def assemble(
-    backend: Backend,
-    config: EngineConfig,
-    telemetry: Telemetry,
-    report: Report,
-    inbox: Inbox,
-    deliver: Deliver,
+    backend: Backend, config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver
 ) -> EngineParts:
     """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
-    index: PrefixIndex = PrefixIndex()
+    tree: RadixTree | None = None
     if config.prefix_cache:
-        index = RadixTree(pool, config.block_size, time.monotonic)
-    store = KVStore(pool, index, config.block_size, groups)
+        hashes_blocks = config.disk is not None
+        tree = RadixTree(pool, config.block_size, time.monotonic, hashes_blocks=hashes_blocks)
+    store = KVStore(pool, tree, config.block_size, groups)
     limits = Limits(
         vocab_size=backend.card.vocab_size,
         max_context_tokens=backend.card.max_context_tokens,
@@ -82,23 +76,25 @@ def assemble(
         adapters=frozenset(backend.card.adapters),
         pools=backend.card.tasks != (Task.GENERATE,),
     )
-    outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
-    disk: DiskCache = NO_DISK_CACHE
+    new_detokenizer = detokenizer_factory(backend.hf_tokenizer)
+    new_output = output_factory(backend.card.eos_token_ids, new_detokenizer)
+    disk: DiskCache | None = None
     if config.disk is not None:
         disk = open_disk_cache(config.disk, backend, store, inbox.post, report)
+    metrics = Metrics()
     scheduler = Scheduler(
         store,
-        outputs,
+        new_output,
         limits,
         draw_seed=partial(secrets.randbits, 63),
+        metrics=metrics,
         namespaces=Namespaces(
             Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
             backend.card.adapters,
         ),
         disk=disk,
-        speculator=_speculator(config, store),
+        drafts=DraftPolicy(store) if config.speculate == "auto" else None,
     )
-    latency = LatencyTracker(time.monotonic, telemetry)
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
@@ -107,9 +103,10 @@ def assemble(
         processes.start_in_background,
         processes.starter,
         mask_words(vocabulary.size),
-        telemetry.mask,
+        metrics.mask_seconds.observe,
     )
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, latency, backend.bytes, answers)
+    grammar = GrammarStage(scheduler, answers, metrics.now)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, backend.bytes, grammar)
     return EngineParts(
         loop=loop,
         card=card,
@@ -120,10 +117,6 @@ def assemble(
         memory=backend.memory,
         release_thread=partial(_release, processes, backend),
     )
-
-
-def _speculator(config: EngineConfig, store: KVStore) -> Speculator:
-    return LiveSpeculator(store) if config.speculate == "auto" else NO_SPECULATOR
 
 
 def _release(processes: GrammarProcesses, backend: Backend) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-from engine.api import Engine, ModelError, Telemetry
+from engine.api import Engine, ModelError
 from engine.child_process import Free, Needed, Progress, ask, fetch_repository, start_child
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
@@ -31,16 +31,14 @@ Report = Callable[[str], None]
 """Takes a line on how loading goes."""
 
 
-async def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine:
+async def launch(config: EngineConfig, report: Report) -> Engine:
     """Load the model in a process of its own. Returns when it is ready.
 
     Raises whatever loading raises, with a message for the user. Cancelled, it ends the process.
     """
     if config.disk is not None:
         config = replace(config, disk=replace(config.disk, daemon=_this_daemon()))
-    return await RemoteEngine.start(
-        partial(start_child, "engine.remote"), config, telemetry, report
-    )
+    return await RemoteEngine.start(partial(start_child, "engine.remote"), config, report)
 
 
 def free_bytes() -> int:

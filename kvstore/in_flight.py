@@ -1,273 +1,141 @@
-"""Prefixes that running requests compute now, and prompts that wait rather than compute the same.
+"""Prefixes that running leases are computing, and queued prompts that wait for them.
 
 A lease's prefix is *in flight* from when the lease begins until its blocks are indexed or it ends.
-A *pending prompt* has not been admitted yet. It waits while a running request computes more of it
-than is indexed. Such a pair is found whichever of the two comes first.
+A queued prompt that shares it waits, so that the same tokens are not computed twice.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
 
 from kvstore.lease import Lease
-from kvstore.tokens import TOKEN_BYTES, Tokens, common_tokens
+from kvstore.tokens import Tokens, common_tokens
 from kvstore.types import Namespace
-
-
-class Run(Protocol):
-    """Tokens in a namespace. Two runs may be equal; each is itself."""
-
-    @property
-    def namespace(self) -> Namespace: ...
-
-    @property
-    def packed(self) -> bytes: ...
-
-
-R = TypeVar("R", bound=Run)
-_packed = attrgetter("packed")
-
-
-@dataclass(slots=True)
-class _Line(Generic[R]):
-    """The runs of one namespace. `common[i]` tokens begin both `runs[i - 1]` and `runs[i]`."""
-
-    runs: list[R] = field(default_factory=list)
-    common: list[int] = field(default_factory=list)
-
-
-class PrefixOrder(Generic[R]):
-    """Finds the runs that begin as a given one does, at the cost of comparing it with a few.
-
-    What two runs have in common is the least that any two neighbours between them have, so only
-    the runs on either side of a place are ever compared by their tokens.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[Namespace, _Line[R]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(line.runs) for line in self._lines.values())
-
-    def __iter__(self) -> Iterator[R]:
-        for line in self._lines.values():
-            yield from line.runs
-
-    def add(self, run: R) -> None:
-        line = self._lines.setdefault(run.namespace, _Line())
-        at = bisect_right(line.runs, run.packed, key=_packed)
-        line.runs.insert(at, run)
-        line.common.insert(at, self._common_before(line, at))
-        if at + 1 < len(line.runs):
-            line.common[at + 1] = self._common_before(line, at + 1)
-
-    def remove(self, run: R) -> None:
-        """Raises ValueError, or KeyError for the namespace, when the run is not here."""
-        line = self._lines[run.namespace]
-        at = line.runs.index(run, bisect_left(line.runs, run.packed, key=_packed))
-        del line.runs[at]
-        behind = line.common.pop(at)
-        if at < len(line.runs):
-            line.common[at] = min(behind, line.common[at])
-        elif not line.runs:
-            del self._lines[run.namespace]
-
-    def beginning_like(
-        self, namespace: Namespace, packed: bytes, least_tokens: int
-    ) -> Iterator[tuple[R, int]]:
-        """The runs that share the first `least_tokens` (at least one) tokens of `packed`, each
-        with how many it shares."""
-        line = self._lines.get(namespace)
-        if line is None:
-            return
-        behind = bisect_left(line.runs, packed, key=_packed)
-        for start, step in ((behind - 1, -1), (behind, 1)):
-            at = start
-            while 0 <= at < len(line.runs):
-                if at == start:
-                    common = common_tokens(packed, line.runs[at].packed)
-                else:
-                    common = min(common, line.common[max(at, at - step)])
-                if common < least_tokens:
-                    break
-                yield line.runs[at], common
-                at += step
-
-    def problems(self) -> Iterator[str]:
-        """What does not add up."""
-        for line in self._lines.values():
-            if not line.runs:
-                yield "a namespace without runs"
-            if sorted(line.runs, key=_packed) != line.runs:
-                yield "runs out of order"
-            if line.common != [self._common_before(line, at) for at in range(len(line.runs))]:
-                yield "runs with other tokens in common than are noted"
-
-    def _common_before(self, line: _Line[R], at: int) -> int:
-        return common_tokens(line.runs[at - 1].packed, line.runs[at].packed) if at else 0
-
 
 Probe = Callable[[Namespace, Tokens], int]
 """How many tokens of a prompt could be adopted now; see `KVStore.probe`."""
 
 Checkpoint = Callable[[Lease, int], None]
-"""Somebody will want to resume behind so many tokens of a lease; see `KVStore.checkpoint`."""
+"""Requests a checkpoint after n tokens of a lease; see `KVStore.checkpoint`."""
 
 
 @dataclass(eq=False, slots=True)
-class InFlightPrefix:
-    """The whole blocks of the tokens that `lease` began with, cached ones included, as far as it
-    shares them.
-    """
+class QueuedPrompt:
+    """A prompt that is to be admitted. Only `InFlight` changes it.
 
-    lease: Lease
-    packed: bytes
-    is_over: bool = False
-
-    @property
-    def namespace(self) -> Namespace:
-        return self.lease.namespace
-
-    @property
-    def end_tokens(self) -> int:
-        return len(self.packed) // TOKEN_BYTES
-
-    @property
-    def computed_tokens(self) -> int:
-        return self.lease.written_tokens
-
-    def is_coming(self, n_tokens: int) -> bool:
-        """Whether the first `n_tokens` tokens will be indexed, and are not yet."""
-        return not self.is_over and self.computed_tokens < n_tokens
-
-
-@dataclass(eq=False, slots=True)
-class PendingPrompt:
-    """A prompt to be admitted; `packed` is all of it that could be adopted.
-
-    It waits until the request behind `awaited` has computed the first `until_tokens` tokens.
+    It waits until `awaited` has computed `until_tokens` tokens. `n_begun` is how many leases had
+    begun when the prompt was last compared with those in flight.
     """
 
     namespace: Namespace
     tokens: Tokens
-    packed: bytes
-    awaited: InFlightPrefix | None = None
+    awaited: Lease | None = None
     until_tokens: int = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.awaited is not None and self.awaited.is_coming(self.until_tokens)
+    n_begun: int = -1
 
 
 class InFlight:
-    """What an index that shares nothing knows of prefixes in flight: no prompt waits for any."""
+    """The prefixes in flight, by their namespace and the packed tokens of their first block.
 
-    def begin(self, lease: Lease) -> None:
-        """The lease has begun: what it has not adopted of its tokens is in flight."""
-
-    def end(self, lease: Lease) -> None:
-        """The lease has ended: it will compute nothing more. Does nothing for an unknown lease."""
-
-    def add_pending(self, namespace: Namespace, tokens: Tokens) -> PendingPrompt:
-        """These tokens are to be admitted, until `remove_pending` is called."""
-        return PendingPrompt(namespace, tokens, b"")
-
-    def remove_pending(self, pending: PendingPrompt) -> None:
-        """The prompt has been admitted, or never will be."""
-
-    def must_wait(self, pending: PendingPrompt) -> bool:
-        """Whether a running request computes more of it than is indexed. Each wait has an end."""
-        return False
-
-    def problems(self, leases: frozenset[Lease]) -> Iterator[str]:
-        """What does not add up, given the leases that have not been released."""
-        yield from ()
-
-
-class InFlightPrefixes(InFlight):
-    """Prefixes in flight and pending prompts, both sorted by their tokens.
-
-    A newcomer is compared by its own tokens alone. The index is asked only for a pending prompt
-    that shares tokens with a prefix in flight, and again only when its wait is over.
+    A prompt is compared with the leases that begin with the same block, and only when leases have
+    begun since it was last compared, or when its wait is over.
     """
 
     def __init__(self, block_size: int, probe: Probe, checkpoint: Checkpoint) -> None:
         self._block_size = block_size
         self._probe = probe
         self._checkpoint = checkpoint
-        self._prefixes = PrefixOrder[InFlightPrefix]()
-        self._of_lease: dict[Lease, InFlightPrefix] = {}
-        self._pending = PrefixOrder[PendingPrompt]()
+        self._end_tokens: dict[Lease, int] = {}
+        self._by_first_block: dict[tuple[Namespace, bytes], list[Lease]] = {}
+        self._n_begun = 0
 
     def begin(self, lease: Lease) -> None:
+        """The lease computes the whole blocks of its tokens, as far as it shares them.
+
+        What it generates later is not in flight. The lease is dropped when these blocks have been
+        computed and another prefix begins with the same block.
+        """
         end_tokens = self._whole(min(len(lease.tokens), lease.shared_tokens))
         if end_tokens <= lease.cached_tokens:
             return
-        prefix = InFlightPrefix(lease, lease.tokens.packed(0, end_tokens))
-        self._prefixes.add(prefix)
-        self._of_lease[lease] = prefix
-        least_tokens = self._whole(lease.cached_tokens) + self._block_size
-        for pending, common in self._pending.beginning_like(
-            lease.namespace, prefix.packed, least_tokens
-        ):
-            if pending.tokens is not lease.tokens and not pending.is_waiting:
-                self._choose(pending, [(self._whole(common), prefix)])
+        key = self._key(lease)
+        for other in tuple(self._by_first_block.get(key, ())):
+            if not self.will_be_indexed(other, self._end_tokens[other]):
+                self.end(other)
+        self._by_first_block.setdefault(key, []).append(lease)
+        self._end_tokens[lease] = end_tokens
+        self._n_begun += 1
 
     def end(self, lease: Lease) -> None:
-        prefix = self._of_lease.pop(lease, None)
-        if prefix is not None:
-            prefix.is_over = True
-            self._prefixes.remove(prefix)
+        """The lease has ended. Does nothing for a lease that has nothing in flight."""
+        if self._end_tokens.pop(lease, None) is not None:
+            key = self._key(lease)
+            leases = self._by_first_block[key]
+            leases.remove(lease)
+            if not leases:
+                del self._by_first_block[key]
 
-    def add_pending(self, namespace: Namespace, tokens: Tokens) -> PendingPrompt:
-        pending = PendingPrompt(namespace, tokens, tokens.packed(0, max(len(tokens) - 1, 0)))
-        self._pending.add(pending)
-        self._look(pending)
-        return pending
+    def will_be_indexed(self, lease: Lease, n_tokens: int) -> bool:
+        """Whether the first `n_tokens` tokens in flight are still to be computed by the lease."""
+        return lease in self._end_tokens and lease.written_tokens < n_tokens
 
-    def remove_pending(self, pending: PendingPrompt) -> None:
-        self._pending.remove(pending)
+    def must_wait(self, prompt: QueuedPrompt) -> bool:
+        """Whether the prompt should wait for a lease that computes much of it.
 
-    def must_wait(self, pending: PendingPrompt) -> bool:
-        if pending.awaited is not None and not pending.is_waiting:
-            pending.awaited = None
-            self._look(pending)
-        return pending.is_waiting
+        Requests a checkpoint where the prompt will resume. Each wait has an end: leases compute in
+        every step, or end.
+        """
+        found = self.find(prompt)
+        prompt.n_begun = self._n_begun
+        if found is None:
+            prompt.awaited = None
+        elif found != (prompt.awaited, prompt.until_tokens):
+            prompt.awaited, prompt.until_tokens = found
+            self._checkpoint(*found)
+        return found is not None
+
+    def find(self, prompt: QueuedPrompt) -> tuple[Lease, int] | None:
+        """The lease to wait for, and how many tokens it must have computed. Changes nothing.
+
+        A lease counts only if it has fewer tokens left to compute before the point where the prompt
+        could start now than both share after that point.
+        """
+        if prompt.awaited is not None:
+            if self.will_be_indexed(prompt.awaited, prompt.until_tokens):
+                return prompt.awaited, prompt.until_tokens
+        elif prompt.n_begun == self._n_begun:
+            return None
+        leases = self._by_first_block.get(self._key(prompt), ())
+        shares = [(n, lease) for lease in leases if (n := self._shared_tokens(lease, prompt))]
+        if not shares:
+            return None
+        indexed_tokens = self._probe(prompt.namespace, prompt.tokens)
+        for n_tokens, lease in sorted(shares, key=lambda share: -share[0]):
+            if n_tokens - indexed_tokens > indexed_tokens - lease.written_tokens:
+                return lease, n_tokens
+        return None
 
     def problems(self, leases: frozenset[Lease]) -> Iterator[str]:
-        yield from self._prefixes.problems()
-        yield from self._pending.problems()
-        if self._of_lease.keys() - leases:
+        """Contradictions, given the leases that have not been released."""
+        if self._end_tokens.keys() - leases:
             yield "a prefix of a released lease is in flight"
-        if set(self._prefixes) != set(self._of_lease.values()):
-            yield "sorted prefixes in flight are not those of the leases"
+        listed = [lease for leases in self._by_first_block.values() for lease in leases]
+        if len(listed) != len(self._end_tokens) or set(listed) != self._end_tokens.keys():
+            yield "the prefixes in flight by their first block are not those of the leases"
+        for key, prefixes in self._by_first_block.items():
+            if not prefixes or any(self._key(lease) != key for lease in prefixes):
+                yield "a prefix in flight is listed under other tokens"
 
-    def _look(self, pending: PendingPrompt) -> None:
-        """Find a prefix to wait for; on the way, drop those that are computed to their end."""
-        found = self._prefixes.beginning_like(pending.namespace, pending.packed, self._block_size)
-        coming = list[tuple[int, InFlightPrefix]]()
-        for prefix, common in tuple(found):
-            if not prefix.is_coming(prefix.end_tokens):
-                self.end(prefix.lease)
-            elif prefix.is_coming(tokens := self._whole(common)):
-                coming.append((tokens, prefix))
-        if coming:
-            self._choose(pending, coming)
+    def _shared_tokens(self, lease: Lease, prompt: QueuedPrompt) -> int:
+        """The whole blocks, in tokens, with which both begin; 0 if the lease has computed them."""
+        end = min(self._end_tokens[lease], len(prompt.tokens) - 1)  # the last is never adopted
+        start = self._whole(lease.written_tokens)
+        stop = start + self._block_size  # compare one block first: most prompts differ there
+        if stop > end or lease.tokens.packed(start, stop) != prompt.tokens.packed(start, stop):
+            return 0
+        return self._whole(common_tokens(lease.tokens.packed(0, end), prompt.tokens.packed(0, end)))
 
-    def _choose(self, pending: PendingPrompt, coming: list[tuple[int, InFlightPrefix]]) -> None:
-        """Let it wait for the prefix with most of it, if that is worth the wait: if the running
-        request has less left before the point where the prompt would begin than the two share
-        behind that point.
-        """
-        indexed_tokens = self._probe(pending.namespace, pending.tokens)
-        for n_tokens, prefix in sorted(coming, key=itemgetter(0), reverse=True):
-            if n_tokens - indexed_tokens > indexed_tokens - prefix.computed_tokens:
-                pending.awaited, pending.until_tokens = prefix, n_tokens
-                self._checkpoint(prefix.lease, n_tokens)
-                return
+    def _key(self, run: Lease | QueuedPrompt) -> tuple[Namespace, bytes]:
+        return run.namespace, run.tokens.packed(0, self._block_size)
 
     def _whole(self, n_tokens: int) -> int:
-        """As many of the tokens as fill blocks."""
         return n_tokens - n_tokens % self._block_size

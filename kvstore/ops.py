@@ -1,45 +1,61 @@
-"""StorageOps: what the store wants done to the arrays around a step, as plain values.
+"""Storage operations: what the store wants done to the arrays around a step, as plain values.
 
-What is filled in was read before, perhaps by another process; `storage/packing.py` of the backend
-says how the bytes lie. Ops are executed one after another in the order in which they were given: a
-block that an earlier op read from may be the target of a later one.
+The store queues an op with the phase of the step in which it is carried out. Ops of one phase are
+carried out in the order in which they were queued: an op may overwrite what an earlier one read.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TypeAlias
 
 from kvstore.types import BlockId, SlotId
 
 
+class When(IntEnum):
+    """The phase of a step in which an op is carried out."""
+
+    FIRST = 0  # before anything is written
+    AFTER_PREFILLS = 1  # after all prefill forwards, before the decodes
+    LAST = 2  # after all writes
+    READ = 3  # after all else
+
+
 @dataclass(frozen=True, slots=True)
 class CopyBlock:
-    """Copy the first `n_tokens` slots of one block, in every layer, from `source` to `target`."""
+    """Copy the first `n_tokens` positions of `source` to `target`, in every layer of a group.
+
+    `group` is the index of a window group, and the ids are its slots. None: full attention, and the
+    ids are blocks.
+    """
 
     source: BlockId
     target: BlockId
     n_tokens: int
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CopyWindowBlock:
-    """The same for a block of the `group`-th group, a window."""
+class FillBlock:
+    """Overwrite a whole block, in every layer of a group, with bytes that a `ReadBlock` returned.
 
-    group: int
-    source: SlotId
-    target: SlotId
-    n_tokens: int
+    `group` and the id are as in `CopyBlock`.
+    """
+
+    block: BlockId
+    data: bytes
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResetState:
-    """Let a slot hold the state before the first token."""
+    """Set a slot to the state before the first token."""
 
     slot: SlotId
 
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """Save or restore: let slot `target` hold the state that slot `source` holds now."""
+    """Save or restore a state: copy it from slot `source` to slot `target`."""
 
     source: SlotId
     target: SlotId
@@ -47,31 +63,14 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class RollBackState:
-    """Let a slot hold what it held before it was last written."""
+    """Set a slot back to the state that it held before it was last written."""
 
     slot: SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class FillBlock:
-    """Overwrite a whole block, in every layer, with what a `ReadBlock` gave for its block."""
-
-    block: BlockId
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FillWindow:
-    """The same for a block of the `group`-th group, a window."""
-
-    group: int
-    slot: SlotId
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FillState:
-    """Let a slot hold the state that was read."""
+    """Overwrite a state with bytes that a `ReadBlock` returned."""
 
     slot: SlotId
     data: bytes
@@ -79,8 +78,8 @@ class FillState:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """Bring up as bytes the first `n_tokens` of a block and of each window's block for the same
-    tokens, and a state. None, in `windows` or as `state`: nothing of that.
+    """Read the first `n_tokens` tokens of a block, of the windows' slots for these tokens, and a
+    state, as bytes. None in `windows` or as `state`: that part is not read.
     """
 
     block: BlockId
@@ -89,16 +88,21 @@ class ReadBlock:
     state: SlotId | None = None
 
 
-Parts: TypeAlias = tuple[bytes | memoryview | None, ...]
-"""What a `ReadBlock` gives: its block, each window's block, the state; None where not asked for.
+StorageOp = CopyBlock | FillBlock | ResetState | CopyState | RollBackState | FillState
 
-Behind `n_tokens` all is zero.
+StepOp: TypeAlias = tuple[When, StorageOp | ReadBlock]
+"""An op and the phase of the step in which it is carried out."""
+
+Parts: TypeAlias = tuple[bytes | memoryview | None, ...]
+"""The result of a `ReadBlock`: its block, each window's block, the state; None where not read.
+
+Positions from `n_tokens` on are zero. `storage/packing.py` of the backend defines the layout.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TablePatch:
-    """Entries [first, first + len(ids)) of a sequence's table are now `ids`.
+    """Entries [first, first + len(ids)) of a sequence's table are `ids` from now on.
 
     `group` is the index of the store's group whose slots they are; None: they are blocks.
     """
@@ -106,27 +110,3 @@ class TablePatch:
     group: int | None
     first: int
     ids: tuple[int, ...]
-
-
-StorageOp = (
-    CopyBlock
-    | CopyWindowBlock
-    | ResetState
-    | CopyState
-    | RollBackState
-    | FillBlock
-    | FillWindow
-    | FillState
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StepOps:
-    """The ops around the step that computes a lease's next tokens."""
-
-    before: tuple[StorageOp, ...] = ()
-    after_chunks: tuple[StorageOp, ...] = ()  # behind the prompts' chunks, before the decodes
-    after: tuple[StorageOp, ...] = ()
-
-
-NO_OPS = StepOps()

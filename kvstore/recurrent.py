@@ -1,256 +1,205 @@
-"""Recurrent layers: each lease has one running state, and states are saved where others resume.
+"""Recurrent layers: each lease has one running state, and copies are saved where others resume.
 
-A state stands for all tokens before it, so it serves at exactly its position. A saved
-state is attached to a block at `n` of its tokens: it stands for those `n` and all before. States
-are saved where a prompt ends, at every so many tokens of a long one, and where a prompt left what
-was cached.
+A state stands for all tokens before it, so it serves at exactly its position. A saved state is
+attached to a block at `n` of its tokens: it stands for these `n` tokens and all before. States are
+saved where a prompt ends, at intervals within a long prompt, and where a prompt left what was
+cached.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 
-from kvstore.ops import CopyBlock, CopyState, FillState, ResetState, RollBackState, StorageOp
+from kvstore.ops import (
+    CopyState,
+    FillState,
+    ResetState,
+    RollBackState,
+    StepOp,
+    StorageOp,
+    When,
+)
 from kvstore.pool import BlockTable, blocks_for
-from kvstore.slots import NEVER, GroupSlotPool, GroupState, GroupStats
-from kvstore.types import BlockId, Finding, SlotId
+from kvstore.slots import NEVER, Group, GroupState, PlannedTokens
+from kvstore.types import BlockId, SlotId
 
 
-class RecurrentState:
-    """`slot` has the lease's state, behind the tokens of all steps that have been planned."""
+class RecurrentState(GroupState):
+    """A lease's state: `slot` holds it as it is after the tokens of all steps planned so far."""
+
+    group: "RecurrentGroup"
 
     def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
+        super().__init__(group)
         self.slot = slot
-        self._group = group
         self._checkpoints = checkpoints
-        self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
-        self._kept: SlotId | None = None  # the state before the step that is computed
-        self._is_new = True
+        self._saving: deque[tuple[int, SlotId]] = deque()  # number of tokens, target of the copy
+        self._snapshot: SlotId | None = None
+        self._is_new = True  # the slot is another than at the last `take_changes`
 
-    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_position: int) -> int:
+    def held_slots(self) -> Iterator[SlotId]:
+        yield self.slot
+        yield from (slot for _, slot in self._saving)
+        if self._snapshot is not None:
+            yield self._snapshot
+
+    def take_changes(self) -> tuple[int, tuple[SlotId, ...]]:
+        """The table of a state has one entry."""
+        is_new, self._is_new = self._is_new, False
+        return 0, (self.slot,) if is_new else ()
+
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, sampled_position: int) -> int:
+        """A step ends at a checkpoint, unless a state can be saved there before its decodes."""
         end = planned_tokens + n_tokens
-        inside = (c for c in self._checkpoints if planned_tokens < c < end and c != last_position)
-        return min(inside, default=end) - planned_tokens
+        stops = (c for c in self._checkpoints if planned_tokens < c < end and c != sampled_position)
+        return min(stops, default=end) - planned_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
         self._checkpoints.add(n_tokens)
 
-    def extend(
-        self,
-        table: BlockTable,
-        planned_tokens: int,
-        n_tokens: int,
-        copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[StorageOp]:
-        return ()
+    def plan(self, table: BlockTable, planned: PlannedTokens, ops: list[StepOp]) -> None:
+        if planned.start < planned.sampled_position < planned.end:
+            self._save(planned.sampled_position, When.AFTER_PREFILLS, ops)
+        self._save(planned.end, When.LAST, ops)
 
     def ready_tokens(self, planned_tokens: int) -> int:
         return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
 
-    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
-        if planned_tokens not in self._checkpoints:
-            return ()
-        self._checkpoints.discard(planned_tokens)
-        target = self._group.begin_saving()
-        if target is None:
-            return ()
-        self._saving.append((planned_tokens, target))
-        return (CopyState(self.slot, target),)
-
-    def keep_back(self, planned_tokens: int, n_tokens: int) -> Sequence[StorageOp] | None:
-        """A state knows no tokens, so it cannot be rid of some: a copy is kept."""
-        end = planned_tokens + n_tokens
-        if self._saving or any(planned_tokens < c <= end for c in self._checkpoints):
-            return None  # what is saved in this step would have the other tokens, too
-        self._kept = self._group.begin_saving()
-        return None if self._kept is None else (CopyState(self.slot, self._kept),)
-
-    def go_back(self) -> None:
-        if self._kept is not None:
-            self._group.restore(self.slot)
-            self.slot, self._kept = self._kept, None
-            self._is_new = True
-
-    def go_on(self) -> None:
-        if self._kept is not None:
-            self._group.end_saving(self._kept)
-            self._kept = None
-
     def due_tokens(self) -> int:
         return self._saving[0][0] if self._saving else NEVER
+
+    def can_snapshot(self, start: int, end: int) -> bool:
+        """Not where the step saves a state, which would include the draft tokens."""
+        if self._saving or any(start < c <= end for c in self._checkpoints):
+            return False
+        return self.group.can_save
+
+    def snapshot(self, ops: list[StepOp]) -> None:
+        self._snapshot = self._copy(When.FIRST, ops)
+
+    def restore(self) -> None:
+        if self._snapshot is not None:
+            self.group.slots.release(self.slot)
+            self.slot, self._snapshot, self._is_new = self._snapshot, None, True
+
+    def drop_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self.group.slots.release(self._snapshot)
+            self._snapshot = None
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         n_saving = len(self._saving)
         while self._saving and self._saving[0][0] <= written_tokens:
             saved_tokens, slot = self._saving.popleft()
-            index, before = divmod(saved_tokens - 1, table.block_size)
-            self._group.slots.attach(table[index], before + 1, slot)
-            self._group.end_saving(slot)
+            entry, offset = divmod(saved_tokens - 1, table.block_size)
+            self.group.slots.attach(table[entry], offset + 1, slot)
+            self.group.slots.release(slot)
         return len(self._saving) < n_saving
 
-    def take_changes(self) -> Sequence[tuple[int, tuple[SlotId, ...]]]:
-        """It has one slot, which is another one when it has gone back."""
-        is_new, self._is_new = self._is_new, False
-        return ((0, (self.slot,)),) if is_new else ()
-
     def donate(
-        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
-    ) -> Sequence[StorageOp]:
-        """The running state becomes a saved one: nobody will run it on."""
-        if block_tokens in self._group.slots.attached_to(last_block):
-            return ()
-        self._group.slots.attach(last_block, block_tokens, self.slot)
-        return (RollBackState(self.slot),) if ahead_tokens else ()
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
+    ) -> None:
+        """The running state becomes a saved one, without what steps in flight add to it."""
+        slots = self.group.slots
+        if block_tokens not in slots.attached_to(last_block):
+            slots.attach(last_block, block_tokens, self.slot)
+            if ahead_tokens:
+                ops.append((When.FIRST, RollBackState(self.slot)))
 
-    def release(self) -> None:
-        for _, slot in self._saving:
-            self._group.end_saving(slot)
-        self._saving.clear()
-        self.go_on()
-        self._group.end(self.slot)
+    def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
+        """Save the state after `n_tokens` tokens, if there is a checkpoint, and room for a copy."""
+        if n_tokens in self._checkpoints:
+            self._checkpoints.discard(n_tokens)
+            if (target := self._copy(when, ops)) is not None:
+                self._saving.append((n_tokens, target))
 
-    def slots(self) -> Iterator[SlotId]:
-        """All slots that it uses."""
-        yield self.slot
-        yield from (slot for _, slot in self._saving)
-        if self._kept is not None:
-            yield self._kept
+    def _copy(self, when: When, ops: list[StepOp]) -> SlotId | None:
+        """Copy the state to a slot of the lease's own; None where there is no room for a copy."""
+        target = self.group.slots.allocate() if self.group.can_save else None
+        if target is not None:
+            ops.append((when, CopyState(self.slot, target)))
+        return target
 
 
-class RecurrentGroup:
-    """States, of which `n_running` are kept for leases and the others can be saved.
+class RecurrentGroup(Group):
+    """The states: `n_running` slots are kept for leases, the others are for saved states.
 
-    A long prompt is saved every `interval_tokens` tokens.
+    A long prompt's state is saved every `interval_tokens` tokens.
     """
 
-    name = "recurrent"
-    rewinds = False  # a state knows nothing of the tokens before the last
+    can_truncate = False  # a state cannot be rid of its last tokens
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
-        self.slots = GroupSlotPool(n_running + n_saved)
+        super().__init__("recurrent", n_running + n_saved, block_size)
         self._n_running = n_running
         self._n_saved = n_saved
-        self.block_size = block_size
         self._interval_tokens = interval_tokens
-        self._leases = 0
-        self._n_saving = 0
+
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a slot for one more copy, which a lease holds until it is attached."""
+        n_copies = self.slots.n_references - self.n_leases
+        return n_copies < self._n_saved and self.slots.n_referenced < self.slots.n_slots
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        last = (n_tokens - 1) // self.block_size if n_tokens else -1
-        for index in range(last, -1, -1):
-            start = index * self.block_size
-            saved = self.slots.attached_to(blocks[index])
+        for entry in range(blocks_for(n_tokens, self.block_size) - 1, -1, -1):
+            start = entry * self.block_size
+            saved = self.slots.attached_to(blocks[entry])
             if best := max((n for n in saved if start + n <= n_tokens), default=0):
                 return start + best
         return 0
 
-    def count_unresumable(self, n_tokens: int) -> None:
-        self.slots.unresumable_tokens += n_tokens
-
-    def has_room(self) -> bool:
-        return self._leases < self._n_running
-
-    def admit(
-        self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[GroupState, Sequence[StorageOp]]:
-        saved = self._saved(blocks, n_tokens)
-        slot, ops = self._new() if saved is None else self._resumed(saved)
-        self._leases += 1
-        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens)), ops
-
-    def begin_saving(self) -> SlotId | None:
-        """A slot for a state that a step in flight will leave; None where there is no room."""
-        if self._n_saving == self._n_saved:
-            return None
-        slot = self.slots.allocate()
-        if slot is not None:
-            self._n_saving += 1
-        return slot
-
-    def end_saving(self, slot: SlotId) -> None:
-        """The state is attached to a block now, or not needed."""
-        self.slots.release(slot)
-        self._n_saving -= 1
-
-    def restore(self, slot: SlotId) -> None:
-        """A lease goes on from the state that it was saving, and lets go of this one."""
-        self.slots.release(slot)
-        self._n_saving -= 1
-
-    def end(self, slot: SlotId) -> None:
-        """A lease is over, and lets go of its slot."""
-        self.slots.release(slot)
-        self._leases -= 1
-
-    def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
-        self.slots.copy(source, target, n_tokens)
-
-    def repoint(self, old: BlockId, new: BlockId) -> None:
-        self.copy(old, new, self.block_size)
-
-    def needed(self, n_tokens: int) -> range:
+    def required_blocks(self, n_tokens: int) -> range:
         end = blocks_for(n_tokens, self.block_size)
         return range(end - 1, end)
+
+    def has_room(self) -> bool:
+        return self.n_leases < self._n_running
+
+    def admit(
+        self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int, ops: list[StepOp]
+    ) -> GroupState:
+        slot = self._resume(blocks, n_tokens, ops) if n_tokens else self._begin(ops)
+        self.n_leases += 1
+        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens))
 
     def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
         return self.slots.attached_to(block).get(n_tokens)
 
-    def stops(self, block: BlockId) -> Collection[int] | None:
+    def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         return self.slots.attached_to(block)
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
+    def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
         slot = self.slots.allocate_for(block, n_tokens)
-        return None if slot is None else FillState(slot, data)
+        if slot is not None:
+            ops.append((When.FIRST, FillState(slot, data)))
 
-    def forget(self, block: BlockId) -> None:
-        self.slots.forget(block)
+    def revoke(self, op: StorageOp) -> None:
+        if isinstance(op, RollBackState | FillState):
+            self.slots.detach(op.slot)
 
-    def revoke(self, ops: Sequence[StorageOp]) -> None:
-        for op in ops:
-            if isinstance(op, RollBackState | FillState):
-                self.slots.detach(op.slot)
-
-    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
-        self.slots.when_attached(tell)
-
-    def stats(self) -> GroupStats:
-        return self.slots.stats(self.name)
-
-    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
-        held = Counter(
-            slot for state in states if isinstance(state, RecurrentState) for slot in state.slots()
-        )
-        for found in self.slots.problems(held):
-            yield found and f"{self.name}: {found}"
-        if self._leases != len(states):
-            yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
-        if strangers := self.slots.blocks() - known:
-            yield f"{self.name}: states are attached to free blocks {sorted(strangers)}"
-
-    def _new(self) -> tuple[SlotId, Sequence[StorageOp]]:
+    def _begin(self, ops: list[StepOp]) -> SlotId:
+        """A slot with the state before the first token."""
         slot = self.slots.allocate()
         assert slot is not None, "leases hold more states than were kept for them"
-        return slot, (ResetState(slot),)
+        ops.append((When.FIRST, ResetState(slot)))
+        return slot
 
-    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[StorageOp]]:
-        """A copy of the saved state; where there is no room for one, the saved state itself."""
+    def _resume(self, blocks: Sequence[BlockId], n_tokens: int, ops: list[StepOp]) -> SlotId:
+        """A copy of the state saved at `n_tokens`; the saved one itself if no slot is left."""
+        entry, offset = divmod(n_tokens - 1, self.block_size)
+        saved = self.slots.attached_to(blocks[entry])[offset + 1]
+        self.slots.touch(saved)
         self.slots.retain(saved)  # lest it be evicted for its own copy
         slot = self.slots.allocate()
         if slot is None:
             self.slots.detach(saved)
-            return saved, ()
+            return saved
         self.slots.release(saved)
-        return slot, (CopyState(saved, slot),)
-
-    def _saved(self, blocks: Sequence[BlockId], n_tokens: int) -> SlotId | None:
-        if n_tokens == 0:
-            return None
-        index, block_tokens = divmod(n_tokens - 1, self.block_size)
-        slot = self.slots.attached_to(blocks[index])[block_tokens + 1]
-        self.slots.touch(slot)
+        ops.append((When.FIRST, CopyState(saved, slot)))
         return slot
 
     def _checkpoints(self, n_tokens: int, end_tokens: int) -> set[int]:
-        """Where the prompt ends, with its last token and without; on the way, every interval."""
+        """The prompt's end, with its last token and without, and every interval on the way."""
         if self._n_saved == 0:
             return set()
         first = n_tokens - n_tokens % self._interval_tokens + self._interval_tokens

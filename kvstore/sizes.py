@@ -1,4 +1,4 @@
-"""The size of each group's storage, and the groups of a store of these sizes."""
+"""The sizes of each group's storage, and the groups of a store of these sizes."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from kvstore.slots import Group
 from kvstore.window import WindowGroup
 
 CHECKPOINT_TOKENS = 512
-"""A long prompt's state is saved about every so many tokens, at the end of a block."""
+"""Distance between the saved states of a long prompt, rounded up to the end of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSize:
-    """Slots of the layers that see `window` tokens; a slot is one block of all of them."""
+    """Slots of the layers that see `window` tokens; a slot holds one block of all of them."""
 
     window: int
     n_slots: int
@@ -21,7 +21,7 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class StateCounts:
-    """States of recurrent layers: for running sequences, and saved for others to resume from."""
+    """Slots for states of recurrent layers: of running sequences, and saved to resume from."""
 
     running: int
     saved: int
@@ -33,7 +33,7 @@ class StateCounts:
 
 @dataclass(frozen=True, slots=True)
 class StorageSizes:
-    """What all groups have. `n_blocks` counts logical blocks: those of full attention."""
+    """The storage of all groups. `n_blocks` counts the blocks of full attention."""
 
     n_blocks: int
     windows: tuple[WindowSize, ...] = ()
@@ -42,8 +42,9 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class StorageBytes:
-    """Bytes of one block in the layers of full attention, of one slot of each group, of the blocks
-    of all arenas, and of all states, which are allocated when they are needed."""
+    """Bytes of one block in the layers of full attention, of one slot of each group, of all arenas'
+    blocks, and of all states, which are allocated when they are needed.
+    """
 
     block: int
     slots: tuple[int, ...]
@@ -52,7 +53,7 @@ class StorageBytes:
 
 
 def build_groups(sizes: StorageSizes, block_size: int, step_tokens: int) -> tuple[Group, ...]:
-    """The groups of a store, windows first, in the order of `sizes.windows`."""
+    """The groups of a store: windows in the order of `sizes.windows`, then the states."""
     groups: list[Group] = [
         WindowGroup(index, size.window, size.n_slots, block_size, step_tokens)
         for index, size in enumerate(sizes.windows)

@@ -1,33 +1,35 @@
 """The KV store: hands sequences the blocks they need and shares equal prefixes among them.
 
-probe    count what is cached of a prompt          changes nothing
-restore  room for KV that is filled in from disk   a Lease that no step computes, or a Refusal
-admit    adopt what is cached, allocate the rest   a Lease, or a Refusal and no change
-extend   plan the next tokens, and room for them   StepOps, or a Refusal
-publish  these tokens' KV has been written         whole blocks are indexed, visible to all
-rewind   other tokens follow than were planned     these are to be planned again
-donate   the sequence has ended                    its blocks go to the index
-release  the same                                  its references are dropped
+probe       count the cached tokens of a prompt          nothing changes
+admit       adopt what is cached, allocate the rest      a Lease, or a Refusal and no change
+restore     allocate room for KV that comes from disk    a Lease that no step computes, or a Refusal
+plan        make the next tokens writable                None, or a Refusal and no change
+plan_draft  plan draft tokens, which may be rejected     None, or a Refusal and no change
+commit      a step has computed planned tokens           whole blocks are indexed for all to adopt
+donate      end the lease                                its blocks go to the prefix cache
+release     end the lease                                its references are dropped
 
-A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
+Each of these queues the storage ops that it needs. `take_ops` hands them out for the next step. A
+prefix is a hit only where every group (`kvstore/slots.py`) can resume, too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from kvstore.in_flight import InFlight
 from kvstore.lease import Lease, Refusal
-from kvstore.ops import NO_OPS, CopyBlock, StepOps, StorageOp
+from kvstore.ops import CopyBlock, FillBlock, ReadBlock, StepOp, When
 from kvstore.pool import BlockPool, BlockTable, blocks_for
-from kvstore.slots import NEVER, Group, Groups
+from kvstore.slots import NEVER, Group, PlannedTokens
 from kvstore.tokens import Tokens
-from kvstore.tree import Match, PrefixIndex
+from kvstore.tree import NO_MATCH, Match, RadixTree
 from kvstore.types import BlockId, Namespace
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Counted since start; they only grow."""
+    """Counts since start; they only grow."""
 
     evictions: int = 0
     prefix_copies: int = 0  # of a partly adopted block, before the lease that adopted it wrote
@@ -35,197 +37,33 @@ class StoreCounters:
     tail_hit_tokens: int = 0  # adopted beyond whole blocks
 
 
-class BlockSupply:
-    """Blocks of `pool`, of which `index` evicts those that are in no table."""
-
-    def __init__(self, pool: BlockPool, index: PrefixIndex, counters: StoreCounters) -> None:
-        self._pool = pool
-        self._index = index
-        self._counters = counters
-
-    @property
-    def available(self) -> int:
-        """Blocks that could be handed out now, if need be by eviction."""
-        return self._pool.n_free + self._pool.n_evictable
-
-    def available_beside(self, adopted: Sequence[BlockId]) -> int:
-        """The same when these, which are indexed, have been adopted."""
-        return self.available - sum(self._pool.ref_count(block) == 0 for block in adopted)
-
-    def take(self, n_blocks: int) -> list[BlockId] | Refusal:
-        """Free blocks, evicting as many as it takes."""
-        if n_blocks > self.available:
-            return Refusal(n_blocks, self.available)
-        while self._pool.n_free < n_blocks:
-            if self._index.evict() is None:  # below what is evictable a table has a block
-                return Refusal(n_blocks, self._pool.n_free)
-            self._counters.evictions += 1
-        return self._pool.allocate(n_blocks)
-
-    def take_behind(
-        self, adopted: Sequence[BlockId], n_blocks: int
-    ) -> tuple[BlockId, ...] | Refusal:
-        """Retain `adopted` and take more blocks to follow them, or leave everything as it was."""
-        self._pool.retain(adopted)  # before anything is evicted, lest it be these
-        fresh = self.take(n_blocks)
-        if isinstance(fresh, Refusal):
-            self.release(adopted)
-            return fresh
-        return (*adopted, *fresh)
-
-    def release(self, blocks: Sequence[BlockId]) -> None:
-        """One table less lists them; what only the index has now can be evicted."""
-        self._index.offer(self._pool.release(blocks))
-
-
-class Publication:
-    """Inserts behind what is already indexed of a lease: a block costs the same at any depth."""
-
-    def __init__(
-        self, pool: BlockPool, index: PrefixIndex, supply: BlockSupply, groups: Groups
-    ) -> None:
-        self._pool = pool
-        self._index = index
-        self._supply = supply
-        self._groups = groups
-
-    def insert(self, lease: Lease, n_tokens: int) -> None:
-        """Index the blocks of the lease's first `n_tokens` tokens. Where blocks with the same
-        tokens are indexed already the table lists these from now on.
-        """
-        block_size, first = lease.table.block_size, lease.indexed_blocks
-        above = self._indexed(lease, first - 1)
-        if above is None:
-            first = 0
-        packed = lease.tokens.packed(first * block_size, n_tokens)
-        blocks = lease.table[first : blocks_for(n_tokens, block_size)]
-        lease.indexed_blocks = n_tokens // block_size
-        if above is None:
-            equal = self._index.insert(lease.namespace, packed, blocks)
-        else:
-            equal = self._index.insert_behind(above, packed, blocks)
-        for entry, block in enumerate(equal, first):
-            if lease.table[entry] != block:
-                self._repoint(lease, entry, block)
-
-    def attach_at_end(self, lease: Lease) -> BlockId | None:
-        """Attach what is attached to the lease's own last block to the indexed block that begins
-        with the same tokens, as far as they are written. Returns that block, or None.
-
-        It may be another lease's block, with other tokens behind these.
-        """
-        index, before = divmod(lease.written_tokens - 1, lease.table.block_size)
-        indexed, own = self._find_end(lease, index), lease.table[index]
-        if indexed is not None and own != indexed:
-            self._groups.copy(own, indexed, before + 1)
-        return indexed
-
-    def _find_end(self, lease: Lease, index: int) -> BlockId | None:
-        written_tokens = lease.written_tokens
-        above = self._indexed(lease, index - 1)
-        if above is not None:
-            packed = lease.tokens.packed(index * lease.table.block_size, written_tokens)
-            return self._index.find_behind(above, packed)
-        match = self._index.match(lease.namespace, lease.tokens.packed(0, written_tokens))
-        return match.blocks[-1] if match.n_tokens == written_tokens else None
-
-    def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
-        """The block of that entry of the table, if there is one and the index has all of it: it may
-        have been cleared since, and then have got a part of the block from a fork of the lease.
-        """
-        if entry < 0 or not self._index.has_whole(block := lease.table[entry]):
-            return None
-        return block
-
-    def _repoint(self, lease: Lease, entry: int, block: BlockId) -> None:
-        self._groups.repoint(lease.table[entry], block)
-        self._pool.retain((block,))
-        self._supply.release((lease.table.repoint(entry, block),))
-        lease.is_patched = True
-
-
-class WritableBlocks:
-    """Replaces what others refer to by copies, and allocates what is missing."""
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        supply: BlockSupply,
-        groups: Groups,
-        counters: StoreCounters,
-        block_size: int,
-    ) -> None:
-        self._pool = pool
-        self._supply = supply
-        self._groups = groups
-        self._counters = counters
-        self._block_size = block_size
-
-    def extend(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
-        """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
-        first = lease.planned_tokens // self._block_size
-        end = blocks_for(end_tokens, self._block_size)
-        reached = range(first, min(end, len(lease.table)))
-        shared = [i for i in reached if self._pool.total_refs(lease.table[i]) > 1]
-        blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
-        if isinstance(blocks, Refusal):
-            return blocks
-        lease.table.append(blocks[len(shared) :])
-        lease.ready_tokens = end * self._block_size
-        copies = []
-        for i, target in zip(shared, blocks, strict=False):
-            source = lease.table.repoint(i, target)
-            copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
-            copies.append(CopyBlock(source, target, copied_tokens))
-            self._groups.copy(source, target, copied_tokens)
-        if lease.is_fork or lease.planned_tokens > lease.cached_tokens:  # it has written there
-            self._counters.fork_copies += len(copies)
-        else:
-            self._counters.prefix_copies += len(copies)
-        return copies
-
-
 class KVStore:
-    """Leases of `pool`'s blocks, shared through `index`. Belongs to the engine thread."""
+    """Leases of the blocks of `pool`, shared through `tree`. Belongs to the engine thread.
+
+    Without a tree nothing is cached, and only forks share blocks.
+    """
 
     def __init__(
         self,
         pool: BlockPool,
-        index: PrefixIndex,
+        tree: RadixTree | None,
         block_size: int,
         groups: Sequence[Group] = (),
     ) -> None:
-        self._pool = pool
-        self._index = index
-        self._block_size = block_size
-        self._groups = Groups(groups)
+        self.pool: Final = pool
+        self.tree: Final = tree
+        self.block_size: Final = block_size
+        self.groups: Final = tuple(groups)
         for group in groups:
-            pool.when_freed(group.forget)
-        self.rewinds: Final = all(group.rewinds for group in groups)
-        """Whether no lease is ever tentative."""
+            pool.on_free(group.slots.forget)
+        self.can_truncate: Final = all(group.can_truncate for group in groups)
+        """Whether rejected draft tokens are overwritten; else their lease returns to a snapshot."""
+        self.counters: Final = StoreCounters()
+        self.in_flight: Final = (
+            None if tree is None else InFlight(block_size, self.probe, Lease.checkpoint)
+        )
         self._leases: set[Lease] = set()
-        self.in_flight = index.in_flight(self.probe, self.checkpoint)
-        self.counters = StoreCounters()
-        self._supply = BlockSupply(pool, index, self.counters)
-        self._published = Publication(pool, index, self._supply, self._groups)
-        self._writable = WritableBlocks(pool, self._supply, self._groups, self.counters, block_size)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block."""
-        return self._block_size
-
-    @property
-    def pool(self) -> BlockPool:
-        return self._pool
-
-    @property
-    def index(self) -> PrefixIndex:
-        return self._index
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        return self._groups.all
+        self._ops: list[StepOp] = []
 
     @property
     def leases(self) -> frozenset[Lease]:
@@ -234,18 +72,28 @@ class KVStore:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be handed out now, if need be by eviction."""
-        return self._supply.available
+        """Number of blocks that could be handed out now, if need be by eviction."""
+        return self.pool.n_free + self.pool.n_evictable
+
+    def take_ops(self) -> list[StepOp]:
+        """Hand out all ops that were queued since the last call, in the order of queueing."""
+        ops, self._ops = self._ops, []
+        return ops
+
+    # Admission.
 
     def probe(self, namespace: Namespace, tokens: Tokens) -> int:
-        """How many tokens of a prompt `admit` would adopt now. Changes nothing, not recency."""
-        return self._resumable(self._match(namespace, tokens)).n_tokens
+        """Number of a prompt's tokens that `admit` would adopt. Changes nothing, not recency."""
+        match = self._match(namespace, tokens, len(tokens) - 1)
+        return match.n_tokens - sum(self._resume_losses(match))
 
     def continuation(self, namespace: Namespace, tokens: Tokens, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that are cached behind all of `tokens`; of several runs the one used
+        """Up to `most` tokens that are cached after all of `tokens`, of several runs the one used
         last. Changes nothing, not recency.
         """
-        return self._index.continuation(namespace, tokens.packed(0, len(tokens)), most)
+        if self.tree is None:
+            return ()
+        return self.tree.continuation(namespace, tokens.packed(0, len(tokens)), most)
 
     def admit(
         self,
@@ -255,29 +103,31 @@ class KVStore:
         spare_blocks: int = 0,
         shared_tokens: int = NEVER,
     ) -> Lease | Refusal:
-        """Adopt the longest indexed prefix and allocate blocks for the rest, all or nothing.
+        """Adopt the longest cached prefix and allocate blocks for the rest, all or nothing.
 
-        The last token of a prompt is never adopted: one must be computed to get logits. There is
-        room for `reserve_tokens` behind the prompt, and `spare_blocks` remain available to others.
-        Of what the lease computes the index gets the whole blocks of the first `shared_tokens`
-        tokens at most.
+        The last token of a prompt is never adopted: one must be computed to get logits. Blocks for
+        `reserve_tokens` after the prompt are allocated as well, and `spare_blocks` remain available
+        to others. Of what the lease computes at most the whole blocks of the first `shared_tokens`
+        tokens are indexed.
         """
-        found = self._match(namespace, tokens)
-        missing = self._groups.unresumable(found.blocks, found.n_tokens)
-        match = self._until(found, found.n_tokens - sum(missing))
+        found = self._match(namespace, tokens, len(tokens) - 1)
+        losses = self._resume_losses(found)
+        match = found.until(found.n_tokens - sum(losses), self.block_size)
         lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens)
-        while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self._block_size):
-            # Its copy may need the very block that it stands in: do without what matched of that.
-            match = self._resumable(match.until(match.n_tokens - tail_tokens, self._block_size))
+        while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self.block_size):
+            # A copy of the partly matched block may need that very block: adopt whole blocks only.
+            match = self._resumable(match.until(match.n_tokens - tail_tokens, self.block_size))
             lease = self._admit(
                 namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens
             )
         if isinstance(lease, Lease):
-            self._index.touch(match)
-            self._groups.count_unresumable(missing)
-            self.counters.tail_hit_tokens += match.n_tokens % self._block_size
-            if found.n_tokens - match.n_tokens >= self._block_size:  # less is not worth a step
-                self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
+            if self.tree is not None:
+                self.tree.touch(match)
+            for group, n_tokens in zip(self.groups, losses, strict=True):
+                group.slots.unresumable_tokens += n_tokens
+            self.counters.tail_hit_tokens += match.n_tokens % self.block_size
+            if found.n_tokens - match.n_tokens >= self.block_size:  # less is not worth a step
+                lease.checkpoint(found.n_tokens)  # here the next request will want to resume
         return lease
 
     def admit_cold(
@@ -288,29 +138,11 @@ class KVStore:
         spare_blocks: int = 0,
         shared_tokens: int = NEVER,
     ) -> Lease | Refusal:
-        """The same, adopting nothing: for a prompt of which every token must be computed."""
-        nothing = Match(0, (), ())
-        return self._admit(namespace, tokens, nothing, reserve_tokens, spare_blocks, shared_tokens)
+        """Admit a prompt of which every token must be computed: adopt nothing.
 
-    def restore(
-        self, namespace: Namespace, tokens: Tokens, have_tokens: int, spare_blocks: int = 0
-    ) -> Lease | Refusal:
-        """A lease for KV that no step computes: it is filled in, published and donated.
-
-        It adopts the whole blocks that are indexed and counts as written what fills blocks of
-        `have_tokens`. No sequence resumes from it, so it has no group states.
+        The parameters are those of `admit`.
         """
-        match = self._index.match(namespace, tokens.packed(0, len(tokens)))
-        adopted = match.blocks[: match.n_tokens // self._block_size]
-        fresh = blocks_for(len(tokens), self._block_size) - len(adopted)
-        if fresh + spare_blocks > (available := self._supply.available_beside(adopted)):
-            return Refusal(fresh + spare_blocks, available)
-        blocks = self._supply.take_behind(adopted, fresh)
-        if isinstance(blocks, Refusal):
-            return blocks
-        whole = min(have_tokens // self._block_size, len(adopted))
-        table = BlockTable(self._block_size, blocks)
-        return self._begin(Lease.adopting(namespace, tokens, table, whole * self._block_size))
+        return self._admit(namespace, tokens, NO_MATCH, reserve_tokens, spare_blocks, shared_tokens)
 
     def fork(
         self,
@@ -322,113 +154,148 @@ class KVStore:
     ) -> Lease | Refusal:
         """A second lease of the first `n_tokens` positions that `lease` has written.
 
-        `tokens` begin with the same `n_tokens` tokens. Nothing is copied before somebody writes.
-        Where a group cannot resume there, the second lease begins with fewer. `reserve_tokens` and
-        `spare_blocks` are as in `admit`.
+        `tokens` begin with the same `n_tokens` tokens. Blocks are copied when either lease writes
+        to them. The second lease begins with fewer tokens where a group cannot resume at
+        `n_tokens`. `reserve_tokens` and `spare_blocks` are as in `admit`.
         Raises ValueError for positions that have not been written.
         """
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
-        n_tokens = self._groups.resume_point(lease.table, n_tokens)
-        shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
-        fresh_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size) - len(shared)
-        needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
-        if needed > self.available_blocks:
-            return Refusal(needed, self.available_blocks)
-        lease.ready_tokens = 0  # the last block that it has begun is shared now
-        forked = self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+        blocks = tuple(lease.table[: blocks_for(n_tokens, self.block_size)])
+        match = self._resumable(Match(n_tokens, blocks, ()))
+        forked = self._admit(lease.namespace, tokens, match, reserve_tokens, spare_blocks, NEVER)
         if isinstance(forked, Lease):
             forked.is_fork = True
+            lease.ready_tokens = 0  # the last block that it has begun is shared now
         return forked
 
-    def max_step_tokens(self, lease: Lease, n_tokens: int, last_position: int = 0) -> int:
-        """See Lease.max_step_tokens."""
-        return lease.max_step_tokens(n_tokens, last_position)
+    def restore(
+        self, namespace: Namespace, tokens: Tokens, have_tokens: int, spare_blocks: int = 0
+    ) -> Lease | Refusal:
+        """A lease for KV that is filled from disk, committed and donated; no step computes it.
 
-    def checkpoint(self, lease: Lease, n_tokens: int) -> None:
-        """See Lease.checkpoint."""
-        lease.checkpoint(n_tokens)
+        It adopts the whole blocks that are indexed, and of these the blocks of the first
+        `have_tokens` tokens count as written. It has no group states, so nothing resumes from it.
+        """
+        match = self._match(namespace, tokens, len(tokens))
+        adopted = match.blocks[: match.n_tokens // self.block_size]
+        n_fresh = blocks_for(len(tokens), self.block_size) - len(adopted)
+        blocks = self._pin_and_allocate(adopted, n_fresh, n_fresh + spare_blocks)
+        if isinstance(blocks, Refusal):
+            return blocks
+        n_blocks = min(have_tokens // self.block_size, len(adopted))
+        return self._begin(namespace, tokens, blocks, n_blocks * self.block_size, NEVER, groups=())
 
-    def extend(self, lease: Lease, n_tokens: int, last_position: int = 0) -> StepOps | Refusal:
+    # Steps.
+
+    def plan(self, lease: Lease, n_tokens: int, sampled_position: int = 0) -> Refusal | None:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
-        Blocks are copied on write: one that others refer to is replaced by a copy. The ops are for
-        the next step; those that admissions have left are among them.
-        `last_position`: see `max_step_tokens`.
+        A block that others refer to is replaced by a copy. The token at `sampled_position` is
+        computed with the decodes, after all prefills; `Lease.max_step_tokens` limits `n_tokens`.
         """
-        end_tokens = lease.planned_tokens + n_tokens
-        if end_tokens <= lease.ready_tokens:
-            lease.planned_tokens = end_tokens
-            return NO_OPS
-        copies = self._writable.extend(lease, end_tokens)
+        end = lease.planned_tokens + n_tokens
+        if end <= lease.ready_tokens:
+            lease.planned_tokens = end
+            return None
+        copies = self._ensure_private(lease, end)
         if isinstance(copies, Refusal):
             return copies
-        step_ops = lease.plan(end_tokens, last_position, copies, self.take_ops())
-        self._supply.release([copy.source for copy in copies])
-        return step_ops
+        planned = PlannedTokens(lease.planned_tokens, end, sampled_position, copies)
+        for state in lease.group_states:
+            state.plan(lease.table, planned, self._ops)
+            lease.ready_tokens = min(lease.ready_tokens, state.ready_tokens(end))
+            lease.due_tokens = min(lease.due_tokens, state.due_tokens())
+        lease.planned_tokens = end
+        lease.is_patched = True
+        self._release([copy.source for copy in copies.values()])
+        return None
 
-    def extend_by_draft(self, lease: Lease, n_tokens: int) -> StepOps | Refusal:
-        """The same for tokens behind the step's last that may turn out to be others.
+    def plan_draft(self, lease: Lease, n_tokens: int) -> Refusal | None:
+        """Plan `n_tokens` draft tokens after the last token of the next step.
 
-        The lease is `tentative` where that is all or nothing: then nothing of the step is published
-        before it is known that all are right. Otherwise it is rewound, or ends.
+        The lease's next `commit` says how many of them were accepted. No further step may be
+        planned before it. A draft that a group could not roll back is refused.
         """
-        if (kept := lease.keep_back(n_tokens)) is None:
+        end = lease.planned_tokens + n_tokens
+        if not all(state.can_snapshot(lease.planned_tokens, end) for state in lease.group_states):
             return Refusal(needed_blocks=1, available_blocks=0)
-        step_ops = self.extend(lease, n_tokens)
-        if isinstance(step_ops, Refusal):
-            lease.go_on()
-            return step_ops
-        if not kept:
-            return step_ops
-        # Last: what is kept goes to a slot that a lease which has ended may still roll back.
-        return replace(step_ops, before=(*step_ops.before, *self.take_ops(), *kept))
+        refusal = self.plan(lease, n_tokens)
+        if refusal is None and not self.can_truncate:
+            for state in lease.group_states:
+                state.snapshot(self._ops)
+            lease.has_snapshot = True
+            lease.due_tokens = 0  # `commit` must look at the snapshot
+        return refusal
 
-    def take_ops(self) -> list[StorageOp]:
-        """The ops for the next step that `extend` has not handed out."""
-        return self._groups.take_ops()
+    def commit(self, lease: Lease, n_computed: int, n_accepted: int | None = None) -> None:
+        """A step has computed `n_computed` planned tokens, of which the first `n_accepted` (None:
+        all) are the sequence's. `lease.tokens` has these already.
 
-    def revoke(self, ops: Sequence[StorageOp]) -> None:
-        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
-        self._groups.revoke(ops)
-
-    def publish(self, lease: Lease, n_tokens: int) -> None:
-        """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
-
-        Where an equal block is indexed already the table is repointed to it.
+        If some were rejected, the accepted ones count as written and the rest is no longer planned.
+        A lease with a snapshot returns to it instead: none of the tokens counts as written, and the
+        caller plans the accepted ones again. Where `n_computed` exceeds what is planned (KV from
+        disk), the plan grows with it.
         """
-        if lease.is_tentative:
-            lease.go_on()
-        published = lease.indexable_tokens // self._block_size
-        lease.written_tokens = n_tokens
-        lease.planned_tokens = max(lease.planned_tokens, n_tokens)  # of what no step computes
-        if n_tokens < lease.due_tokens:
-            return
-        if (whole := lease.indexable_tokens // self._block_size) > published:
-            self._published.insert(lease, whole * self._block_size)
-        if lease.advance(n_tokens):
-            self._published.attach_at_end(lease)
+        written = lease.written_tokens + (n_computed if n_accepted is None else n_accepted)
+        if written >= lease.due_tokens:
+            if lease.has_snapshot:
+                if n_accepted is not None and n_accepted < n_computed:
+                    self._roll_back(lease)
+                    return
+                for state in lease.group_states:
+                    state.drop_snapshot()
+                lease.has_snapshot = False
+            self._publish(lease, written)
+        lease.written_tokens = written
+        if n_accepted is not None or lease.planned_tokens < written:
+            lease.planned_tokens = written
 
-    def rewind(self, lease: Lease) -> None:
-        """What has been planned behind the tokens that it has written is to be planned again: other
-        tokens than were thought stand there.
+    def fill(
+        self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
+    ) -> bool:
+        """Queue fills of what memory lacks of the first `n_tokens` tokens of a block.
+
+        `parts` are the bytes of the block, if it `is_new`, and of each group. Returns whether
+        anything was queued.
         """
-        lease.go_back()
+        n_ops = len(self._ops)
+        if is_new and parts[0] is not None:
+            self._ops.append((When.FIRST, FillBlock(block, parts[0])))
+        for group, part in zip(self.groups, parts[1:], strict=False):
+            if part is not None and group.attached(block, n_tokens) is None:
+                group.fill(block, n_tokens, part, self._ops)
+        return len(self._ops) > n_ops
+
+    def read(self, read: ReadBlock) -> None:
+        """Queue a read, after all that the next step writes."""
+        self._ops.append((When.READ, read))
+
+    def revoke(self, ops: Iterable[StepOp]) -> None:
+        """Cache nothing that rests on these ops: they were not, or perhaps not, carried out."""
+        for _, op in ops:
+            if not isinstance(op, ReadBlock):
+                for group in self.groups:
+                    group.revoke(op)
+
+    # The end.
 
     def donate(self, lease: Lease) -> None:
-        """Release the lease, leaving what it has written to the index, the tail too; of tokens that
-        are not all to be shared, whole blocks.
+        """Release the lease and leave what it has written to the prefix cache, the tail too. Where
+        only its first tokens are shared, their whole blocks.
 
         Raises ValueError when the lease has been released before.
         """
-        if lease.is_tentative:
-            self.rewind(lease)
+        if lease.has_snapshot:
+            self._roll_back(lease)
         if lease in self._leases and (n_tokens := lease.indexable_tokens):
-            self._published.insert(lease, n_tokens)
-            if self.groups and (block := self._published.attach_at_end(lease)) is not None:
-                last_tokens = (lease.written_tokens - 1) % self._block_size + 1
+            self._index(lease, n_tokens)
+            block = self._attach_at_end(lease) if self.groups else None
+            if block is not None:
+                block_tokens = (lease.written_tokens - 1) % self.block_size + 1
                 ahead_tokens = lease.planned_tokens - lease.written_tokens
-                self._groups.donate(lease.group_states, block, last_tokens, ahead_tokens)
+                for state in lease.group_states:
+                    state.donate(block, block_tokens, ahead_tokens, self._ops)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -436,28 +303,105 @@ class KVStore:
         if lease not in self._leases:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
-        self.in_flight.end(lease)
+        if self.in_flight is not None:
+            self.in_flight.end(lease)
         for state in lease.group_states:
             state.release()
-        self._supply.release(lease.table[:])
+        self._release(lease.table)
 
     def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget the index of one namespace, or all. Returns how many blocks became free.
+        """Forget what is indexed of one namespace, or all. Returns how many blocks became free.
 
-        Blocks that live sequences hold stay theirs, and are indexed again with the next whole
-        block that these publish.
+        Leases keep their blocks. These are indexed again with the next whole block that their lease
+        commits.
         """
-        return self._index.clear(namespace)
+        return 0 if self.tree is None else self.tree.clear(namespace)
 
-    def _match(self, namespace: Namespace, tokens: Tokens) -> Match:
-        return self._index.match(namespace, tokens.packed(0, len(tokens) - 1))
+    # Blocks.
+
+    def _allocate(self, n_blocks: int) -> list[BlockId] | Refusal:
+        """Free blocks with one reference each, evicting as many as it takes."""
+        if n_blocks > self.available_blocks:
+            return Refusal(n_blocks, self.available_blocks)
+        while self.pool.n_free < n_blocks:
+            if self.tree is None or self.tree.evict() is None:
+                # A table has a block below what is evictable.
+                return Refusal(n_blocks, self.pool.n_free)
+            self.counters.evictions += 1
+        return self.pool.allocate(n_blocks)
+
+    def _pin_and_allocate(
+        self, adopted: Sequence[BlockId], n_fresh: int, n_needed: int
+    ) -> tuple[BlockId, ...] | Refusal:
+        """Retain `adopted` and allocate `n_fresh` blocks to follow them, or change nothing.
+
+        Refused unless `n_needed` blocks are available in addition to the adopted ones.
+        """
+        n_pinned = sum(self.pool.ref_count(block) == 0 for block in adopted)
+        if n_needed > (available := self.available_blocks - n_pinned):
+            return Refusal(n_needed, available)
+        self.pool.retain(adopted)  # before anything is evicted, lest it be these
+        fresh = self._allocate(n_fresh)
+        if isinstance(fresh, Refusal):
+            self._release(adopted)
+            return fresh
+        return (*adopted, *fresh)
+
+    def _release(self, blocks: Sequence[BlockId]) -> None:
+        """Drop a table's references. What only the prefix cache has now can be evicted."""
+        evictable = self.pool.release(blocks)
+        if self.tree is not None:
+            self.tree.offer(evictable)
+
+    def _ensure_private(self, lease: Lease, end_tokens: int) -> Mapping[int, CopyBlock] | Refusal:
+        """Copy shared blocks and allocate missing ones from the planned tokens up to `end_tokens`.
+
+        Returns the copies by their entry of the table. Their sources are still retained.
+        """
+        pool, table, start = self.pool, lease.table, lease.planned_tokens
+        end = blocks_for(end_tokens, self.block_size)
+        reached = range(start // self.block_size, min(end, len(table)))
+        shared = [entry for entry in reached if pool.total_refs(table[entry]) > 1]
+        blocks = self._allocate(len(shared) + max(end - len(table), 0))
+        if isinstance(blocks, Refusal):
+            return blocks
+        table.extend(blocks[len(shared) :])
+        lease.ready_tokens = end * self.block_size
+        copies = dict[int, CopyBlock]()
+        for entry, target in zip(shared, blocks, strict=False):
+            source, n_tokens = table.repoint(entry, target), start - entry * self.block_size
+            copy = copies[entry] = CopyBlock(source, target, max(n_tokens, 0))
+            self._ops.append((When.FIRST, copy))
+            for group in self.groups:
+                group.slots.copy(source, target, copy.n_tokens)
+        if lease.is_fork or start > lease.cached_tokens:  # it has written there
+            self.counters.fork_copies += len(copies)
+        else:
+            self.counters.prefix_copies += len(copies)
+        return copies
+
+    # Admission in parts.
+
+    def _match(self, namespace: Namespace, tokens: Tokens, n_tokens: int) -> Match:
+        """The longest cached prefix of the first `n_tokens` tokens."""
+        if self.tree is None:
+            return NO_MATCH
+        return self.tree.match(namespace, tokens.packed(0, n_tokens))
 
     def _resumable(self, match: Match) -> Match:
-        """As much of the match as all groups can go on from."""
-        return self._until(match, self._groups.resume_point(match.blocks, match.n_tokens))
+        """The longest beginning of the match after which all groups can resume."""
+        return match.until(match.n_tokens - sum(self._resume_losses(match)), self.block_size)
 
-    def _until(self, match: Match, n_tokens: int) -> Match:
-        return match if n_tokens == match.n_tokens else match.until(n_tokens, self._block_size)
+    def _resume_losses(self, match: Match) -> list[int]:
+        """Tokens lost to each group when a match shrinks to a resume point of all groups."""
+        losses, n_tokens, tried = [0] * len(self.groups), match.n_tokens, None
+        while n_tokens != tried:
+            tried = n_tokens
+            for index, group in enumerate(self.groups):
+                point = group.resume_point(match.blocks, n_tokens)
+                losses[index] += n_tokens - point
+                n_tokens = point
+        return losses
 
     def _admit(
         self,
@@ -468,37 +412,121 @@ class KVStore:
         spare_blocks: int,
         shared_tokens: int,
     ) -> Lease | Refusal:
-        table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
-        fresh_blocks = table_blocks - len(match.blocks)
-        copied_blocks = 1 if match.n_tokens % self._block_size else 0
-        needed = fresh_blocks + copied_blocks + spare_blocks
-        if needed > (available := self._supply.available_beside(match.blocks)):
-            return Refusal(needed, available)
-        return self._lease(
-            namespace, tokens, match.blocks, match.n_tokens, fresh_blocks, shared_tokens
-        )
+        n_fresh = blocks_for(len(tokens) + reserve_tokens, self.block_size) - len(match.blocks)
+        n_copied = 1 if match.n_tokens % self.block_size else 0
+        if not all(group.has_room() for group in self.groups):
+            return Refusal(needed_blocks=1, available_blocks=0)
+        n_needed = n_fresh + n_copied + spare_blocks
+        blocks = self._pin_and_allocate(match.blocks, n_fresh, n_needed)
+        if isinstance(blocks, Refusal):
+            return blocks
+        return self._begin(namespace, tokens, blocks, match.n_tokens, shared_tokens, self.groups)
 
-    def _lease(
+    def _begin(
         self,
         namespace: Namespace,
         tokens: Tokens,
-        adopted: Sequence[BlockId],
-        adopted_tokens: int,
-        fresh_blocks: int,
-        shared_tokens: int = NEVER,
-    ) -> Lease | Refusal:
-        """Retain `adopted` and allocate the rest, or leave everything as it was."""
-        if not self._groups.has_room():
-            return Refusal(needed_blocks=1, available_blocks=0)
-        blocks = self._supply.take_behind(adopted, fresh_blocks)
-        if isinstance(blocks, Refusal):
-            return blocks
-        table = BlockTable(self._block_size, blocks)
-        lease = Lease.adopting(namespace, tokens, table, adopted_tokens, shared_tokens)
-        lease.group_states = self._groups.admit(table, lease.cached_tokens, len(tokens))
-        return self._begin(lease)
-
-    def _begin(self, lease: Lease) -> Lease:
+        blocks: Iterable[BlockId],
+        n_written: int,
+        shared_tokens: int,
+        groups: Iterable[Group],
+    ) -> Lease:
+        """A lease of `blocks`, which hold the KV of the first `n_written` tokens."""
+        table = BlockTable(self.block_size, blocks)
+        states = (group.admit(table, n_written, len(tokens), self._ops) for group in groups)
+        lease = Lease(
+            namespace=namespace,
+            tokens=tokens,
+            table=table,
+            cached_tokens=n_written,
+            written_tokens=n_written,
+            planned_tokens=n_written,
+            indexed_blocks=n_written // self.block_size,
+            shared_tokens=shared_tokens,
+            group_states=tuple(states),
+        )
         self._leases.add(lease)
-        self.in_flight.begin(lease)
+        if self.in_flight is not None:
+            self.in_flight.begin(lease)
         return lease
+
+    # Publication.
+
+    def _publish(self, lease: Lease, written_tokens: int) -> None:
+        """Index the whole blocks of the written tokens, and attach what groups have saved."""
+        n_indexable = lease.indexable_tokens // self.block_size
+        lease.written_tokens = written_tokens
+        if (n_blocks := lease.indexable_tokens // self.block_size) > n_indexable:
+            self._index(lease, n_blocks * self.block_size)
+        lease.due_tokens = (written_tokens // self.block_size + 1) * self.block_size
+        has_saved = False
+        for state in lease.group_states:
+            has_saved |= state.advance(lease.table, written_tokens)
+            lease.due_tokens = min(lease.due_tokens, state.due_tokens())
+        if has_saved:
+            self._attach_at_end(lease)
+
+    def _roll_back(self, lease: Lease) -> None:
+        """Return to the snapshot: nothing is planned beyond what is written."""
+        for state in lease.group_states:
+            state.restore()
+        lease.planned_tokens, lease.ready_tokens = lease.written_tokens, 0
+        lease.has_snapshot, lease.is_patched = False, True
+
+    def _index(self, lease: Lease, n_tokens: int) -> None:
+        """Index the blocks of the first `n_tokens` tokens, those that are not indexed yet. Where
+        blocks of equal tokens are indexed already, the table lists these from now on.
+        """
+        tree = self.tree
+        if tree is None:
+            return
+        first = lease.indexed_blocks
+        parent = self._indexed(lease, first - 1)
+        if parent is None:
+            first = 0
+        packed = lease.tokens.packed(first * self.block_size, n_tokens)
+        blocks = lease.table[first : blocks_for(n_tokens, self.block_size)]
+        lease.indexed_blocks = n_tokens // self.block_size
+        if parent is None:
+            equal = tree.insert(lease.namespace, packed, blocks)
+        else:  # costs the same at any depth
+            equal = tree.insert_after(parent, packed, blocks)
+        for entry, block in enumerate(equal, first):
+            if (old := lease.table[entry]) != block:
+                for group in self.groups:
+                    group.slots.copy(old, block, self.block_size)
+                self.pool.retain((block,))
+                lease.table.repoint(entry, block)
+                self._release((old,))
+                lease.is_patched = True
+
+    def _attach_at_end(self, lease: Lease) -> BlockId | None:
+        """Find the indexed block that holds the lease's last written token, and attach to it what
+        groups have attached to the lease's own block. None if there is none.
+
+        It may be another lease's block, with other tokens after these.
+        """
+        tree, n_tokens = self.tree, lease.written_tokens
+        if tree is None:
+            return None
+        entry, offset = divmod(n_tokens - 1, self.block_size)
+        parent = self._indexed(lease, entry - 1)
+        if parent is not None:
+            packed = lease.tokens.packed(entry * self.block_size, n_tokens)
+            indexed = tree.find_next_block(parent, packed)
+        else:
+            match = tree.match(lease.namespace, lease.tokens.packed(0, n_tokens))
+            indexed = match.blocks[-1] if match.n_tokens == n_tokens else None
+        if indexed is not None and (own := lease.table[entry]) != indexed:
+            for group in self.groups:
+                group.slots.copy(own, indexed, offset + 1)
+        return indexed
+
+    def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
+        """The block at that entry of the table, if there is one and all of it is indexed: the index
+        may have been cleared, and then have got a part of the block from a fork of the lease.
+        """
+        if entry < 0 or self.tree is None:
+            return None
+        block = lease.table[entry]
+        return block if self.tree.has_whole(block) else None

@@ -1,9 +1,9 @@
-"""Block hashes, valid outside the process: a BLAKE3 chain over whole blocks.
+"""Token lists, packed runs of tokens, and block hashes that are valid outside the process.
 
 `digest(block) = BLAKE3(digest of the block before || its tokens)`, each token a little-endian
 unsigned 32-bit integer; the chain starts from the digest of the namespace. Equal digests mean equal
-tokens in an equal context, so a disk tier or a cache event identifies a block by its digest alone.
-Matching inside the process is by tokens and never by digest.
+tokens after an equal prefix, so the disk cache identifies a block by its digest alone. Matching
+inside the process compares tokens, never digests.
 """
 
 import struct
@@ -23,7 +23,7 @@ TOKEN_BYTES = array("I").itemsize
 class Tokens:
     """An append-only list of token ids.
 
-    The sequence that owns it appends; its lease and the radix tree only read.
+    The sequence that owns it appends. Its lease and the radix tree only read.
     """
 
     __slots__ = ("_ids",)
@@ -45,7 +45,7 @@ class Tokens:
         return self._ids[start:stop].tolist()
 
     def packed(self, start: int, stop: int) -> bytes:
-        """The same run as bytes, TOKEN_BYTES for each token."""
+        """The token ids at positions [start, stop) as bytes, TOKEN_BYTES for each."""
         return self._ids[start:stop].tobytes()
 
     def copy(self) -> "Tokens":
@@ -75,11 +75,11 @@ def common_tokens(left: bytes, right: bytes) -> int:
 
 
 Digest = NewType("Digest", bytes)
-"""The hash of a block and all before it, 32 bytes."""
+"""The 32-byte hash of a block and of all tokens before it."""
 
 
 def root_digest(namespace: Namespace) -> Digest:
-    """The digest that every chain of a namespace starts from. Fields are length-prefixed."""
+    """The digest from which the chains of a namespace start. Fields are length-prefixed."""
     hasher = blake3(b"rootstock.kv.v1")
     for field in (namespace.model, namespace.adapter, namespace.kv_format, namespace.cache_salt):
         encoded = field.encode()
@@ -88,19 +88,19 @@ def root_digest(namespace: Namespace) -> Digest:
     return Digest(hasher.digest())
 
 
-def digest_behind(parent: Digest, packed: bytes) -> Digest:
-    """The digest of what follows `parent`: a block's tokens, or the first few of them, packed."""
+def child_digest(parent: Digest, packed: bytes) -> Digest:
+    """The digest of a block, or of its first tokens, after the block with the digest `parent`."""
     return Digest(blake3(parent + _little_endian(packed)).digest())
 
 
 def block_digests(
     namespace: Namespace, token_ids: Sequence[int], block_size: int
 ) -> tuple[Digest, ...]:
-    """Digests of the whole blocks of a token sequence; a tail has none."""
+    """Digests of the whole blocks of a token sequence. A tail has no digest here."""
     packed = Tokens(token_ids).packed(0, len(token_ids))
     digests, parent, block_bytes = [], root_digest(namespace), block_size * TOKEN_BYTES
     for start in range(0, len(packed) - block_bytes + 1, block_bytes):
-        parent = digest_behind(parent, packed[start : start + block_bytes])
+        parent = child_digest(parent, packed[start : start + block_bytes])
         digests.append(parent)
     return tuple(digests)
 

@@ -1,82 +1,94 @@
-"""The prefix index: a path-compressed radix tree from token prefixes to blocks.
+"""The prefix cache's index: a path-compressed radix tree from token prefixes to blocks.
 
-An edge is a run of blocks and their tokens; it belongs to the node at its lower end. Nodes split at
-block boundaries alone. A leaf's edge may end in a tail, a block that is only partly filled.
+A node is one edge of the tree: a run of blocks with their tokens. Nodes split at block boundaries
+only. The last block of a leaf may be a tail, a block that is partly filled.
 
     root ── [sys sys sys] ─┬─ [user A | answer | ta]      a leaf with a tail
                            └─ [user B]
 
-Siblings may begin with the same tokens as long as their first blocks differ. They are ordered by
-the packed tokens of their first block, so the one that shares the most with a given run is a
-neighbour of the place where that run would stand.
+Siblings may begin with the same tokens as long as their first blocks differ. They are sorted by the
+packed tokens of their first block, so the child that shares most with a run of tokens is next to
+the place where that run would be inserted.
+
+The node is the only record of a prefix: it has the hashes by which the disk cache knows its blocks,
+and the sums over its subtree from which the dashboard's picture is drawn.
 """
 
 import heapq
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, islice, takewhile
-from typing import Protocol
+from itertools import accumulate, chain, count, islice, takewhile
+from typing import NamedTuple, Protocol
 
-from kvstore.in_flight import Checkpoint, InFlight, InFlightPrefixes, Probe
 from kvstore.pool import BlockPool, blocks_for
-from kvstore.tokens import TOKEN_BYTES, common_tokens, unpacked
+from kvstore.tokens import (
+    TOKEN_BYTES,
+    Digest,
+    child_digest,
+    common_tokens,
+    root_digest,
+    unpacked,
+)
 from kvstore.types import BlockId, Finding, Namespace
 
 
 class Node:
-    """One edge of the tree. `packed` are its tokens, `blocks` their blocks, in order."""
+    """A run of blocks that follows the blocks of `parent`. `packed` holds their tokens.
+
+    `hashes` has the hash of each block, tails included, if the tree computes hashes. The `subtree_`
+    sums are over the node and its descendants. A node that has left the tree has no blocks. The
+    root of a namespace has no parent and no blocks; its one hash is that of the namespace.
+    """
 
     __slots__ = (
-        *("blocks", "children", "last_used", "namespace", "packed", "parent", "queued", "serial"),
+        *("blocks", "children", "hashes", "last_used", "namespace", "packed", "parent", "queued"),
+        *("serial", "subtree_blocks", "subtree_nodes", "subtree_tokens"),
     )
 
     def __init__(
-        self,
-        serial: int,
-        namespace: Namespace,
-        parent: "Node | None",
-        packed: bytes | bytearray,
-        last_used: float,
+        self, serial: int, namespace: Namespace, parent: "Node | None", packed: bytes, now: float
     ) -> None:
         self.serial = serial
         self.namespace = namespace
         self.parent = parent
         self.packed = bytearray(packed)
         self.blocks: list[BlockId] = []
+        self.hashes: list[Digest] = []
         self.children: list[Node] = []
-        self.last_used = last_used
+        self.last_used = now
         self.queued = False  # has its one entry in the eviction queue
+        self.subtree_nodes = self.subtree_tokens = self.subtree_blocks = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.packed) // TOKEN_BYTES
 
     def token_ids(self, most: int) -> tuple[int, ...]:
-        """The first of its tokens, no more than `most`."""
+        """The first tokens of the node, at most `most`."""
         return tuple(unpacked(bytes(self.packed[: most * TOKEN_BYTES])))
 
+    def parent_hash(self, index: int) -> Digest:
+        """The hash of the block before the node's block at `index`, or that of the namespace."""
+        if index:
+            return self.hashes[index - 1]
+        assert self.parent is not None, "a root has no blocks"
+        return self.parent.hashes[-1]
 
-class Root(Node):
-    """Where the prefixes of one namespace begin. Has no edge."""
-
-    __slots__ = ()
-
-    def __init__(self, serial: int, namespace: Namespace) -> None:
-        super().__init__(serial, namespace, None, b"", 0)
-
-
-def each_below(pending: list[Node]) -> Iterator[Node]:
-    """These nodes and all below them, as they are when they come up; parents first."""
-    while pending:
-        node = pending.pop()
-        if node.blocks:  # else it has left the tree since
-            pending += node.children
+    def path(self) -> "Iterator[Node]":
+        """The node and its ancestors, without the root."""
+        node: Node | None = self
+        while node is not None and node.blocks:
             yield node
+            node = node.parent
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest indexed prefix of a run of tokens.
 
-    `blocks` hold its `n_tokens` tokens; the last one may hold more, or other tokens behind them.
+    `blocks` hold its `n_tokens` tokens. The last block may hold more tokens, or go on differently.
     """
 
     n_tokens: int
@@ -84,80 +96,55 @@ class Match:
     path: tuple[Node, ...]
 
     def until(self, n_tokens: int, block_size: int) -> "Match":
-        """What there is of it in the first `n_tokens` tokens."""
+        """The part of the match that covers the first `n_tokens` tokens."""
         blocks = self.blocks[: blocks_for(n_tokens, block_size)]
         above = accumulate((len(node.blocks) for node in self.path), initial=0)
         path = [node for node, start in zip(self.path, above, strict=False) if start < len(blocks)]
         return Match(n_tokens, blocks, tuple(path))
 
 
+NO_MATCH = Match(0, (), ())
+
+
 class TreeObserver(Protocol):
-    """Must not block, nor change the tree. Parents are told before their children."""
+    """Is notified of changes. Must neither block nor change the tree."""
 
     def stored(self, node: Node, first: int) -> None:
-        """`node.blocks[first:]` are new; with `first` 0 the node is. The last may be a tail."""
-        ...
+        """`node.blocks[first:]` are new. With `first` 0 the node is new, too."""
 
     def split(self, node: Node, lower: Node) -> None:
-        """What was the end of `node`, with all that was below, is `lower` now, its only child."""
-        ...
+        """The end of `node`, with all that was below, is now `lower`, the only child of `node`."""
 
-    def used(self, node: Node, n_tokens: int) -> None:
-        """A lease has adopted the first `n_tokens` tokens of the path that ends with `node`."""
-        ...
+    def used(self, node: Node) -> None:
+        """A lease has adopted the path that ends with `node`."""
 
-    def removed(self, node: Node, n_blocks: int) -> None:
-        """The leaf has lost its last blocks. It has left the tree where `node.blocks` is empty."""
-        ...
+    def removed(self, node: Node) -> None:
+        """The node, a leaf, has left the tree."""
 
     def cleared(self, namespace: Namespace) -> None:
         """All nodes of the namespace have left the tree."""
-        ...
 
 
-class Observers:
-    """The observers of one tree, called in the order in which they were added."""
+class Adoption(NamedTuple):
+    """A lease adopted `n_tokens` tokens of cached prefix, of which `block` holds the last."""
 
-    def __init__(self) -> None:
-        self._all: tuple[TreeObserver, ...] = ()
+    block: BlockId
+    n_tokens: int
+    seconds: float  # of the tree's clock
 
-    def add(self, observer: TreeObserver) -> None:
-        self._all += (observer,)
 
-    def remove(self, observer: TreeObserver) -> None:
-        """Does nothing for an observer that was not added."""
-        self._all = tuple(each for each in self._all if each is not observer)
-
-    def stored(self, node: Node, first: int) -> None:
-        for observer in self._all:
-            observer.stored(node, first)
-
-    def split(self, node: Node, lower: Node) -> None:
-        for observer in self._all:
-            observer.split(node, lower)
-
-    def used(self, node: Node, n_tokens: int) -> None:
-        for observer in self._all:
-            observer.used(node, n_tokens)
-
-    def removed(self, node: Node, n_blocks: int) -> None:
-        for observer in self._all:
-            observer.removed(node, n_blocks)
-
-    def cleared(self, namespace: Namespace) -> None:
-        for observer in self._all:
-            observer.cleared(namespace)
-
+MAX_ADOPTIONS = 32
+"""How many of the latest adoptions the tree remembers, for the dashboard."""
 
 TRIES = 64
 
 
 class EvictionQueue:
-    """Leaves, the least recently used first. Whatever may be evicted must be `offer`ed.
+    """Leaves in order of eviction, the least recently used first. A node has at most one entry.
 
-    A node has one entry at most. That of a node that has left the tree stays until it comes up, or
-    until such entries are more than the others: what the queue holds and what an operation costs,
-    amortised, depends on the tree as it is and not on what it was.
+    Each node that becomes evictable must be `offer`ed. Entries of nodes that left the tree stay
+    until they reach the top or are more than half of the queue, so the amortised cost of an
+    operation depends on the tree as it is now.
     """
 
     def __init__(self, may_go: Callable[[Node], bool]) -> None:
@@ -167,7 +154,7 @@ class EvictionQueue:
         self._n_left = 0
 
     def __len__(self) -> int:
-        """Entries, with those of nodes that have left the tree."""
+        """The number of entries, including those of nodes that have left the tree."""
         return len(self._heap)
 
     def offer(self, node: Node) -> None:
@@ -180,19 +167,19 @@ class EvictionQueue:
         """The node has left the tree."""
         if node.queued:
             self._n_left += 1
-            self._shed()
+            self._compact()
 
     def first(self) -> Node | None:
-        """The least recently used of those that can be evicted. It keeps its entry."""
+        """The least recently used node that can be evicted. It keeps its entry."""
         while self._heap:
             if (node := self._settled()) is not None:
                 return node
         return None
 
     def next(self, n: int) -> list[Node]:
-        """Up to `n` of those that can be evicted, in order. They keep their entries.
+        """Up to `n` nodes that can be evicted, in order. They keep their entries.
 
-        Brings up to date no more than TRIES entries, and returns fewer where more are out of date.
+        Repairs at most TRIES outdated entries, and returns fewer nodes if more are outdated.
         """
         found = list[tuple[float, int, Node]]()
         for _ in range(n + TRIES):
@@ -205,7 +192,7 @@ class EvictionQueue:
         return [node for _, _, node in found]
 
     def problems(self, nodes: Iterable[Node]) -> Iterator[Finding]:
-        """What does not add up, given all nodes of the tree."""
+        """Contradictions within the queue, given all nodes of the tree."""
         queued = Counter[Node]()
         for _, _, node in self._heap:
             queued[node] += 1
@@ -221,7 +208,7 @@ class EvictionQueue:
             yield f"{n_left} of {len(self._heap)} queued have left the tree, {self._n_left} counted"
 
     def _settled(self) -> Node | None:
-        """The node on top if its entry is right; else the entry has been put right, or is gone."""
+        """The node on top if its entry is up to date. Otherwise repairs or removes the entry."""
         last_used, _, node = self._heap[0]
         if not node.blocks:
             heapq.heappop(self._heap)
@@ -229,171 +216,71 @@ class EvictionQueue:
         elif not self._may_go(node):
             heapq.heappop(self._heap)
             node.queued = False
-            self._shed()
+            self._compact()
         elif last_used < node.last_used:
             heapq.heapreplace(self._heap, (node.last_used, node.serial, node))
         else:
             return node
         return None
 
-    def _shed(self) -> None:
+    def _compact(self) -> None:
         if 2 * self._n_left > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].blocks]
             heapq.heapify(self._heap)
             self._n_left = 0
 
 
-MOST_BRANCHES = 64
-"""Looked at where so many go on: the first of them by their tokens."""
+MAX_BRANCHES = 64
+"""How many children that begin alike are compared by their last use, the first by their tokens."""
 
 
-def continuation(root: Node, packed: bytes, most: int, block_bytes: int) -> tuple[int, ...]:
-    """The tokens that follow `packed` below `root`, at most `most`; none if it is not all indexed.
-
-    Where several edges go on the most recently used is followed.
-    """
-    node: Node | None = root
-    start, behind, most_bytes = 0, bytearray(), most * TOKEN_BYTES
-    while node is not None and len(behind) < most_bytes:
-        node = _branch(node, packed[start : start + block_bytes], block_bytes)
-        if node is not None:
-            shared = node.packed[: len(packed) - start]
-            if not packed.startswith(shared, start):
-                return ()
-            start += len(shared)
-            behind += node.packed[len(shared) : len(shared) + most_bytes]
-    return tuple(unpacked(bytes(behind[:most_bytes])))  # empty before the end of `packed`
-
-
-def _branch(node: Node, first: bytes, block_bytes: int) -> Node | None:
-    """The child of most recent use among those that begin with these tokens, a block at most."""
-    children = node.children
-    at = bisect_left(children, first, key=lambda child: bytes(child.packed[:block_bytes]))
-    alike = takewhile(
-        lambda child: child.packed.startswith(first), islice(children, at, at + MOST_BRANCHES)
-    )
-    return max(alike, key=lambda child: child.last_used, default=None)
-
-
-class PrefixIndex:
-    """Indexes nothing, so requests share nothing: what `--no-prefix-cache` uses.
-
-    RadixTree overrides all that can be otherwise.
-    """
-
-    def __init__(self) -> None:
-        self.observers = Observers()
-
-    @property
-    def n_nodes(self) -> int:
-        """How many nodes there are."""
-        return 0
-
-    @property
-    def namespaces(self) -> Sequence[Namespace]:
-        """Those that have something indexed."""
-        return ()
-
-    def match(self, namespace: Namespace, packed: bytes) -> Match:
-        """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
-        return Match(0, (), ())
-
-    def continuation(self, namespace: Namespace, packed: bytes, most: int) -> tuple[int, ...]:
-        """The indexed tokens that follow all of `packed`, at most `most`. Changes nothing."""
-        return ()
-
-    def has_whole(self, block: BlockId) -> bool:
-        """Whether the block is indexed, and not as a tail."""
-        return False
-
-    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
-        """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
-        return None
-
-    def touch(self, match: Match) -> None:
-        """Make what was matched the most recently used."""
-
-    def insert(
-        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
-    ) -> tuple[BlockId, ...]:
-        """Index one or more `blocks` under the tokens that they hold; the last may be a tail.
-
-        Where an equal whole block is indexed already, that one stays. Returns those equal blocks:
-        a run from the first block on, to be used in place of the caller's own.
-        """
-        return ()
-
-    def insert_behind(
-        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
-    ) -> tuple[BlockId, ...]:
-        """The same below an indexed whole `block`; `packed` and `blocks` are what follows it."""
-        return ()
-
-    def evict(self) -> BlockId | None:
-        """Free the least recently used block that can be; None where none can be."""
-        return None
-
-    def offer(self, blocks: Sequence[BlockId]) -> None:
-        """No table holds these indexed blocks any more: they can be evicted."""
-
-    def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget the index of one namespace, or all. Returns how many blocks became free."""
-        return 0
-
-    def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
-        """Every node with the packed tokens from the root to its lower end, parents first."""
-        yield from ()
-
-    def nodes(self) -> Iterator[Node]:
-        """Every node as it is when it comes up, parents first, while the index may change."""
-        yield from ()
-
-    def node_of(self, block: BlockId) -> Node | None:
-        """The node that has the block, if it is indexed."""
-        return None
-
-    def next_evicted(self, n: int) -> Sequence[Node]:
-        """Up to `n` nodes in the order of their eviction."""
-        return ()
-
-    def in_flight(self, probe: Probe, checkpoint: Checkpoint) -> InFlight:
-        """The prefixes in flight of a store whose leases are indexed here."""
-        return InFlight()
-
-    def problems(self) -> Iterator[Finding]:
-        """What does not add up besides the nodes."""
-        yield from ()
-
-
-class RadixTree(PrefixIndex):
+class RadixTree:
     """Indexes the blocks of `pool`, each of `block_size` tokens, by the tokens that they hold.
 
-    The tree keeps a reference to each block that it indexes, and evicts from the leaves. It tells
-    its `observers` of each change. `clock` never goes back: what was used last is what it says.
+    The tree keeps a reference to each indexed block and evicts from the leaves. `n_changes` grows
+    with every operation that may change a node. `observer` is notified of changes.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, clock: Callable[[], float] | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        clock: Callable[[], float] | None = None,
+        *,
+        hashes_blocks: bool = False,
     ) -> None:
-        super().__init__()
+        """`clock` must never go back; without it a counter orders uses. With `hashes_blocks` each
+        node has the hashes of its blocks.
+        """
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        self._roots: dict[Namespace, Root] = {}
+        self.roots: dict[Namespace, Node] = {}  # of the namespaces that have something indexed
         self._node_of: dict[BlockId, Node] = {}
         self._queue = EvictionQueue(self._is_evictable)
         self._serials = count()
         self._clock = clock or count(1).__next__
-        self._now = 0.0  # of the operation that runs
-        self._n_nodes = 0
+        self._now = 0.0  # the time of the current operation
+        self.hashes_blocks = hashes_blocks
+        self.observer: TreeObserver | None = None
+        self.adoptions = deque[Adoption](maxlen=MAX_ADOPTIONS)
+        self.n_changes = 0
+        self.n_nodes = 0
+        self.n_tokens = 0
 
     @property
-    def n_nodes(self) -> int:
-        return self._n_nodes
+    def n_blocks(self) -> int:
+        return len(self._node_of)
+
+    @property
+    def namespaces(self) -> Sequence[Namespace]:
+        """The namespaces that have something indexed."""
+        return tuple(self.roots)
 
     def match(self, namespace: Namespace, packed: bytes) -> Match:
+        """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
         n_tokens, blocks, path = 0, list[BlockId](), list[Node]()
-        node: Node | None = self._roots.get(namespace)
+        node: Node | None = self.roots.get(namespace)
         while node is not None:
             node, common = self._closest(node, packed, n_tokens * TOKEN_BYTES)
             if node is None:
@@ -406,58 +293,86 @@ class RadixTree(PrefixIndex):
         return Match(n_tokens, tuple(blocks), tuple(path))
 
     def continuation(self, namespace: Namespace, packed: bytes, most: int) -> tuple[int, ...]:
-        root = self._roots.get(namespace)
-        return continuation(root, packed, most, self._block_bytes) if root else ()
+        """Up to `most` cached tokens that follow `packed`; none unless all of it is indexed.
+
+        At a branch the most recently used child is followed. Changes nothing, not even recency.
+        """
+        node: Node | None = self.roots.get(namespace)
+        start, found, most_bytes = 0, bytearray(), most * TOKEN_BYTES
+        while node is not None and len(found) < most_bytes:
+            node = self._branch(node, packed[start : start + self._block_bytes])
+            if node is not None:
+                shared = node.packed[: len(packed) - start]
+                if not packed.startswith(shared, start):
+                    return ()
+                start += len(shared)
+                found += node.packed[len(shared) : len(shared) + most_bytes]
+        return tuple(unpacked(bytes(found[:most_bytes])))  # empty before the end of `packed`
 
     def has_whole(self, block: BlockId) -> bool:
+        """Whether the block is indexed as a whole block, not as a tail."""
         node = self._node_of.get(block)
         if node is None:
             return False
         return node.blocks[-1] != block or len(node.packed) == len(node.blocks) * self._block_bytes
 
-    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+    def find_next_block(self, block: BlockId, packed: bytes) -> BlockId | None:
+        """The indexed block that follows a whole `block` and begins with all of `packed`."""
         node: Node | None = self._node_of[block]
         assert node is not None
         above = node.blocks.index(block) + 1 if node.blocks[-1] != block else len(node.blocks)
         if above < len(node.blocks):
-            common = self._common_behind(node, above, packed)
+            common = self._common_from(node, above, packed)
         else:
             above = 0
             node, common = self._closest(node, packed, 0)
         return node.blocks[above] if node and common * TOKEN_BYTES == len(packed) else None
 
     def touch(self, match: Match) -> None:
-        """An edge that was matched in part is split, so that the rest of it keeps its own age."""
-        self._now = self._clock()
+        """A lease adopts `match`: make it the most recently used.
+
+        Splits a node that was matched in part, so that the remaining part keeps its own age.
+        """
+        if not match.path:
+            return
+        self._begin_change()
         matched_blocks = len(match.blocks)
         for node in match.path:
             if matched_blocks < len(node.blocks):
                 self._split(node, matched_blocks)
             node.last_used = self._now
             matched_blocks -= len(node.blocks)
-        if match.path:
-            self.observers.used(match.path[-1], match.n_tokens)
+        self.adoptions.append(Adoption(match.blocks[-1], match.n_tokens, self._now))
+        if self.observer is not None:
+            self.observer.used(match.path[-1])
 
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
-        """See PrefixIndex.insert. A tail that an indexed block covers is not indexed; a tail that
-        the new blocks cover is forgotten.
+        """Index `blocks`, at least one, under the tokens that they hold. The last may be a tail.
+
+        Where an equal whole block is indexed already, that one stays. Returns these equal blocks, a
+        run from the first block on, for the caller to use in place of its own. A tail that an
+        indexed block covers is not indexed; a tail that the new blocks cover is dropped.
         """
-        self._now = self._clock()
+        self._begin_change()
         return self._insert(self._root(namespace), packed, blocks)
 
-    def insert_behind(
+    def insert_after(
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
-        """Costs what is new, however deep the block stands."""
-        self._now = self._clock()
+        """Index `blocks` after an indexed whole `block`, as `insert` does.
+
+        `packed` and `blocks` are what follows `block`. The blocks before it are not compared, so
+        the cost does not grow with their number.
+        """
+        self._begin_change()
         node = self._node_of[block]
         node.last_used = self._now
         if node.blocks[-1] == block:
             return self._insert(node, packed, blocks) if packed else ()
         above = node.blocks.index(block) + 1
-        common = self._common_behind(node, above, packed)
+        common = self._common_from(node, above, packed)
         whole = common // self._block_size
         equal = tuple(node.blocks[above : above + whole])
         if common * TOKEN_BYTES == len(packed):
@@ -468,35 +383,47 @@ class RadixTree(PrefixIndex):
         return equal + self._insert(node, packed[start:], blocks[whole:])
 
     def evict(self) -> BlockId | None:
-        """Forget the last block of the least recently used leaf that no table holds.
+        """Drop the last block of the least recently used leaf that no block table lists.
 
-        O(log n), amortised.
+        Returns the block, which is free now, or None if nothing can be evicted. O(log n) amortised.
         """
         leaf = self._queue.first()
-        return None if leaf is None else self._trim(leaf)
+        if leaf is None:
+            return None
+        self.n_changes += 1
+        return self._trim(leaf)
 
     def offer(self, blocks: Sequence[BlockId]) -> None:
+        """No block table lists these indexed blocks any more: they can be evicted."""
         for block in blocks:
             node = self._node_of[block]
             if node.blocks[-1] == block:
                 self._queue.offer(node)
 
     def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget one namespace, or all. Returns the number of blocks that became free."""
         free_before = self._pool.n_free
-        roots = list(self._roots) if namespace is None else [namespace]
-        for name in roots:
-            root = self._roots.pop(name, None)
-            pending = list(root.children) if root else []
+        self.n_changes += 1
+        for name in list(self.roots) if namespace is None else [namespace]:
+            root = self.roots.pop(name, None)
+            if root is None:
+                continue
+            self.n_nodes -= root.subtree_nodes
+            self.n_tokens -= root.subtree_tokens
+            pending = list(root.children)
             while pending:
                 node = pending.pop()
                 pending += node.children
                 self._forget(node)
-            if root:
-                self.observers.cleared(name)
+            if self.observer is not None:
+                self.observer.cleared(name)
+        for adoption in [each for each in self.adoptions if each.block not in self._node_of]:
+            self.adoptions.remove(adoption)
         return self._pool.n_free - free_before
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
-        for namespace, root in self._roots.items():
+        """Each node with the packed tokens from the root to its end, parents first."""
+        for namespace, root in self.roots.items():
             pending = [(b"", child) for child in root.children]
             while pending:
                 prefix, node = pending.pop()
@@ -505,42 +432,60 @@ class RadixTree(PrefixIndex):
                 pending += [(path, child) for child in node.children]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node as it is when it comes up, parents first, while the tree may change.
-
-        Together with what observers are told meanwhile that is the tree: a node whose parent has
-        not come up yet will come up, and no other.
-        """
-        return each_below([child for root in self._roots.values() for child in root.children])
+        """Each node, parents first."""
+        return (node for _, _, node in self.walk())
 
     def node_of(self, block: BlockId) -> Node | None:
+        """The node that has the block, if the block is indexed."""
         return self._node_of.get(block)
 
     def next_evicted(self, n: int) -> Sequence[Node]:
         """Up to `n` leaves in the order of their eviction; see EvictionQueue.next."""
         return self._queue.next(n)
 
-    @property
-    def namespaces(self) -> Sequence[Namespace]:
-        return tuple(self._roots)
-
     def problems(self) -> Iterator[Finding]:
-        """What does not add up besides the nodes: the queue of those that can be evicted."""
-        return self._queue.problems(node for _, _, node in self.walk())
+        """Contradictions in sums, hashes and the eviction queue, recounted."""
+        total_nodes = total_tokens = 0
+        for node in chain(self.roots.values(), self.nodes()):
+            is_root = node.parent is None
+            total_nodes += not is_root
+            total_tokens += node.n_tokens
+            sums = (node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
+            recounted = (
+                sum((child.subtree_nodes for child in node.children), int(not is_root)),
+                sum((child.subtree_tokens for child in node.children), node.n_tokens),
+                sum((child.subtree_blocks for child in node.children), len(node.blocks)),
+            )
+            if sums != recounted:
+                yield f"edge {node.serial}: subtree sums {sums}, recounted {recounted}"
+            if is_root:
+                hashes = [root_digest(node.namespace)] if self.hashes_blocks else []
+            else:
+                hashes = self._digests(node, 0, bytes(node.packed))
+            if node.hashes != hashes:
+                yield f"edge {node.serial}: hashes of other tokens"
+            yield None
+        if (self.n_nodes, self.n_tokens) != (total_nodes, total_tokens):
+            yield f"{self.n_nodes} nodes, {self.n_tokens} tokens: {total_nodes}, {total_tokens}"
+        yield from self._queue.problems(self.nodes())
 
-    def in_flight(self, probe: Probe, checkpoint: Checkpoint) -> InFlight:
-        return InFlightPrefixes(self._block_size, probe, checkpoint)
+    def _begin_change(self) -> None:
+        self._now = self._clock()
+        self.n_changes += 1
 
-    def _root(self, namespace: Namespace) -> Root:
-        root = self._roots.get(namespace)
+    def _root(self, namespace: Namespace) -> Node:
+        root = self.roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Root(next(self._serials), namespace)
+            root = self.roots[namespace] = Node(next(self._serials), namespace, None, b"", 0)
+            if self.hashes_blocks:
+                root.hashes.append(root_digest(namespace))
         return root
 
     def _first_block(self, node: Node) -> bytes:
         return bytes(node.packed[: self._block_bytes])
 
     def _closest(self, node: Node, packed: bytes, start: int) -> tuple[Node | None, int]:
-        """The child whose edge shares most tokens with `packed[start:]`, and how many (over 0)."""
+        """The child that shares most tokens with `packed[start:]`, and how many (at least one)."""
         children = node.children
         first = packed[start : start + self._block_bytes]
         at = bisect_left(children, first, key=self._first_block)
@@ -553,14 +498,23 @@ class RadixTree(PrefixIndex):
                 best, most = child, common
         return best, most
 
-    def _common_behind(self, node: Node, n_blocks: int, packed: bytes) -> int:
-        """How many tokens `packed` shares with the edge behind its first `n_blocks` blocks."""
+    def _branch(self, node: Node, first: bytes) -> Node | None:
+        """The most recently used child that begins with the tokens `first`, at most a block."""
+        children = node.children
+        at = bisect_left(children, first, key=self._first_block)
+        alike = takewhile(
+            lambda child: child.packed.startswith(first), islice(children, at, at + MAX_BRANCHES)
+        )
+        return max(alike, key=lambda child: child.last_used, default=None)
+
+    def _common_from(self, node: Node, n_blocks: int, packed: bytes) -> int:
+        """How many tokens `packed` shares with the node after its first `n_blocks` blocks."""
         start = n_blocks * self._block_bytes
         run = bytes(node.packed[start : start + len(packed)])
         return common_tokens(packed[: len(run)], run)
 
     def _insert(self, node: Node, packed: bytes, blocks: Sequence[BlockId]) -> tuple[BlockId, ...]:
-        """See `insert`; all is below the lower end of `node`."""
+        """Insert below the end of `node`; see `insert`."""
         equal = list[BlockId]()
         while True:
             start = len(equal) * self._block_bytes
@@ -568,7 +522,8 @@ class RadixTree(PrefixIndex):
             whole = common // self._block_size
             is_covered = start + common * TOKEN_BYTES == len(packed)
             if child is None or (whole == 0 and not is_covered):
-                self._drop_covered_tail(child, common)
+                if child is not None and common * TOKEN_BYTES == len(child.packed):
+                    self._unlink(child)  # a tail: the new block holds its tokens and more
                 self._grow(node, packed[start:], blocks[len(equal) :])
                 break
             equal += child.blocks[:whole]
@@ -580,92 +535,109 @@ class RadixTree(PrefixIndex):
             node = child
         return tuple(equal)
 
-    def _drop_covered_tail(self, child: Node | None, common: int) -> None:
-        """Forget a child that is no more than a tail of `common` tokens.
-
-        The block that is about to be indexed beside it holds these tokens too, and more.
-        """
-        if child is not None and common * TOKEN_BYTES == len(child.packed):
-            self._unlink(child)
-
     def _grow(self, node: Node, packed: bytes, blocks: Sequence[BlockId]) -> None:
-        """Index `blocks` below `node`: on its own edge if it is a leaf, else in a new child."""
-        if isinstance(node, Root) or node.children:
-            node = self._add_child(node, packed)
+        """Index `blocks` after `node`: as part of it if it is a leaf, else in a new child."""
+        is_new = node.parent is None or bool(node.children)
+        if is_new:
+            parent = node
+            node = Node(next(self._serials), parent.namespace, parent, packed, self._now)
+            at = bisect_left(parent.children, self._first_block(node), key=self._first_block)
+            parent.children.insert(at, node)
         else:
             node.packed += packed
-        node.last_used = self._now
         first = len(node.blocks)
+        node.hashes += self._digests(node, first, packed)
         node.blocks += blocks
         for block in blocks:
             self._pool.cache(block)
             self._node_of[block] = node
-        self.observers.stored(node, first)
+        self._count(node, int(is_new), len(packed) // TOKEN_BYTES, len(blocks))
+        if self.observer is not None:
+            self.observer.stored(node, first)
 
-    def _add_child(self, parent: Node, packed: bytes) -> Node:
-        child = Node(next(self._serials), parent.namespace, parent, packed, self._now)
-        at = bisect_left(parent.children, self._first_block(child), key=self._first_block)
-        parent.children.insert(at, child)
-        self._n_nodes += 1
-        return child
+    def _digests(self, node: Node, first: int, packed: bytes) -> list[Digest]:
+        """The hashes of the node's blocks from `first` on, which hold the tokens `packed`."""
+        if not self.hashes_blocks:
+            return []
+        digests = [node.parent_hash(first)]
+        for start in range(0, len(packed), self._block_bytes):
+            digests.append(child_digest(digests[-1], packed[start : start + self._block_bytes]))
+        return digests[1:]
+
+    def _count(self, node: Node | None, nodes: int, tokens: int, blocks: int) -> None:
+        """Add to the sums of the tree, of `node` and of its ancestors.
+
+        A node is as young as what is below it, so what grows makes its ancestors younger.
+        """
+        self.n_nodes += nodes
+        self.n_tokens += tokens
+        now = self._now if tokens > 0 else 0.0
+        while node is not None:
+            node.subtree_nodes += nodes
+            node.subtree_tokens += tokens
+            node.subtree_blocks += blocks
+            if now > node.last_used:  # noqa: PLR1730 - max() is slower
+                node.last_used = now
+            node = node.parent
 
     def _split(self, node: Node, n_blocks: int) -> None:
-        """Cut the edge behind its first `n_blocks` blocks; `node` stays the upper part."""
+        """Cut `node` after its first `n_blocks` blocks; it stays the upper part."""
         cut = n_blocks * self._block_bytes
-        tokens = node.packed[cut:]
+        tokens = bytes(node.packed[cut:])
         lower = Node(next(self._serials), node.namespace, node, tokens, node.last_used)
         lower.blocks, lower.children = node.blocks[n_blocks:], node.children
+        lower.hashes = node.hashes[n_blocks:]
         for child in lower.children:
             child.parent = lower
         for block in lower.blocks:
             self._node_of[block] = lower
-        node.blocks, node.children = node.blocks[:n_blocks], [lower]
-        del node.packed[cut:]
-        self._n_nodes += 1
+        lower.subtree_nodes = node.subtree_nodes
+        lower.subtree_tokens = node.subtree_tokens - cut // TOKEN_BYTES
+        lower.subtree_blocks = node.subtree_blocks - n_blocks
+        node.children = [lower]
+        del node.packed[cut:], node.blocks[n_blocks:], node.hashes[n_blocks:]
+        self._count(node, 1, 0, 0)
         self._queue.offer(lower)
-        self.observers.split(node, lower)
+        if self.observer is not None:
+            self.observer.split(node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
         return not node.children and self._pool.ref_count(node.blocks[-1]) == 0
 
     def _trim(self, leaf: Node) -> BlockId:
-        """Forget a leaf's last block, and with its only one the leaf."""
+        """Drop the last block of a leaf, and the leaf with its only block."""
         block = leaf.blocks[-1]
         if len(leaf.blocks) == 1:
-            self._prune(leaf)
+            parent = self._unlink(leaf)
+            if parent.parent is not None:
+                self._queue.offer(parent)
+            elif not parent.children:
+                del self.roots[parent.namespace]
         else:
-            leaf.blocks.pop()
-            del leaf.packed[len(leaf.blocks) * self._block_bytes :]
+            left_bytes = (len(leaf.blocks) - 1) * self._block_bytes
+            self._count(leaf, 0, (left_bytes - len(leaf.packed)) // TOKEN_BYTES, -1)
+            del leaf.packed[left_bytes:], leaf.blocks[-1], leaf.hashes[-1:]
             del self._node_of[block]
             self._pool.uncache(block)
-            self.observers.removed(leaf, 1)
         return block
 
-    def _prune(self, leaf: Node) -> None:
-        """Take a leaf out of the tree, and the root with its only one."""
-        parent = self._unlink(leaf)
-        if not isinstance(parent, Root):
-            self._queue.offer(parent)
-        elif not parent.children:
-            del self._roots[parent.namespace]
-
     def _unlink(self, leaf: Node) -> Node:
-        """Take a leaf from its parent, which is returned."""
+        """Remove a leaf from the tree. Returns its parent."""
         parent = leaf.parent
         assert parent is not None, "a root is no leaf"
-        parent.last_used = max(parent.last_used, leaf.last_used)  # who used the one used the other
+        parent.last_used = max(parent.last_used, leaf.last_used)
         at = bisect_left(parent.children, self._first_block(leaf), key=self._first_block)
         del parent.children[at]
-        n_blocks = len(leaf.blocks)
+        self._count(parent, -1, -leaf.n_tokens, -len(leaf.blocks))
         self._forget(leaf)
-        self.observers.removed(leaf, n_blocks)
+        if self.observer is not None:
+            self.observer.removed(leaf)
         return parent
 
     def _forget(self, node: Node) -> None:
-        """Drop a node's references."""
+        """Drop the references of a node that leaves the tree."""
         for block in node.blocks:
             del self._node_of[block]
             self._pool.uncache(block)
-        node.blocks, node.children = [], []
-        self._n_nodes -= 1
+        node.blocks, node.hashes, node.children = [], [], []
         self._queue.leave(node)

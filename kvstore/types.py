@@ -1,4 +1,4 @@
-"""The few types that everything in kvstore/ shares."""
+"""Types that all modules of kvstore/ share."""
 
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
@@ -7,15 +7,15 @@ BlockId = NewType("BlockId", int)
 """Index of a block in the arena, from 0."""
 
 SlotId = NewType("SlotId", int)
-"""Index of a slot of a group's own storage, from 0: a window's block, or a whole state."""
+"""Index of a slot in the storage of a group, from 0: a block of a window, or a whole state."""
 
 Finding: TypeAlias = str | None
-"""What a recount yields: a problem, or None after a piece of work that found none."""
+"""A problem that a recount found, or None after a piece of work without problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The root that a prefix hangs from: KV is shared only between equal namespaces."""
+    """Where a prefix begins. KV is shared only within one namespace."""
 
     model: str = ""
     adapter: str = ""

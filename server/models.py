@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from engine.api import Engine
 from engine.values.model import ModelCard
-from engine.values.stats import EngineStats
+from engine.values.stats import NO_LATENCIES, EngineStats, Latencies
 from server.cache_feed import CacheFeed
 from server.generation.models import Naming, ServedModel
 from server.generation.replays import Replays
-from server.metrics.telemetry import EngineTelemetry
 from server.settings.models import ModelSettings
 
 log = logging.getLogger("rootstock")
@@ -24,6 +23,17 @@ class LoadedModel:
     served: Mapping[str, ServedModel]  # by name
     feed: CacheFeed
     known: "KnownModel"
+    earlier_latencies: Latencies  # of the engines that the model had before
+
+    async def stats(self) -> EngineStats:
+        """The engine's statistics. The model keeps them, so that they stand when it has ended."""
+        stats = await self.engine.stats()
+        self.known.last_stats = stats
+        self.known.latencies = {
+            latency: histogram.plus(stats.latencies[latency])
+            for latency, histogram in self.earlier_latencies.items()
+        }
+        return stats
 
     async def ended(self) -> str:
         return await self.engine.ended()
@@ -31,7 +41,7 @@ class LoadedModel:
     async def drain(self, timeout_seconds: float) -> None:
         try:
             await self.engine.drain(timeout_seconds)
-            self.known.last_stats = await self.engine.stats()
+            await self.stats()
         except Exception:
             log.exception("%s has not ended as it should", self.known.name)
 
@@ -43,9 +53,9 @@ class KnownModel:
     settings: ModelSettings
     namings: Sequence[Naming]  # its own first, then its aliases, then its adapters'
     replays: Mapping[str, Replays]  # by adapter
-    telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
+    latencies: Latencies = field(default_factory=lambda: NO_LATENCIES)  # of all its engines
     card: ModelCard | None = None  # since it was first loaded
-    last_stats: EngineStats | None = None  # when it was last unloaded
+    last_stats: EngineStats | None = None  # of its last engine, as last read
     progress: str = ""  # the last word on how fetching or loading goes
     fetched_share: float | None = None  # of its repository, while that is fetched
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
-from engine.api import Engine, EngineStopped, Telemetry
+from engine.api import Engine, EngineStopped
 from engine.launch import (
     ModelError,
     fetch_repository,
@@ -53,7 +53,7 @@ STORAGE_SHARE = 0.25
 
 log = logging.getLogger("rootstock")
 
-StartEngine = Callable[[EngineConfig, Telemetry, Callable[[str], None]], Awaitable[Engine]]
+StartEngine = Callable[[EngineConfig, Callable[[str], None]], Awaitable[Engine]]
 
 
 class ModelRegistry:
@@ -95,7 +95,7 @@ class ModelRegistry:
                 await sleep(CORRECTION_SECONDS)
                 for name, loaded in self.all_loaded().items():
                     try:
-                        await self._correct(name, loaded.engine)
+                        await self._correct(name, loaded)
                     except Exception:
                         log.exception("cannot tell how much memory %s takes", name)
 
@@ -271,21 +271,22 @@ class ModelRegistry:
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
         return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
 
-    async def _correct(self, name: str, engine: Engine) -> None:
+    async def _correct(self, name: str, loaded: LoadedModel) -> None:
         """What a model takes is what its engine has promised, or more if its process has more."""
-        memory = (await engine.stats()).memory
+        memory = (await loaded.stats()).memory
         if not self._is_alone:
             self.pool.correct(name, max(memory.promise.total, memory.resident))
 
     async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
         known.progress = ""
         config = self.settings.config_of(known.settings, memory_bytes or None)
-        engine = await self._start(config, known.telemetry, known.report)
+        engine = await self._start(config, known.report)
         known.card = engine.card
-        await self._correct(known.name, engine)
         served = served_models(known.namings, engine, known.settings, known.replays, self.workers)
         feed = CacheFeed(engine, known.name, self._tasks)
-        return LoadedModel(engine, served, feed, known)
+        loaded = LoadedModel(engine, served, feed, known, known.latencies)
+        await self._correct(known.name, loaded)
+        return loaded
 
 
 def public_name(model: str) -> str:

@@ -74,7 +74,7 @@ class Service:
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""
         loaded = self.models.all_loaded()
-        stats = await asyncio.gather(*(one.engine.stats() for one in loaded.values()))
+        stats = await asyncio.gather(*(one.stats() for one in loaded.values()))
         return dict(zip(loaded, stats, strict=True))
 
     async def requests(self) -> list[RequestInfo]:
@@ -92,15 +92,15 @@ class Service:
     async def figures(self) -> list[ModelFigures]:
         """Of all models, loaded or not."""
         loaded = self.models.all_loaded()
-        stats = await self.stats()
+        await self.stats()
         return [
             ModelFigures(
                 name,
                 self.models.state(name),
-                known.telemetry,
+                known.latencies,
                 is_up=name in loaded and loaded[name].engine.is_alive(),
                 card=known.card,
-                stats=stats.get(name, known.last_stats),
+                stats=known.last_stats,
             )
             for name, known in self.models.known.items()
         ]

@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.constraints.factory import GuideMaker, check_verdicts, untried
-from engine.constraints.guide import Choice, Guide, GuideFactory, matcher_of
+from engine.constraints.guide import Choice, FreeGuide, Guide, GuideFactory, matcher_of
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.constraints.remote.trials import Verdict, too_long
@@ -84,7 +84,7 @@ class LocalGrammars:
         while grammars := untried(request, verdicts):
             verdicts |= {grammar: self._verdict(grammar) for grammar in grammars}
         check_verdicts(request, verdicts)
-        new_guide = self._maker.guides(request, verdicts)
+        new_guide = self._maker.guides(request, verdicts) or FreeGuide
         return lambda: Settled(new_guide(), self.answer)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:

@@ -10,11 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from engine.api import Engine, Telemetry
+from engine.api import Engine
 from engine.build import builder
 from engine.core.thread import Build
 from engine.launch import launch
-from engine.measuring.telemetry import SilentTelemetry
 from engine.remote.engine import RemoteEngine
 from engine.remote.host import MakeBuild, serve
 from engine.values.model import Tokenizer
@@ -48,16 +47,16 @@ class ThreadAsProcess:
             asyncio.run(serve(self._connection, self._make_build))
 
 
-def launched(config: EngineConfig, telemetry: Telemetry) -> Engine:
+def launched(config: EngineConfig) -> Engine:
     """An engine in a process, for any event loop. For tests of what a process does: its imports
     take seconds.
     """
-    return _run(launch(config, telemetry, lambda line: None))
+    return _run(launch(config, lambda line: None))
 
 
-def loaded(config: EngineConfig, telemetry: Telemetry) -> RemoteEngine:
+def loaded(config: EngineConfig) -> RemoteEngine:
     """The engine of a real model on a thread of this process, for any event loop."""
-    return _run(RemoteEngine.start(partial(_start, builder), config, telemetry, lambda line: None))
+    return _run(RemoteEngine.start(partial(_start, builder), config, lambda line: None))
 
 
 def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
@@ -69,11 +68,7 @@ def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
     """What `launch` returns, around parts that need no process."""
     start = partial(_start, lambda *_: build)
-    return _run(
-        RemoteEngine.start(
-            start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
-        )
-    )
+    return _run(RemoteEngine.start(start, CONFIG, lambda line: None, lambda card: tokenizer))
 
 
 def _start(make_build: MakeBuild) -> tuple[socket.socket, ThreadAsProcess]:

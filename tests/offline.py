@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.constraints.guide import FreeGuide, GuideFactory
+from engine.constraints.guide import GuideFactory
 from engine.constraints.remote.answers import Answers
-from engine.core.metrics import LatencyTracker
-from engine.core.pipeline import Pipeline
+from engine.constraints.stage import GrammarStage
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, Namespaces, prepare
 from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
-from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.drafts.proposer import AcceptanceRates, DraftMaker, LiveSpeculation, SequenceRates
-from engine.measuring.telemetry import SilentTelemetry
+from engine.disk_cache.cache import DiskCache
+from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
@@ -27,19 +28,20 @@ from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.storage import Storage
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request
 from engine.values.settings import AdapterConfig
 from kvstore import invariants
 from kvstore.pool import BlockPool
-from kvstore.sizes import StateCounts, StorageSizes, WindowSize, build_groups
+from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize, build_groups
 from kvstore.store import KVStore
 from kvstore.tree import RadixTree
 from kvstore.window import lease_slots
 from tests.devices import SERVING_LAUNCH
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer
+from tests.unit.scripted_drafter import ScriptedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,11 @@ def cached_model(served: Served, attention: Attention, room: Room) -> CachedMode
     return CachedModel(served.loaded.model, served.layout, storage, execution)
 
 
-def new_store(served: Served, room: Room, pool: BlockPool) -> KVStore:
-    """A store with the model's groups, sharing prefixes."""
+def new_store(served: Served, room: Room, pool: BlockPool, hashes_blocks: bool = False) -> KVStore:
+    """A store with the model's groups, sharing prefixes. A disk cache needs the blocks' hashes."""
     groups = build_groups(room.sizes(served.layout), room.block_size, room.step_tokens)
-    return KVStore(pool, RadixTree(pool, room.block_size), room.block_size, groups)
+    tree = RadixTree(pool, room.block_size, hashes_blocks=hashes_blocks)
+    return KVStore(pool, tree, room.block_size, groups)
 
 
 class OfflineDaemon:
@@ -112,16 +115,17 @@ class OfflineDaemon:
         attention: Attention,
         room: Room,
         watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
-        disk: Callable[[KVStore, Storage], DiskCache] = lambda store, storage: NO_DISK_CACHE,
+        disk: Callable[[KVStore, Storage], DiskCache] | None = None,
         answers: Callable[[int], Answers] = NoAnswers,
         clock: Callable[[], float] = time.monotonic,
         launch: Launch = SERVING_LAUNCH,
+        inbox: Inbox | None = None,
     ) -> None:
-        """`answers` is given the size of the vocabulary."""
+        """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`."""
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
         self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch))
-        self.store = new_store(served, room, BlockPool(room.n_blocks))
+        self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
         self._limits = Limits(
             vocab_size,
             served.loaded.max_context_tokens,
@@ -134,17 +138,22 @@ class OfflineDaemon:
         )
         self.scheduler = Scheduler(
             self.store,
-            OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
+            output_factory(frozenset(), lambda _: LetterDetokenizer()),
             self._limits,
             draw_seed=lambda: 0,
+            metrics=Metrics(clock),
             namespaces=Namespaces(fingerprints=served.loaded.adapters),
-            disk=disk(self.store, model.storage),
+            disk=None if disk is None else disk(self.store, model.storage),
+            drafts=ScriptedPolicy(self.store),
         )
-        self.pipeline = Pipeline(
+        self._events: list[OutputEvent] = []
+        self.loop = EngineLoop(
             self.scheduler,
             self.runner,
-            answers(vocab_size),
-            LatencyTracker(clock, SilentTelemetry()),
+            inbox or Inbox(),
+            self._deliver,
+            StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
+            GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
         )
         self.usage: dict[str, Usage] = {}
         self.vectors: dict[str, Vector] = {}
@@ -160,19 +169,18 @@ class OfflineDaemon:
         self, said: defaultdict[tuple[str, int], list[int]]
     ) -> Mapping[tuple[str, int], Sequence[int]]:
         """The same of what has been added."""
-        while self.scheduler.has_work or not self.pipeline.is_empty:
+        while not self.loop.is_idle:
             self._step(said)
         return said
 
-    def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
+    def add(self, request: Request, new_guide: GuideFactory | None = None) -> None:
         self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
-    def speculate(self, request_id: str, *drafters: DraftMaker) -> None:
-        """Have the sequences of a request that waits drafted, each by one of these."""
+    def speculate(self, request_id: str, *drafters: MakeDraft) -> None:
+        """Set where the drafts of a waiting request's sequences come from, one for each."""
         sequences = [s for s in self.scheduler.waiting if s.request.id == request_id]
-        for sequence, drafter in zip(sequences, drafters, strict=True):
-            rates = SequenceRates(AcceptanceRates())
-            sequence.speculation = LiveSpeculation(drafter, rates)
+        for sequence, make_draft in zip(sequences, drafters, strict=True):
+            sequence.proposer = Proposer(make_draft, first_rates())
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""
@@ -180,10 +188,14 @@ class OfflineDaemon:
             self._step(defaultdict(list))
 
     def turn(self) -> list[OutputEvent]:
-        """One step more is submitted, and the one before is collected."""
-        news = self.pipeline.collect_early()
-        news += self.pipeline.advance(self.scheduler.plan())
-        return news + (self.pipeline.sample() or [])
+        """Take a turn of the loop: one more step is submitted, and the one before is collected."""
+        if not self.loop.is_idle:
+            self.loop.turn()
+        events, self._events = self._events, []
+        return events
+
+    def _deliver(self, events: list[OutputEvent]) -> None:
+        self._events += events
 
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
         for event in self.turn():

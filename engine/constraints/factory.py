@@ -1,6 +1,7 @@
 """Makes the guides of a request's sequences from its constraints."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import dropwhile
 
 from engine.api import InvalidRequest
@@ -26,6 +27,7 @@ from engine.values.request import (
     Grammar,
     Request,
     ThinkingBlock,
+    ThinkingBudget,
 )
 
 Verdicts = Mapping[Grammar, Verdict]
@@ -82,15 +84,17 @@ class GuideMaker:
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
 
-    def guides(self, request: Request, verdicts: Verdicts) -> GuideFactory:
-        """A factory of the guides of the request's sequences. Its grammars have been tried."""
-        constrained = self._constrained(request.constraint, verdicts)
-        budget = request.thinking_budget
+    def guides(self, request: Request, verdicts: Verdicts) -> GuideFactory | None:
+        """A factory of the guides of the request's sequences; None where they have no constraint.
+        The request's grammars have been tried.
+        """
+        budget, constraint = request.thinking_budget, request.constraint
+        if constraint is None:
+            return None if budget is None else partial(_budget_guide, budget)
+        constrained = self._constrained(constraint, verdicts)
         if budget is None:
             return constrained
-        return lambda: BothGuides(
-            BudgetGuide(budget.tokens, budget.start, budget.end), constrained()
-        )
+        return lambda: BothGuides(_budget_guide(budget), constrained())
 
     def _constrained(self, constraint: Constraint | None, verdicts: Verdicts) -> GuideFactory:
         if constraint is None:
@@ -135,6 +139,10 @@ class GuideMaker:
         thoughts = AllBut(tuple(self._end_tokens.difference(thinking.end)))
         behind = BehindMarker(thinking.end, PerhapsSpaced(thinking.space, guide), thoughts)
         return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind
+
+
+def _budget_guide(budget: ThinkingBudget) -> BudgetGuide:
+    return BudgetGuide(budget.tokens, budget.start, budget.end)
 
 
 def _unwatched_thinking(thinking: ThinkingBlock, guide: Guide) -> Guide:

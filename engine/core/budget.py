@@ -1,158 +1,250 @@
 """What a step costs, learned from earlier steps, and how many prompt tokens it has time for."""
 
 import math
-from collections.abc import Sequence
-from operator import mul
-
-from engine.core.step import (
-    VERIFICATION,
-    StepWork,
-    chunk_beginning,
-    chunk_work,
-    draft_work,
-)
-
-Vector = Sequence[float]
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 
-_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7, 6e-6, 2e-3, 0.7e-3)
-"""Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
-parameters take on two cores. The first step scales them all to what it took; their ratios are left.
-So what is learned of a model a thousand times as slow is the same in slow motion. On two
-cores it costs as much to gather a position as 10 tokens that attend to it, or 90: by KV heads.
-"""
+class StepShape(NamedTuple):
+    """What determines a step's time. All decodes share one forward, which drafts widen. Each chunk
+    of a prompt has a forward of its own.
+    """
 
-_TOKEN, _KEY, _GATHERED = 3, 4, 5  # of prompts
+    decode_rows: int = 0
+    decode_keys: int = 0  # positions that the decodes attend to, over all rows
+    chunks: tuple[tuple[int, int], ...] = ()  # of each: start, tokens
+    drafts: tuple[tuple[int, int], ...] = ()  # of each: position of the row's own token, tokens
+
+
+_FORWARD_SECONDS, _ROW_SECONDS, _TOKEN_SECONDS = 20e-3, 1e-3, 0.7e-3
+_DECODE_KEY_SECONDS, _KEY_SECONDS, _GATHER_SECONDS = 2e-6, 3e-7, 6e-6
+_VERIFY_SECONDS, _DRAFT_TOKEN_SECONDS = 2e-3, 0.7e-3
+"""Costs before any step was measured: about those of 27 M parameters on two CPU cores. The first
+step scales them all, so only their ratios matter, until steps with such work were measured."""
 
 _FIRST_STEPS = 3
-"""Where one of these is much shorter than those before it, those are discarded: first steps
-compile, and touch memory for the first time."""
+"""Where one of these takes less than half of its prediction, the steps before it are discarded:
+first steps compile, and touch memory for the first time."""
 
-_COMMON_VARIANCE, _OWN_VARIANCE = 100.0, 4.0
-"""Of the factors by which the prior is wrong: one that all costs share, and one of each."""
+_FIRST_WIDTH = 8  # from here on each octave of a table has a shape of its own
 
-_FORGETTING = 0.02
-"""The share of what is known of a cost that goes stale with each step that has such work."""
+_FIRST_VARIANCE, _SHAPE_VARIANCE = 4.0, 0.25  # relative, of what was never measured
+_FORGETTING, _COMMON_DOUBT, _OWN_DOUBT = 0.02, 0.02, 0.005
+"""Each observation moves the variances by this share towards these doubts. So costs can follow a
+machine that changes, and no run of steps makes the model sure of what it does not measure. Most
+doubt is common to all costs: a machine changes its speed, and rarely the ratio of two costs."""
 
-_DOUBT = 0.5
-"""The standard deviation of a cost of which all is stale, as a share of the cost."""
+_USUAL_SQUARE, _MOST_EXCESS, _JUMP_DOUBT = 4.0, 5.0, 0.005
+"""A surprise beyond two standard deviations (squared: 4) adds to the doubt of the common factor: a
+machine that slows down surprises at once, a cost that was learned wrong a little at a time."""
 
-_COMMON_DOUBT = 0.9
-"""The share of that variance that all costs of a step have in common: a machine changes its speed,
-and less what one kind of work takes beside another. In a long run of like steps nothing else tells
-these apart.
-"""
-
-_LEAST_FACTOR = 0.25
-"""A cost is doubted as if it were no less than this share of the prior, as fast as the step was."""
-
-_MOST_DEVIATIONS = 3.0
-"""A surprise counts no more than so many standard deviations: a pause, a first allocation."""
-
+_LEAST_FACTOR = 0.25  # a cost is corrected as if it were at least this share of the prior
+_MOST_FALL = 0.5  # of a cost, by one observation
+_MOST_DEVIATIONS = 3.0  # a surprise counts for at most this many: it may be a pause
 _SPREAD_SHARE = 0.05  # of the latest step in the spread
 _LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
-
 _LEAST_SECONDS = 1e-6  # keeps divisions sound where a test's clock stands still
 
 
-class StepCosts:
-    """Predicts seconds, and learns from those that were measured.
+class _Cost:
+    """Seconds of one unit of work before the common factor, and their relative variance."""
 
-    Costs are kept as factors on the prior, which are alike in size, and are never negative.
+    __slots__ = ("least", "seconds", "variance")
+
+    def __init__(self, seconds: float, variance: float = _FIRST_VARIANCE) -> None:
+        self.seconds, self.variance, self.least = seconds, variance, _LEAST_FACTOR * seconds
+
+
+_Parts = list[tuple[_Cost, float]]  # costs, each with how many units of it a step has
+
+
+class _Table:
+    """Seconds by width: those of a token, and for each octave beyond the first widths a factor on
+    them. So the seconds never fall with the width, and what is learned of one width is the first
+    guess for all others.
+    """
+
+    def __init__(self, token_seconds: float) -> None:
+        self.token = _Cost(token_seconds)
+        self._octaves = [_Cost(1.0, _SHAPE_VARIANCE) for _ in range(24)]
+
+    def weighted(self, width: int) -> float:
+        """The width, weighted by the factors of the octaves that it spans."""
+        weighted: float = min(width, _FIRST_WIDTH)
+        start = _FIRST_WIDTH
+        for octave in self._octaves:
+            if width <= start:
+                break
+            weighted += octave.seconds * (min(width, 2 * start) - start)
+            start *= 2
+        return weighted
+
+    def shapes(self, width: int) -> _Parts:
+        """The octaves' factors, each with the seconds that it multiplies."""
+        parts, start = _Parts(), _FIRST_WIDTH
+        for octave in self._octaves:
+            if width <= start:
+                break
+            parts.append((octave, self.token.seconds * (min(width, 2 * start) - start)))
+            start *= 2
+        return parts
+
+
+class StepCosts:
+    """Predicts the seconds of a step, and learns from the steps that were measured.
+
+    A forward takes a base, seconds by its width from a table, and seconds for the keys that it
+    reads. Decodes have a table of their own, because each row samples. All costs share one factor:
+    the machine's speed.
     """
 
     def __init__(self) -> None:
-        self._factors = [1.0] * len(_PRIOR)
-        self._costs: Vector = _PRIOR  # seconds of one of each kind: a plan asks a dozen times
-        self._covariance = [[_COMMON_VARIANCE] * len(_PRIOR) for _ in _PRIOR]
-        for kind, row in enumerate(self._covariance):
-            row[kind] += _OWN_VARIANCE
-        self._spread = 0.1
+        self.spread = 0.1  # standard deviation of a step's seconds, as a share of the prediction
+        self._factor, self._variance = 1.0, _FIRST_VARIANCE
         self._n_observed = 0
+        self._forward = _Cost(_FORWARD_SECONDS)
+        self._rows, self._tokens = _Table(_ROW_SECONDS), _Table(_TOKEN_SECONDS)
+        self._decode_key = _Cost(_DECODE_KEY_SECONDS)
+        self._key = _Cost(_KEY_SECONDS)  # for each token of a chunk that attends to it
+        self._gather = _Cost(_GATHER_SECONDS)  # of a key, once for each chunk
+        self._verify = _Cost(_VERIFY_SECONDS)
+        self._draft_token = _Cost(_DRAFT_TOKEN_SECONDS)
 
-    @property
-    def spread(self) -> float:
-        """The standard deviation of a step's seconds, as a share of the prediction."""
-        return self._spread
+    def predict(self, shape: StepShape) -> float:
+        """Predict the seconds of a step."""
+        seconds = 0.0
+        for cost, count in self._parts(shape):
+            seconds += cost.seconds * count
+        return self._factor * max(seconds, 0.0)
 
-    def seconds(self, work: StepWork) -> float:
-        """The prediction."""
-        return _dot(self._costs, work)
+    def begin_seconds(self, start: int) -> float:
+        """Seconds of a prompt's chunk from `start` on that do not depend on its length."""
+        return self._factor * self._forward.seconds + self.gather_seconds(start)
+
+    def gather_seconds(self, n_keys: int) -> float:
+        """Seconds to gather the keys and values of `n_keys` positions for a chunk."""
+        return self._factor * self._gather.seconds * n_keys
 
     def prompt_seconds(self, start: int, n_tokens: int) -> float:
-        """What so many tokens of a prompt take from a position on, but for what each chunk does
-        once.
+        """Seconds of `n_tokens` prompt tokens from `start` on, without what each chunk takes."""
+        seconds = self._tokens.token.seconds * self._tokens.weighted(n_tokens)
+        seconds += self._gather.seconds * n_tokens + self._key.seconds * _attended(start, n_tokens)
+        return self._factor * seconds
+
+    def verify_seconds(self) -> float:
+        """Seconds that any drafts cost a step: it is collected before the next one is planned."""
+        return self._factor * self._verify.seconds
+
+    def draft_seconds(self, start: int, n_tokens: int) -> float:
+        """Seconds that `n_tokens` draft tokens add to the decode of the token at position `start`.
+        The keys are gathered for all of them, in place of the decode's own.
         """
-        whole = self.seconds(chunk_work(start, n_tokens))
-        return whole - self.seconds(chunk_beginning(start))
+        shape = StepShape(drafts=((start, n_tokens),))
+        seconds = sum(cost.seconds * count for cost, count in self._parts(shape))
+        return self._factor * (seconds - self._verify.seconds)
 
-    def chunk_tokens(self, start: int, seconds: float, wanted: int) -> int:
-        """How many of `wanted` tokens from position `start` of a prompt these seconds compute.
+    def tokens_within(self, seconds: float, start: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without what
+        each chunk takes: all, or else one of eight lengths in each octave.
 
-        n tokens take n * (token + gathered) + (n * start + n * (n + 1) / 2) * key seconds. What a
-        chunk of any length takes is not counted; see `chunk_beginning`.
+        MLX finds its buffers again by their size, and memory that is touched for the first time
+        costs a page fault for each 4 KiB: a quarter of a step's time, with chunks of any length.
         """
-        token, key, gathered = (self._costs[kind] for kind in (_TOKEN, _KEY, _GATHERED))
-        linear = token + gathered + key * (start + 0.5)
-        divisor = linear + math.sqrt(linear * linear + 2 * key * seconds)
-        return wanted if divisor * wanted <= 2 * seconds else int(2 * seconds / divisor)
+        if self.prompt_seconds(start, wanted) <= seconds:
+            return wanted
+        shorter = range(1, bisect_left(range(8 * wanted.bit_length()), wanted, key=_length))
+        return _length(
+            bisect_right(shorter, seconds, key=lambda n: self.prompt_seconds(start, _length(n)))
+        )
 
-    def observe(self, work: StepWork, seconds: float) -> None:
-        """A step of at least one forward has taken so long."""
-        predicted = self.seconds(work)
-        factor = max(seconds, _LEAST_SECONDS) / max(predicted, _LEAST_SECONDS)
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step of at least one forward that took `seconds`.
+
+        A Kalman filter without covariances: the surprise is divided among the common factor and the
+        costs of this work, in proportion to what each adds to the variance of the prediction
+        (docs/adr/0017).
+        """
+        parts, factor, predicted = self._parts(shape), self._factor, 0.0
+        for cost, count in parts:
+            predicted += cost.seconds * count
+        predicted, seconds = max(factor * predicted, _LEAST_SECONDS), max(seconds, _LEAST_SECONDS)
         self._n_observed += 1
-        if self._n_observed == 1 or (self._n_observed <= _FIRST_STEPS and factor < 0.5):
-            self._scale(factor)
-        else:
-            self._learn(list(map(mul, _PRIOR, work)), predicted, seconds)
-        self._costs = list(map(mul, _PRIOR, self._factors))
+        if self._n_observed == 1 or (self._n_observed <= _FIRST_STEPS and seconds < predicted / 2):
+            self._factor *= seconds / predicted
+            return
 
-    def _learn(self, parts: Vector, predicted: float, seconds: float) -> None:
-        """`parts`: the seconds of each kind of work by the prior."""
-        self._forget(parts, predicted)
-        size = max(predicted, seconds, _LEAST_SECONDS)
-        informed = [_dot(row, parts) for row in self._covariance]
-        variance = _dot(parts, informed) + (self._spread * size) ** 2
-        most = _MOST_DEVIATIONS * math.sqrt(variance)
-        surprise = min(max(seconds - predicted, -most), most)
-        for kind, gain in enumerate(informed):
-            self._factors[kind] = max(self._factors[kind] + gain * surprise / variance, 0.0)
-            row = self._covariance[kind]
-            for other, of_other in enumerate(informed):
-                row[other] -= gain * of_other / variance
-        self._note_spread(abs(surprise) / size)
+        if shape.chunks or shape.decode_rows > _FIRST_WIDTH:
+            parts += self._rows.shapes(shape.decode_rows)
+            for _, n_tokens in shape.chunks:
+                parts += self._tokens.shapes(n_tokens)
+        size = predicted if predicted > seconds else seconds
+        common = self._variance + _FORGETTING * (_COMMON_DOUBT - self._variance)
+        noise = (self.spread * size) ** 2
+        variance = noise + common * predicted * predicted
+        moves = []
+        for cost, count in parts:
+            unit = cost.seconds
+            if unit < cost.least:  # noqa: PLR1730 (max takes three times as long)
+                unit = cost.least
+            part = factor * count * unit
+            cost.variance += _FORGETTING * (_OWN_DOUBT - cost.variance)
+            own = cost.variance * part
+            variance += own * part
+            moves.append((cost, unit, own, own * part))
+        surprise = seconds - predicted
+        excess = surprise * surprise / variance - _USUAL_SQUARE
+        if excess > 0.0:
+            doubt = _JUMP_DOUBT * min(excess, _MOST_EXCESS)
+            common += doubt
+            variance += doubt * predicted * predicted
+            most = _MOST_DEVIATIONS * math.sqrt(variance)
+            surprise = min(max(surprise, -most), most)
+        share = surprise / variance
+        for cost, unit, own, known in moves:
+            cost.variance *= 1 - known / variance
+            moved = cost.seconds + max(own * share, -_MOST_FALL) * unit
+            cost.seconds = moved if moved > 0.0 else 0.0
+        self._factor = factor * max(1 + common * predicted * share, 1 - _MOST_FALL)
+        self._variance = common - (common * predicted) ** 2 / variance
+        # Of a normal distribution the mean deviation is 0.8 standard deviations. Where costs are in
+        # doubt the surprise says less of the noise.
+        deviation = 1.25 * abs(surprise) / size
+        spread = self.spread + _SPREAD_SHARE * math.sqrt(noise / variance) * (
+            deviation - self.spread
+        )
+        self.spread = min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
 
-    def _scale(self, factor: float) -> None:
-        """Take the prior for that of a machine so many times as slow."""
-        self._factors = [factor * own for own in self._factors]
-        self._covariance = [[factor * factor * each for each in row] for row in self._covariance]
-
-    def _forget(self, parts: Vector, predicted: float) -> None:
-        """Bring the costs of this work a little nearer to being unknown, and to being unrelated.
-
-        So they can follow a machine whose speed changes, and no run of steps, however long, makes
-        the filter sure of what it says nothing of, or doubt it without bound.
-        """
-        stale = [_FORGETTING if part else 0.0 for part in parts]
-        kept = [math.sqrt(1 - share) for share in stale]
-        least = _LEAST_FACTOR * predicted / sum(parts)
-        doubts = [_DOUBT * max(factor, least) for factor in self._factors]
-        common = _COMMON_DOUBT * max(stale)
-        for kind, row in enumerate(self._covariance):
-            for other in range(len(row)):
-                row[other] *= kept[kind] * kept[other]
-                row[other] += common * doubts[kind] * doubts[other]
-            row[kind] += (1 - _COMMON_DOUBT) * stale[kind] * doubts[kind] ** 2
-
-    def _note_spread(self, deviation: float) -> None:
-        # Of a normal distribution the mean deviation is 0.8 standard deviations.
-        spread = self._spread + _SPREAD_SHARE * (1.25 * deviation - self._spread)
-        self._spread = min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
+    def _parts(self, shape: StepShape) -> _Parts:
+        """The costs of such a step's work, without the octaves' factors."""
+        rows, keys, chunks, drafts = shape
+        parts = _Parts()
+        if rows:
+            tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
+            parts = [(self._forward, 1), (self._rows.token, tokens), (self._decode_key, keys)]
+        if chunks:
+            parts[:1] = [(self._forward, len(chunks) + (rows > 0))]
+            for start, n_tokens in chunks:
+                parts.append((self._tokens.token, self._tokens.weighted(n_tokens)))
+                parts.append((self._key, _attended(start, n_tokens)))
+                parts.append((self._gather, start + n_tokens))
+        if drafts:
+            parts.append((self._verify, 1))
+            for start, n_tokens in drafts:
+                parts.append((self._draft_token, n_tokens))
+                parts.append((self._key, _attended(start, 1 + n_tokens)))
+                parts.append((self._gather, start + 1 + n_tokens))
+                parts.append((self._decode_key, -start - 1))
+        return parts
 
 
-def _dot(left: Vector, right: Vector) -> float:
-    return float(sum(map(mul, left, right)))
+def _attended(start: int, n_tokens: int) -> int:
+    """Positions that a chunk's tokens attend to, over all of them."""
+    return n_tokens * start + n_tokens * (n_tokens + 1) // 2
+
+
+def _length(index: int) -> int:
+    """The lengths 0, 1, 2, ..., 15, 16, 18, ..., 30, 32, 36, ...: eight in each octave."""
+    return index if index < 16 else (8 + index % 8) << (index // 8 - 1)
 
 
 _MARGIN_DEVIATIONS = 2.0
@@ -161,121 +253,107 @@ _MARGIN_DEVIATIONS = 2.0
 _LEAST_SHARE = 0.25
 """What the tokens of a step's first chunk may take, of what all else in the step takes."""
 
-_MOVED_SHARE = 0.5
-"""What moving bytes from and to the disk may take, of what all else in the step does: so that a gap
+_TRANSFER_SHARE = 0.5
+"""What transfers from and to the disk may take, of what all else in the step takes: so a gap
 between two tokens grows by half at most."""
 
 
 class StepBudget:
-    """The time of one step, while it is planned: first its decodes, then chunks of prompts.
+    """The time of one step while it is planned: first its decodes, then chunks of prompts.
 
-    Beside decodes all is to end within `stretch` times what a step of decodes alone takes, with a
-    margin for errors of prediction: of normal ones 2% go beyond it. So a slow model behaves as a
-    fast one does in slow motion. Without decodes nobody waits for a next token, and time has no
-    limit.
+    Next to decodes a step is planned to end within `stretch` times what decodes alone take, less a
+    margin for errors of prediction: 2% of normal ones exceed it. So a slow model behaves as a fast
+    one does in slow motion. Without decodes nobody waits for a next token, and there is no limit.
 
-    So that every prompt goes on, the tokens of a step's first chunk are one at least, and may take
-    a quarter of what decodes and a forward do, whatever is left, or as long as it takes to gather
-    what lies before them: else a long prompt's time would be spent on gathering it again.
+    Every prompt goes on: the first chunk of a step has at least one token, and may always take a
+    quarter of what decodes and a forward take, or as long as it takes to gather what lies before
+    it. Otherwise a long prompt would spend its time on gathering the same keys again and again.
     """
 
     def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
-        """`stretch` is at least 1 and may be infinite. The step of decodes that counts has
-        `batch_rows`, if those are more than the decodes: who waits for a prompt will decode, too,
-        and where many wait for few, they wait for longer.
+        """`stretch` is at least 1 and may be infinite. The limit is that of `batch_rows` decodes
+        where that is more than the step has: rows that wait for their prompts will decode, too, and
+        where many wait for few, the few wait for longer.
         """
+        self.decode_rows = 0
         self._costs = costs
         self._stretch = stretch
         self._batch_rows = batch_rows
-        self._n_chunks = 0
-        self._decode_rows = 0
         self._decode_keys = 0
-        self._chunks_and_drafts = StepWork()
-        self._moved_seconds = 0.0
+        self._chunks: list[tuple[int, int]] = []
+        self._drafts: list[tuple[int, int]] = []
+        self._transfer_seconds = 0.0
+
+    def add_decodes(self, n_rows: int, n_keys: int) -> None:
+        """Add `n_rows` decodes, which attend to `n_keys` positions in all."""
+        self.decode_rows += n_rows
+        self._decode_keys += n_keys
+
+    def add_chunk(self, start: int, n_tokens: int) -> None:
+        """Add a chunk of a prompt: positions [start, start + n_tokens)."""
+        self._chunks.append((start, n_tokens))
+
+    def add_draft(self, start: int, n_tokens: int) -> None:
+        """Add `n_tokens` draft tokens to the row that decodes the token at position `start`."""
+        self._drafts.append((start, n_tokens))
+
+    def add_transfer(self, seconds: float) -> None:
+        """Add a transfer of bytes that is predicted to take `seconds`."""
+        self._transfer_seconds += seconds
 
     @property
-    def moving_seconds(self) -> float:
-        """How long bytes may be moved beside what has been planned; infinite without decodes."""
-        if self._decode_rows == 0:
-            return math.inf
-        work_seconds = self._costs.seconds(self.work)
-        most_seconds = min(self._aim_seconds - work_seconds, _MOVED_SHARE * work_seconds)
-        return max(most_seconds - self._moved_seconds, 0.0)
+    def shape(self) -> StepShape:
+        """What has been added."""
+        chunks, drafts = tuple(self._chunks), tuple(self._drafts)
+        return StepShape(self.decode_rows, self._decode_keys, chunks, drafts)
 
     @property
-    def _spent_seconds(self) -> float:
-        return self._costs.seconds(self.work) + self._moved_seconds
-
-    @property
-    def work(self) -> StepWork:
-        """What has been planned."""
-        return self._chunks_and_drafts.plus(self.decodes)
-
-    @property
-    def decodes(self) -> StepWork:
-        """What of it is decodes."""
-        return StepWork(min(self._decode_rows, 1), self._decode_rows, self._decode_keys)
+    def decode_seconds(self) -> float:
+        """Predicted seconds of the decodes alone."""
+        return self._costs.predict(StepShape(self.decode_rows, self._decode_keys))
 
     @property
     def left_seconds(self) -> float:
-        """What may still be planned beside the decodes."""
+        """What may still be added next to the decodes."""
         return max(self._aim_seconds - self._spent_seconds, 0.0)
 
-    def decode(self, start: int) -> None:
-        """One token of a sequence, at position `start`, is in the step."""
-        self._decode_rows += 1
-        self._decode_keys += start + 1
+    @property
+    def transfer_seconds(self) -> float:
+        """How long bytes may be transferred next to what was added; infinite without decodes."""
+        if self.decode_rows == 0:
+            return math.inf
+        step_seconds = self._costs.predict(self.shape)
+        most_seconds = min(self._aim_seconds - step_seconds, _TRANSFER_SHARE * step_seconds)
+        return max(most_seconds - self._transfer_seconds, 0.0)
 
-    def chunk(self, start: int, n_tokens: int) -> None:
-        """Positions [start, start + n_tokens) of a prompt are in the step."""
-        self._n_chunks += 1
-        self._chunks_and_drafts = self._chunks_and_drafts.plus(chunk_work(start, n_tokens))
+    def chunk_tokens(self, start: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens from position `start` on may join, at least one.
 
-    def draft(self, start: int, n_tokens: int) -> None:
-        """The sequence that decodes the token at position `start` has a draft of so many tokens."""
-        if self._chunks_and_drafts.verifications == 0:
-            self._chunks_and_drafts = self._chunks_and_drafts.plus(VERIFICATION)
-        self._chunks_and_drafts = self._chunks_and_drafts.plus(draft_work(start, n_tokens))
-
-    def move(self, seconds: float) -> None:
-        """Bytes are filled in that are predicted to take so long."""
-        self._moved_seconds += seconds
-
-    def allow(self, start: int, wanted: int) -> int:
-        """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
-
-        0 only where another chunk is in the step: what fits takes less time than to begin it does.
+        Returns 0 only where the step has a chunk already, and the tokens that fit would take less
+        time than beginning another chunk does.
         """
-        if self._decode_rows == 0 or math.isinf(self._stretch):
+        if self.decode_rows == 0 or math.isinf(self._stretch):
             return wanted
-        begin_seconds = self._costs.seconds(chunk_beginning(start))
+        costs = self._costs
+        begin_seconds = costs.begin_seconds(start)
         spent_seconds = self._spent_seconds
         left_seconds = self._aim_seconds - spent_seconds - begin_seconds
-        if self._n_chunks == 0:
-            gather_seconds = self._costs.seconds(StepWork(gathered_keys=start))
-            with_forward = spent_seconds + begin_seconds - gather_seconds
-            seconds = max(left_seconds, _LEAST_SHARE * with_forward, gather_seconds)
-            return max(_usual(self._costs.chunk_tokens(start, seconds, wanted), wanted), 1)
-        allowed = _usual(self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted), wanted)
-        return allowed if allowed == wanted or left_seconds >= begin_seconds else 0
+        if not self._chunks:
+            gather_seconds = costs.gather_seconds(start)
+            least_seconds = _LEAST_SHARE * (spent_seconds + begin_seconds - gather_seconds)
+            seconds = max(left_seconds, least_seconds, gather_seconds)
+            return max(costs.tokens_within(seconds, start, wanted), 1)
+        n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted)
+        return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0
+
+    @property
+    def _spent_seconds(self) -> float:
+        return self._costs.predict(self.shape) + self._transfer_seconds
 
     @property
     def _aim_seconds(self) -> float:
         if math.isinf(self._stretch):
             return math.inf
-        rows = max(self._decode_rows, self._batch_rows)
-        decodes = StepWork(forwards=1, decode_rows=rows, decode_keys=self._decode_keys)
-        limit_seconds = self._stretch * self._costs.seconds(decodes)
+        rows = max(self.decode_rows, self._batch_rows)
+        limit_seconds = self._stretch * self._costs.predict(StepShape(rows, self._decode_keys))
         return limit_seconds / (1 + _MARGIN_DEVIATIONS * self._costs.spread)
-
-
-def _usual(n_tokens: int, wanted: int) -> int:
-    """All that is wanted, where that fits; else one of eight lengths in each octave.
-
-    MLX finds its buffers again by their size, and memory that is touched for the first time costs a
-    page fault for each 4 KiB: a quarter of a step's time, while each chunk had a length of its own.
-    """
-    if n_tokens == wanted:
-        return n_tokens
-    step = 1 << max(0, n_tokens.bit_length() - 4)
-    return n_tokens // step * step

@@ -1,23 +1,284 @@
-"""Takes in what a step has computed of a sequence: KV is published, tokens are appended and read,
-and a sequence that ends leaves.
+"""Applies the results of a step: KV is published, tokens are appended and emitted, and sequences
+that end leave.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
-from engine.core.metrics import SchedulerCounters
-from engine.core.sequence import LiveSequence, LiveSequences, lease_of
-from engine.core.step import SampledToken, StepResult
-from engine.drafts.proposer import Speculator
-from engine.drafts.sources import Draft
-from engine.output.text import TextDelta
+from engine.core.metrics import Metrics
+from engine.core.queue import Admission
+from engine.core.sequence import LiveSequence, LiveSequences, Status
+from engine.core.step import (
+    Decode,
+    Failed,
+    Prefill,
+    Prefilled,
+    Resample,
+    Row,
+    RowResult,
+    Sampled,
+    SampledToken,
+    Verified,
+    Verify,
+)
+from engine.drafts.policy import DraftPolicy
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from kvstore.lease import Lease
 from kvstore.store import KVStore
 
+PROMPT_LOGPROBS_AT_ONCE = 1024
+"""Entries in one event: with twenty alternatives each, less than a megabyte of JSON."""
+
+
+class Commit:
+    """Applies results to the live sequences of one scheduler."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        sequences: LiveSequences,
+        admission: Admission,
+        metrics: Metrics,
+        drafts: DraftPolicy | None,
+    ) -> None:
+        self._store = store
+        self._sequences = sequences
+        self._admission = admission
+        self._metrics = metrics
+        self._drafts = drafts
+
+    def step(
+        self,
+        sequences: Iterable[LiveSequence],
+        rows: Iterable[Row],
+        results: Iterable[RowResult],
+    ) -> list[OutputEvent]:
+        """Apply each row's result to its sequence. Returns the events, in the rows' order.
+
+        Sequences that have ended or been preempted since the step was planned are skipped: one that
+        was preempted samples again what it has sampled here.
+        """
+        events = list[OutputEvent]()
+        now = self._metrics.now()
+        for sequence, row, result in zip(sequences, rows, results, strict=True):
+            lease = sequence.lease
+            if lease is None:
+                continue
+            if type(result) is Sampled and sequence.status is Status.RUNNING:
+                self._sampled(sequence, lease, row, result, events, now)
+            else:
+                self._other(sequence, lease, row, result, events, now)
+        return events
+
+    def emit_unblocked(self) -> list[OutputEvent]:
+        """Emit the pending tokens of the sequences whose grammars have been answered meanwhile."""
+        events, now = list[OutputEvent](), self._metrics.now()
+        for sequence in self._sequences.take_answered():
+            if self._emit(sequence, sequence.pending_token, events, now):
+                self._retire(sequence)
+        return events
+
+    def end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
+        """The sequence ends without another token. It keeps what it has computed in the cache."""
+        self._retire(sequence)
+        vector = sequence.vector if reason is FinishReason.LENGTH else None
+        return OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            pooled=b"" if vector is None else vector.astype("<f4").tobytes(),
+            finish_reason=reason,
+            usage=sequence.usage,
+        )
+
+    def fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
+        """The KV of the sequence is undefined: none of it goes to the cache."""
+        if (lease := self._remove(sequence)) is not None:
+            self._store.release(lease)
+        return OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            finish_reason=FinishReason.ERROR,
+            usage=sequence.usage,
+            error=message,
+        )
+
+    def _sampled(
+        self,
+        sequence: LiveSequence,
+        lease: Lease,
+        row: Row,
+        result: Sampled,
+        events: list[OutputEvent],
+        now: float,
+    ) -> None:
+        """A row was computed, if it was to be, and has sampled one token."""
+        if type(row) is Decode:
+            self._store.commit(lease, 1)
+        elif type(row) is Prefill:
+            self._prefilled(sequence, lease, row, result.scores, events)
+        if self._append(sequence, result.token, events, now):
+            self._retire(sequence)
+
+    def _other(
+        self,
+        sequence: LiveSequence,
+        lease: Lease,
+        row: Row,
+        result: RowResult,
+        events: list[OutputEvent],
+        now: float,
+    ) -> None:
+        if isinstance(result, Failed):
+            events.append(self.fail(sequence, result.message))
+            return
+        is_running = sequence.status is Status.RUNNING
+        if is_running and isinstance(result, Verified) and isinstance(row, Verify):
+            self._verified(sequence, lease, row, result, events, now)
+            return
+        scores = () if isinstance(result, Verified) else result.scores
+        match row:
+            case Prefill():
+                self._prefilled(sequence, lease, row, scores, events)
+            case Verify(draft=draft):  # aborted, or its mask was late: only its own token counts
+                self._store.commit(lease, 1 + len(draft), 1)
+            case Decode():
+                self._store.commit(lease, 1)
+            case Resample():
+                pass
+        if isinstance(result, Prefilled) and result.vector is not None:
+            sequence.pool(result.vector)
+        if sequence.status is Status.ABORTING:
+            events.append(self.end(sequence, FinishReason.ABORT))
+        elif sequence.is_computed:
+            events.append(self.end(sequence, FinishReason.LENGTH))
+
+    def _prefilled(
+        self,
+        sequence: LiveSequence,
+        lease: Lease,
+        row: Prefill,
+        scores: tuple[TokenLogprob, ...],
+        events: list[OutputEvent],
+    ) -> None:
+        """Known tokens of the sequence have KV now."""
+        n_tokens = len(row.tokens)
+        self._store.commit(lease, n_tokens)
+        n_prompt = min(row.start + n_tokens, sequence.prompt_tokens) - row.start
+        self._metrics.computed_prompt_tokens += max(n_prompt, 0)
+        if sequence.lacks_scores and sequence.status is Status.RUNNING:
+            entries = sequence.take_scores(scores)
+            events += [
+                OutputEvent(
+                    request_id=sequence.request.id,
+                    index=sequence.index,
+                    prompt_logprobs=entries[at : at + PROMPT_LOGPROBS_AT_ONCE],
+                )
+                for at in range(0, len(entries), PROMPT_LOGPROBS_AT_ONCE)
+            ]
+
+    def _verified(
+        self,
+        sequence: LiveSequence,
+        lease: Lease,
+        row: Verify,
+        result: Verified,
+        events: list[OutputEvent],
+        now: float,
+    ) -> None:
+        """Append the accepted draft tokens and the one after them, until the sequence ends.
+
+        Each token that is appended has the one before it computed: as many positions are right. If
+        the store had to restore an earlier state, all tokens after it are prefilled again.
+        """
+        n_draft, n_accepted = len(row.draft), len(result.tokens) - 1
+        sequence.drafted_tokens += n_draft
+        n_appended, has_ended = 0, False
+        for token in result.tokens:
+            sequence.accepted_drafts += n_appended < n_accepted
+            n_appended += 1
+            if has_ended := self._append(sequence, token, events, now):
+                break
+        if sequence.draft_source is not None:
+            n_counted = min(n_appended, n_accepted)
+            self._metrics.verified(sequence.draft_source, n_draft, n_counted)
+        self._store.commit(lease, 1 + n_draft, n_appended)
+        if has_ended:
+            self._retire(sequence)
+        elif sequence.unplanned_tokens > 1:
+            self._sequences.prefill_again(sequence)
+
+    def _append(
+        self,
+        sequence: LiveSequence,
+        token: SampledToken,
+        events: list[OutputEvent],
+        now: float,
+    ) -> bool:
+        """Append a sampled token, and emit it unless its grammar has yet to answer. Returns whether
+        the sequence ends with it.
+        """
+        sequence.tokens.append(token.token_id)
+        self._metrics.generated_tokens += 1
+        if sequence.proposer is not None:
+            sequence.proposer.accept(token.token_id)
+        if sequence.guide is not None:
+            sequence.guide.accept(token.token_id)
+            sequence.pending_token = token
+            if self._sequences.wait_for_grammar(sequence):
+                return False
+        return self._emit(sequence, token, events, now)
+
+    def _emit(
+        self,
+        sequence: LiveSequence,
+        token: SampledToken | None,
+        events: list[OutputEvent],
+        now: float,
+    ) -> bool:
+        """Emit the sequence's last token, if there is one that was not emitted yet. Returns whether
+        the sequence ends: with this token, or because its grammar cannot be followed further.
+        """
+        if sequence.guide is not None and (failed := sequence.failed) is not None:
+            events.append(_refusal_event(sequence, failed))
+            return True
+        if token is None:
+            return False
+        delta = sequence.emit(token)
+        reason = delta.finish_reason
+        events.append(
+            OutputEvent(
+                sequence.request.id,
+                sequence.index,
+                delta.text,
+                (token.token_id,),
+                () if token.logprob is None else (token.logprob,),
+                finish_reason=reason,
+                stopped_by=delta.stopped_by,
+                usage=None if reason is None else sequence.usage,
+            )
+        )
+        self._metrics.token(sequence, now)
+        return reason is not None
+
+    def _retire(self, sequence: LiveSequence) -> None:
+        """The sequence has ended. What it has computed goes to the cache."""
+        lease = self._remove(sequence)
+        if self._drafts is not None:
+            self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
+        if lease is not None:
+            self._store.donate(lease)
+
+    def _remove(self, sequence: LiveSequence) -> Lease | None:
+        if sequence.lease is None:  # aborted, or preempted before its grammar has answered
+            self._admission.withdraw(sequence)
+        lease = self._sequences.remove(sequence)
+        self._admission.turns.leave(sequence.request.client)
+        self._metrics.finished(sequence)
+        return lease
+
 
 def admission_event(sequence: LiveSequence) -> OutputEvent:
-    """It has been admitted for the first time."""
+    """The sequence has been admitted for the first time."""
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
@@ -25,52 +286,9 @@ def admission_event(sequence: LiveSequence) -> OutputEvent:
     )
 
 
-def prompt_logprobs_event(
-    sequence: LiveSequence, part: tuple[TokenLogprob | None, ...]
-) -> OutputEvent:
-    """The next entries of its prompt's log-probabilities."""
-    return OutputEvent(request_id=sequence.request.id, index=sequence.index, prompt_logprobs=part)
-
-
-def token_event(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> OutputEvent:
-    """A token that it has generated, with the text that it completes."""
-    return OutputEvent(
-        request_id=sequence.request.id,
-        index=sequence.index,
-        text=delta.text,
-        token_ids=(sampled.token_id,),
-        logprobs=(sampled.logprob,) if sampled.logprob else (),
-        finish_reason=delta.finish_reason,
-        stopped_by=delta.stopped_by,
-        usage=sequence.usage if delta.finish_reason else None,
-    )
-
-
-def end_event(sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
-    """It has ended without another token."""
-    return OutputEvent(
-        request_id=sequence.request.id,
-        index=sequence.index,
-        pooled=_pooled(sequence) if reason is FinishReason.LENGTH else b"",
-        finish_reason=reason,
-        usage=sequence.usage,
-    )
-
-
-def failure_event(sequence: LiveSequence, message: str) -> OutputEvent:
-    """It could not be computed."""
-    return OutputEvent(
-        request_id=sequence.request.id,
-        index=sequence.index,
-        finish_reason=FinishReason.ERROR,
-        usage=sequence.usage,
-        error=message,
-    )
-
-
-def refusal_event(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
-    """It cannot follow its grammar any further. Where that is not the grammar's fault, the event
-    names no field of the request.
+def _refusal_event(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
+    """The sequence cannot follow its grammar any further. Where that is not the grammar's fault,
+    the event names no field of the request.
     """
     assert isinstance(matcher.answer, Refused | Unanswerable)
     return OutputEvent(
@@ -81,151 +299,3 @@ def refusal_event(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
         error=f"{matcher.param}: {matcher.answer.error}",
         param=matcher.param if isinstance(matcher.answer, Refused) else None,
     )
-
-
-def _pooled(sequence: LiveSequence) -> bytes:
-    return b"" if sequence.vector is None else sequence.vector.astype("<f4").tobytes()
-
-
-PROMPT_LOGPROBS_AT_ONCE = 1024
-"""Entries in one event: with twenty alternatives each, less than a megabyte of JSON."""
-
-Leave = Callable[[LiveSequence], Lease | None]
-"""Removes a sequence that has ended from everywhere. Returns its lease, if it has one."""
-
-
-class Progress:
-    """What becomes of the sequences of a scheduler."""
-
-    def __init__(
-        self,
-        store: KVStore,
-        live: LiveSequences,
-        counters: SchedulerCounters,
-        speculator: Speculator,
-        leave: Leave,
-    ) -> None:
-        self._store = store
-        self._live = live
-        self._counters = counters
-        self._speculator = speculator
-        self._leave = leave
-
-    def take_in(
-        self, sequence: LiveSequence, n_tokens: int, result: StepResult
-    ) -> list[OutputEvent]:
-        """A step has computed so many tokens of the sequence, and verified its draft."""
-        draft, sequence.draft = sequence.draft, None
-        if message := result.failed.get(sequence.id):
-            return [self.fail(sequence, message)]
-        if not lease_of(sequence).is_tentative:
-            self._publish(sequence, n_tokens)
-        if (vector := result.pooled.get(sequence.id)) is not None:
-            sequence.pool(vector)
-        if sequence.is_aborted:
-            return [self.end(sequence, FinishReason.ABORT)]
-        news = _scores(sequence, result.scored.get(sequence.id, ()))
-        sampled = result.sampled.get(sequence.id, ())
-        if draft is None:
-            return news + self._take(sequence, sampled)
-        return news + self._take_drafted(sequence, n_tokens, draft, sampled)
-
-    def settled(self, sequence: LiveSequence) -> list[OutputEvent]:
-        """Its guide has been answered: read its last token, if there is an unread one."""
-        if (failed := sequence.failed) is not None:
-            self._retire(sequence)
-            return [refusal_event(sequence, failed)]
-        sampled = sequence.unread
-        if sampled is None:
-            return []
-        delta = sequence.read(sampled)
-        if delta.finish_reason:
-            self._retire(sequence)
-        return [token_event(sequence, sampled, delta)]
-
-    def end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
-        """The sequence ends without another token."""
-        self._retire(sequence)
-        return end_event(sequence, reason)
-
-    def fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
-        """Its blocks are undefined: release them, and donate none to the cache."""
-        lease = lease_of(sequence)
-        self._leave(sequence)
-        self._store.release(lease)
-        return failure_event(sequence, message)
-
-    def _take(self, sequence: LiveSequence, sampled: Sequence[SampledToken]) -> list[OutputEvent]:
-        """Append what it has sampled, until it ends. All but the last were drafted, and have KV."""
-        if not sampled:
-            return [self.end(sequence, FinishReason.LENGTH)] if sequence.is_computed else []
-        sequence.have_sampled()
-        news = list[OutputEvent]()
-        for token in sampled[:-1]:
-            sequence.accepted_drafts += 1
-            news += self._append(sequence, token)
-            if not sequence.is_live:
-                return news
-            if not lease_of(sequence).is_tentative:
-                self._publish(sequence, 1)
-        return news + self._append(sequence, sampled[-1])
-
-    def _take_drafted(
-        self,
-        sequence: LiveSequence,
-        n_tokens: int,
-        draft: Draft,
-        sampled: Sequence[SampledToken],
-    ) -> list[OutputEvent]:
-        """The same, where the step has computed `n_tokens` and the draft behind them. A tentative
-        lease keeps all of that or nothing; what has no KV then is planned again.
-        """
-        n_drafts, accepted_before = len(draft.tokens), sequence.accepted_drafts
-        if not sampled:  # it sits out
-            self._store.rewind(lease_of(sequence))
-            return []
-        sequence.drafted_tokens += n_drafts
-        news = self._take(sequence, sampled)
-        n_accepted = sequence.accepted_drafts - accepted_before
-        self._counters.count_draft(draft.source, n_drafts, n_accepted)
-        if not sequence.is_live:
-            return news
-        if lease_of(sequence).is_tentative and len(sampled) > n_drafts:
-            self._publish(sequence, n_tokens + n_drafts)
-        else:
-            self._store.rewind(lease_of(sequence))
-        return news
-
-    def _publish(self, sequence: LiveSequence, n_tokens: int) -> None:
-        lease = lease_of(sequence)
-        start = lease.written_tokens
-        self._store.publish(lease, start + n_tokens)
-        if start < sequence.prompt_tokens:
-            computed = min(start + n_tokens, sequence.prompt_tokens) - start
-            self._counters.computed_prompt_tokens += computed
-
-    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
-        sequence.take(sampled)
-        self._counters.generated_tokens += 1
-        return [] if self._live.must_be_answered(sequence) else self.settled(sequence)
-
-    def _retire(self, sequence: LiveSequence) -> None:
-        lease = self._leave(sequence)
-        self._speculator.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
-        if lease is not None:
-            self._store.donate(lease)
-
-
-def _scores(sequence: LiveSequence, scores: Sequence[TokenLogprob]) -> list[OutputEvent]:
-    """The events that send what a chunk of a scored prompt has given."""
-    return [
-        prompt_logprobs_event(sequence, part)
-        for part in _parts(sequence.take_scores(scores), PROMPT_LOGPROBS_AT_ONCE)
-    ]
-
-
-def _parts(
-    entries: tuple[TokenLogprob | None, ...], length: int
-) -> Iterator[tuple[TokenLogprob | None, ...]]:
-    for start in range(0, len(entries), length):
-        yield entries[start : start + length]

@@ -9,13 +9,14 @@ from typing import Any, Generic, TypeVar
 from engine.api import EngineStopped
 
 CALLS_AT_ONCE = 64
-"""A millisecond or two of submissions: running sequences wait no longer for new ones."""
+"""Calls run between two steps: a millisecond or two of submissions, for which running sequences
+wait."""
 
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """A function to be called on the engine thread, and the place where its result appears."""
+    """A function to be called on the engine thread, and the future of its result."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
@@ -36,12 +37,11 @@ class Call(Generic[T]):
 class Inbox:
     """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps.
 
-    Calls that end something go first: they free blocks, and there are no more of them than live
-    requests. After `close`, every call is refused.
+    Urgent calls run first. After `close`, every call is refused.
     """
 
     def __init__(self) -> None:
-        self._ends: deque[Call[Any]] = deque()
+        self._urgent: deque[Call[Any]] = deque()
         self._calls: deque[Call[Any]] = deque()
         self._posted = threading.Condition()
         self._closed = False
@@ -51,36 +51,41 @@ class Inbox:
         return self._closed
 
     def post(self, function: Callable[[], T]) -> Future[T]:
-        """Have `function` called between two steps. Its errors come with the result; one that is
-        cancelled in time is not called.
+        """Have `function` called between two steps. Its errors come with the result. A call that is
+        cancelled before it runs is skipped.
 
         Raises EngineStopped when the inbox is closed.
         """
         return self._post(function, self._calls)
 
-    def post_end(self, function: Callable[[], T]) -> Future[T]:
-        """The same for what ends something whose beginning has been called."""
-        return self._post(function, self._ends)
+    def post_urgent(self, function: Callable[[], T]) -> Future[T]:
+        """Post a call that runs before all queued calls that are not urgent.
+
+        For aborts and shutdown: they free blocks, and there are no more of them than live requests.
+        Raises EngineStopped when the inbox is closed.
+        """
+        return self._post(function, self._urgent)
 
     @property
     def has_calls(self) -> bool:
         """Whether a call waits to be run. On any thread."""
-        return self.n_calls > 0
+        return bool(self._urgent or self._calls)
 
     @property
     def n_calls(self) -> int:
-        """How many wait to be run. On any thread."""
-        return len(self._ends) + len(self._calls)
+        """Number of calls that wait to be run. On any thread."""
+        return len(self._urgent) + len(self._calls)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Sleep until there is a call, but no longer than that."""
+        """Sleep until there is a call, for at most `timeout_seconds`."""
         with self._posted:
             self._posted.wait_for(lambda: self.has_calls, timeout_seconds)
 
     def handle(self) -> None:
         """Run the calls that are due between these two steps."""
         for _ in range(CALLS_AT_ONCE):
-            self._handle_ends()
+            while self._urgent:
+                self._urgent.popleft().run()
             if not self._calls:
                 return
             self._calls.popleft().run()
@@ -89,19 +94,15 @@ class Inbox:
         """Refuse the calls that are still queued, and all later ones."""
         with self._posted:
             self._closed = True
-        for queue in (self._ends, self._calls):
+        for queue in (self._urgent, self._calls):
             while queue:
                 queue.popleft().refuse(EngineStopped("the engine has stopped"))
 
     def _post(self, function: Callable[[], T], queue: deque[Call[Any]]) -> Future[T]:
         call = Call(function)
-        with self._posted:  # so that no call slips in behind the last one that `close` refuses
+        with self._posted:  # so that no call is queued after the last one that `close` refuses
             if self._closed:
                 raise EngineStopped("the engine has stopped")
             queue.append(call)
             self._posted.notify()
         return call.result
-
-    def _handle_ends(self) -> None:
-        while self._ends:
-            self._ends.popleft().run()

@@ -1,23 +1,31 @@
-"""The engine's loop: inbox -> plan -> pipeline -> emit. Everything here is one thread's."""
+"""The engine's loop. One step is computed while the next is planned and the last one's tokens are
+delivered:
+
+    plan(2) submit(2) collect(1) commit(1) deliver(1) sample(2) | plan(3) submit(3) collect(2) ...
+
+What a step samples depends on the tokens of the step before: masks, penalties, ends. So a step is
+submitted before that one is collected, and samples after. Everything here is one thread's.
+"""
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from math import ceil
+from typing import ParamSpec, TypeVar
 
 from engine.api import QueueFull
-from engine.constraints.remote.answers import Answers
+from engine.constraints.stage import GrammarStage
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
-from engine.core.metrics import LatencyTracker
-from engine.core.pipeline import Pipeline
 from engine.core.queue import NoRoom
 from engine.core.request import Submission
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
-from engine.core.statistics import clear, hit_count, loop_stats
-from engine.core.step import ModelRunner
+from engine.core.statistics import clear
+from engine.core.step import ModelRunner, RunnerLost, StepResult
 from engine.values.output import OutputEvent
-from engine.values.stats import ALL_TIERS, CacheTier, Cleared, HitRecord, LoopStats
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.watch.snapshot import find_namespace, find_root
 from kvstore.sizes import StorageBytes
 from kvstore.tokens import root_digest
@@ -28,12 +36,21 @@ logger = logging.getLogger(__name__)
 Deliver = Callable[[list[OutputEvent]], None]
 """Delivers the events of one step, at least one. Must not block."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What the runner has raised."""
+
+    message: str
+
 
 class EngineLoop:
     """Takes turns until it is stopped, and sleeps in the inbox while there is nothing to compute.
 
-    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. `stats`
-    include what an event or an answer reports before that is delivered.
+    `step_started_seconds` may be read by any thread.
     """
 
     def __init__(
@@ -42,64 +59,68 @@ class EngineLoop:
         runner: ModelRunner,
         inbox: Inbox,
         deliver: Deliver,
-        latency: LatencyTracker,
         sizes: StorageBytes,
-        answers: Answers,
+        grammar: GrammarStage | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._disk = scheduler.disk
-        self._unsalted = scheduler.namespaces.unsalted
-        self.latency = latency
-        self._pipeline = Pipeline(scheduler, runner, answers, latency)
-        self._answers = answers
+        self.metrics = scheduler.metrics
+        self._runner = runner
         self._inbox = inbox
-        self._recount = IdleRecount(scheduler.store, inbox, latency.now)
         self._deliver = deliver
-        self._sizes = sizes
-        self._hits = HitRecord()
+        self.sizes = sizes
+        self._grammar = grammar
+        self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now)
+        self._in_flight: Step | None = None
+        self._device_free_seconds = (
+            0.0  # of the clock: since when the step in flight had the device
+        )
+        self._follows = False  # the next step follows one that was collected before it was planned
+        self._loading_steps: list[int] = []  # that have filled in blocks since that time
+        self._step_seconds = 0.0  # of the last step, without what it waited for grammars
         self._stopping = False
-        self._is_waiting = False  # for the disk alone
+        self._waits_for_disk = False  # nothing is to be computed until something is loaded
         self._when_idle: list[Callable[[], None]] = []
         self.step_started_seconds: float | None = None  # None between steps
-        self.stats: LoopStats
-        self._publish()
 
     def submit(self, submission: Submission, arrived_seconds: float) -> None:
         """Raises InvalidRequest or QueueFull."""
         try:
-            self.scheduler.add(submission)
+            self.scheduler.add(submission, arrived_seconds)
         except NoRoom as refusal:
-            wait_seconds = self.latency.seconds_until_left(refusal.departures)
+            wait_seconds = self.metrics.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
-        self.latency.arrived(submission.request, arrived_seconds)
 
     def abort(self, request_id: str) -> None:
         """Does nothing when the request has ended, or never was."""
         self._emit(self.scheduler.abort(request_id))
 
     def abort_all(self) -> None:
-        for request_id in {s.request.id for s in self.live()}:
+        for request_id in {sequence.request.id for sequence in self.live()}:
             self.abort(request_id)
 
     def clear(
         self, namespace: Namespace | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
         """Forget all that no running request holds, of one namespace or of all."""
-        if CacheTier.DISK in tiers:
-            self._disk.clear(namespace)
-        cleared = Cleared(blocks=0, bytes=0)
-        if CacheTier.MEMORY in tiers:
-            self._disk.forget(namespace)
-            self.scheduler.speculator.clear(namespace)
-            cleared = clear(self.scheduler.store, self._sizes, namespace)
-            self._recount.changed()
-        self._publish()
-        return cleared
+        scheduler = self.scheduler
+        if scheduler.disk is not None and CacheTier.DISK in tiers:
+            scheduler.disk.clear(namespace)
+        if CacheTier.MEMORY not in tiers:
+            return Cleared(blocks=0, bytes=0)
+        if scheduler.disk is not None:
+            scheduler.disk.forget(namespace)
+        if scheduler.drafts is not None:
+            scheduler.drafts.clear(namespace)
+        self._recount.changed()
+        return clear(scheduler.store, self.sizes, namespace)
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
         """All that can be cleared, except salted ones that the disk alone has."""
-        return self._disk.namespaces.union(self.scheduler.store.index.namespaces, [self._unsalted])
+        scheduler = self.scheduler
+        disk, tree = scheduler.disk, scheduler.store.tree
+        found = frozenset[Namespace]() if disk is None else disk.namespaces
+        return found.union(() if tree is None else tree.namespaces, [scheduler.namespaces.unsalted])
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
@@ -107,15 +128,17 @@ class EngineLoop:
         """Clear the namespace with this id, in memory or on disk alone, if there is one. `others`
         are known not to have it.
 
-        All in one turn: what is loaded between a look and a clear would be found in neither place.
+        All of it in one turn: what is loaded between a look and a clear would be found in neither
+        place.
         """
         namespace = find_namespace(name, self.namespaces.difference(others))
         if namespace is not None:
             return self.clear(namespace, tiers)
-        if CacheTier.DISK in tiers:
-            salted = self._disk.roots() - {root_digest(self._unsalted)}  # that one has been found
+        disk = self.scheduler.disk
+        if disk is not None and CacheTier.DISK in tiers:
+            salted = disk.roots() - {root_digest(self.scheduler.namespaces.unsalted)}
             if (root := find_root(name, salted)) is not None:
-                self._disk.clear_root(root)
+                disk.clear_root(root)
         return Cleared(blocks=0, bytes=0)
 
     def when_idle(self, notify: Callable[[], None]) -> None:
@@ -126,78 +149,176 @@ class EngineLoop:
         """End the loop after this turn."""
         self._stopping = True
 
+    def live(self) -> tuple[LiveSequence, ...]:
+        return self.scheduler.running + self.scheduler.waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be computed, and nothing is being computed."""
+        return self._in_flight is None and not self.scheduler.has_work
+
+    @property
+    def in_flight(self) -> Step | None:
+        """The step that is being computed."""
+        return self._in_flight
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the next turn begins with a sleep that a call or the disk ends."""
+        return self.is_idle or self._waits_for_disk
+
     def run(self) -> None:
         """Take turns until stopped. Raises only what is a fault of the loop itself."""
+        disk = self.scheduler.disk
         try:
             while not self._stopping:
                 self.turn()
-            self._write_rest()
+            if disk is not None:  # write what is dirty, as far as there is time for it
+                disk.end()
+                while disk.is_ending:
+                    self.turn()
         finally:
             self._notify_idle()  # nobody waits for a loop that has ended
-            self._disk.close()
-            self._answers.close()
+            if disk is not None:
+                disk.close()
+            if self._grammar is not None:
+                self._grammar.close()
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
         if self.is_idle:
-            self._rest()
-        elif self._is_waiting:
-            self._inbox.wait(self._disk.wait_seconds())
+            self._recount.rest(self._disk_wait_seconds())
+            self.metrics.contradictions = self._recount.n_problems
+        elif self._waits_for_disk:
+            self._inbox.wait(self._disk_wait_seconds())
         self._inbox.handle()
         if not self.is_idle:
+            self.step_started_seconds = self.metrics.now()
+            self._recount.changed()
             self._step()
+            self.step_started_seconds = None
         if self.is_idle:
             self._notify_idle()
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is to be computed, and nothing is being."""
-        return self._pipeline.is_empty and not self.scheduler.has_work
+    def _step(self) -> None:
+        """Plan and submit a step, and collect the one before. A step with drafts is collected
+        before the next is planned: only then is known which tokens its sequences have.
+        """
+        events = list[OutputEvent]()
+        before = self._in_flight
+        if before is not None and (before.n_drafts or self.scheduler.prefers_sync):
+            events = self._collect_first(before)
+        step = self.scheduler.plan()
+        self._emit(self.scheduler.take_admissions())
+        grammar = self._grammar
+        if grammar is not None and grammar.is_needed:
+            grammar.ask(step)
+        self._emit(events + self._advance(step))
+        if self._in_flight is not None:
+            self._emit(self._sample(self._in_flight))
+        disk, has_rested = self.scheduler.disk, step is None and self._in_flight is None
+        is_loading = has_rested and disk is not None and disk.is_loading
+        self._waits_for_disk = is_loading and not self.scheduler.sequences.unanswered
 
-    def _rest(self) -> None:
-        known = self._recount.n_problems
-        self._recount.rest(self._disk.wait_seconds())
-        if self._recount.n_problems != known:
-            self._publish()
+    def _collect_first(self, step: Step) -> list[OutputEvent]:
+        """Collect the step in flight before the next one is planned. Returns its events."""
+        began, self._in_flight = self._device_free_seconds, None
+        result = _attempt(self._runner.collect)
+        if isinstance(result, _Failure):
+            return self.scheduler.fail(step, result.message)
+        self._follows = (
+            True  # so the time that the device waits for a plan counts as the next step's
+        )
+        return self._commit(step, result, began)
+
+    def _advance(self, step: Step | None) -> list[OutputEvent]:
+        """Submit a step and collect the one before. Returns the events of the latter.
+
+        A step that fails ends its own sequences; if it fails when it is collected, also those of
+        the step submitted after it. Raises RunnerLost.
+        """
+        before, self._in_flight = self._in_flight, None
+        began, follows, self._follows = self._device_free_seconds, self._follows, False
+        if not follows:
+            self._device_free_seconds = self.metrics.now()
+        if before is None:
+            self._loading_steps = []
+        if step is not None and step.is_loading:  # while the step before has the device
+            self._loading_steps.append(step.plan.number)
+        events = list[OutputEvent]()
+        if step is not None:
+            failure = _attempt(self._runner.submit, step.plan)
+            if failure is not None:
+                # Now, for a sequence that ends with the step before must not count on this one.
+                events, step = self.scheduler.fail(step, failure.message), None
+        if before is None:
+            self._in_flight = step
+            grammar = self._grammar
+            if step is None and grammar is not None and grammar.is_needed:
+                events += grammar.rest()
+            return events
+        result = _attempt(self._runner.collect)
+        if isinstance(result, _Failure):
+            events += self.scheduler.fail(before, result.message)
+            return events if step is None else events + self.scheduler.fail(step, result.message)
+        self._in_flight = step
+        return events + self._commit(before, result, began)
+
+    def _commit(self, step: Step, result: StepResult, began: float) -> list[OutputEvent]:
+        """Commit a collected step. The next one has the device from now on."""
+        self._device_free_seconds = now = self.metrics.now()
+        seconds = now - began
+        self.metrics.step_seconds.observe(seconds)
+        loading_steps, self._loading_steps = self._loading_steps, []
+        grammar, waited_seconds = self._grammar, 0.0
+        if grammar is not None:
+            waited_seconds, grammar.waited_seconds = grammar.waited_seconds, 0.0
+        self._step_seconds = max(seconds - waited_seconds, 0.0)
+        if self._step_seconds > waited_seconds:  # else it says nothing of the model
+            self.scheduler.observe(step, loading_steps, seconds)
+        events = self.scheduler.commit(step, result)
+        if grammar is not None and grammar.is_needed:
+            events += grammar.after_commit(self._step_seconds)
+        return events
+
+    def _sample(self, step: Step) -> list[OutputEvent]:
+        """Have the rest of the step computed and its tokens sampled. Returns the events of
+        sequences whose grammars have been answered meanwhile, and of all if the step has failed.
+        """
+        grammar = self._grammar
+        if grammar is None or not grammar.is_needed:
+            failure = _attempt(self._runner.sample, None)
+            events = list[OutputEvent]()
+        else:
+            masks = partial(grammar.masks, step, self._step_seconds)
+            failure = _attempt(self._runner.sample, masks)
+            events = grammar.take_unblocked()
+        if failure is not None:
+            self._in_flight = None
+            events += self.scheduler.fail(step, failure.message)
+        return events
+
+    def _disk_wait_seconds(self) -> float | None:
+        """How long the loop may sleep; None: until there is a call."""
+        disk = self.scheduler.disk
+        return None if disk is None else disk.wait_seconds()
 
     def _notify_idle(self) -> None:
         waiters, self._when_idle = self._when_idle, []
         for notify in waiters:
             notify()
 
-    def _step(self) -> None:
-        self.step_started_seconds = self.latency.now()
-        self._recount.changed()
-        news = self._pipeline.collect_early()
-        plan = self.scheduler.plan()
-        self.latency.scheduled(self.scheduler.running)
-        self._emit(self.scheduler.take_admissions())
-        self._emit(news + self._pipeline.advance(plan))
-        if (settled := self._pipeline.sample()) is not None:
-            self._emit(settled)
-        is_resting = self._pipeline.is_empty and not plan.is_due
-        awaits_answers = bool(self.scheduler.unanswered)
-        self._is_waiting = is_resting and self._disk.is_loading and not awaits_answers
-        self.step_started_seconds = None
-
-    def _write_rest(self) -> None:
-        """Write what is dirty to disk, as far as there is time for it."""
-        self._disk.end()
-        while self._disk.is_ending:
-            self.turn()
-
     def _emit(self, events: list[OutputEvent]) -> None:
-        """Publish statistics, which an admission changes without an event, then deliver."""
-        self.latency.emitted(events)
-        self._publish()
         if events:
             self._deliver(events)
 
-    def _publish(self) -> None:
-        self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))
-        self.stats = loop_stats(
-            self.scheduler, self.latency, self._sizes, self._hits, self._recount.n_problems
-        )
 
-    def live(self) -> tuple[LiveSequence, ...]:
-        return self.scheduler.running + self.scheduler.waiting
+def _attempt(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | _Failure:
+    """What `act` returns, or that it has raised. Raises RunnerLost."""
+    try:
+        return act(*args, **kwargs)
+    except RunnerLost:
+        raise
+    except Exception as error:
+        logger.exception("a step failed")
+        return _Failure(f"the step failed: {type(error).__name__}: {error}")

@@ -1,70 +1,117 @@
-"""What the engine counts, and how long requests wait and tokens take."""
+"""Counters and latency histograms of the engine.
 
+The engine thread writes them. Any thread may read them: each is a plain int or float, so that a
+reader sees a value of the last microseconds without a lock.
+"""
+
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from math import inf
+from time import monotonic
 
-from engine.api import Telemetry
 from engine.core.sequence import LiveSequence
-from engine.values.output import OutputEvent
-from engine.values.request import Request
-from engine.values.stats import DraftCounts, DraftSource
+from engine.values.stats import (
+    LATENCY_BOUNDS_SECONDS,
+    DraftCounts,
+    DraftSource,
+    HistogramStats,
+    Latencies,
+    Latency,
+    RecentHits,
+)
 
-
-def _no_drafts() -> dict[DraftSource, DraftCounts]:
-    return dict.fromkeys(DraftSource, DraftCounts())
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    computed_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0  # for lack of blocks
-    client_preemptions: int = 0  # so that another client's sequence could be admitted
-    steps: int = 0
-    rows_sat_out: int = 0  # rows that waited for a mask, a step each
-    drafts: dict[DraftSource, DraftCounts] = field(default_factory=_no_drafts)
-
-    def count_draft(self, source: DraftSource, drafted_tokens: int, accepted_tokens: int) -> None:
-        """A step has verified a draft."""
-        self.drafts[source] = self.drafts[source].plus(drafted_tokens, accepted_tokens)
-
-
-@dataclass(slots=True)
-class AdmissionCounters:
-    """A sequence counts when it is first admitted."""
-
-    queried_prompt_tokens: int = 0  # of those that may adopt
-    cached_prompt_tokens: int = 0
-
+HIT_INTERVAL_SECONDS = 10.0
+HIT_WINDOWS_SECONDS = (60, 300, 900)
+MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 2
+"""An interval at each end of the longest window: it begins within one, and ends within one."""
 
 PACE_WINDOW = 16
-"""How many of the last departures from the queue are looked back on."""
+"""Number of departures from the queue that its pace is computed from."""
+
+
+class Histogram:
+    """Counts durations in buckets. A duration belongs to the first bound that is not below it."""
+
+    __slots__ = ("_bounds", "_counts", "sum_seconds")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self.sum_seconds += seconds
+
+    @property
+    def count(self) -> int:
+        """Number of durations."""
+        return sum(self._counts)
+
+    def stats(self) -> HistogramStats:
+        """The present counts as a value."""
+        return HistogramStats(self._bounds, tuple(self._counts), self.sum_seconds)
+
+
+class HitWindows:
+    """Prompt tokens looked up and found in the last minutes.
+
+    Both counters change at admissions alone, so that is when they are noted. One entry for each
+    interval in which there was an admission suffices: a window may be an interval too long.
+    """
+
+    def __init__(self) -> None:
+        self._entries = deque([(-inf, 0, 0)], maxlen=MOST_HIT_COUNTS)  # seconds, queried, hit
+
+    def note(self, now: float, queried_tokens: int, hit_tokens: int) -> None:
+        """Note the counters since the start, as an admission at `now` has left them."""
+        entry, entries = (now, queried_tokens, hit_tokens), self._entries
+        if entries[-1][0] // HIT_INTERVAL_SECONDS == now // HIT_INTERVAL_SECONDS:
+            entries[-1] = entry
+        else:
+            entries.append(entry)
+
+    def recent(self, now: float) -> tuple[RecentHits, ...]:
+        """The tokens of each of HIT_WINDOWS_SECONDS that ends `now`. On any thread."""
+        entries = list(self._entries)  # in one go: the engine thread may append meanwhile
+        entries.reverse()
+        _, queried_tokens, hit_tokens = entries[0]
+        windows = []
+        for seconds in HIT_WINDOWS_SECONDS:
+            _, queried_before, hit_before = next(e for e in entries if e[0] <= now - seconds)
+            windows.append(
+                RecentHits(seconds, queried_tokens - queried_before, hit_tokens - hit_before)
+            )
+        return tuple(windows)
 
 
 class QueuePace:
-    """Seconds between the last departures from the queue, on a clock that its caller reads.
+    """Seconds between the last departures from the queue, on the clock of the caller.
 
-    Only time in which a sequence waits counts: a quiet night tells nothing of the next burst.
+    Only time in which a sequence waits counts: a quiet night says nothing of the next burst.
     """
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._read_seconds = 0.0  # of the caller's clock, when last told
+        self._read_seconds = 0.0  # the caller's clock at the last call
         self._waited_seconds = 0.0  # in which a sequence waited
         self._departures = deque([0.0], maxlen=PACE_WINDOW + 1)  # in waited seconds, after a start
 
     def joined(self, n: int, now: float) -> None:
+        """Count n sequences that enter the queue."""
         self._read(now)
         self._waiting += n
 
     def left(self, now: float) -> None:
+        """Count one sequence that leaves the queue."""
         self._read(now)
         self._waiting -= 1
         self._departures.append(self._waited_seconds)
 
     def seconds_until_left(self, n: int, now: float) -> float:
-        """The time that n departures take if they go on as the last ones did, until now."""
+        """Estimate the time until n more sequences leave, at the pace of the last departures."""
         self._read(now)
         n_departures = max(len(self._departures) - 1, 1)
         return n * (self._waited_seconds - self._departures[0]) / n_departures
@@ -75,76 +122,77 @@ class QueuePace:
         self._read_seconds = now
 
 
-@dataclass(slots=True)
-class _Times:
-    """When one sequence arrived and last produced a token, in seconds of the loop's clock."""
+class Metrics:
+    """All counters and histograms of one engine, since its start.
 
-    arrived: float
-    last_token: float | None = None
+    The scheduler counts, and the loop times each sequence from its arrival to its last event.
+    """
 
-
-class LatencyTracker:
-    """Follows each sequence from its arrival to its last event."""
-
-    def __init__(self, clock: Callable[[], float], telemetry: Telemetry) -> None:
-        self._clock = clock
-        self._telemetry = telemetry
-        self._times: dict[tuple[str, int], _Times] = {}
-        self._unscheduled: set[tuple[str, int]] = set()
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.now = clock
+        self.steps = 0
+        self.computed_prompt_tokens = 0
+        self.queried_prompt_tokens = 0  # of prompts that may adopt cached tokens
+        self.cached_prompt_tokens = 0
+        self.generated_tokens = 0
+        self.preemptions = 0  # for lack of blocks
+        self.client_preemptions = 0  # so that another client's sequence could be admitted
+        self.late_rows = 0  # rows not sampled in a step because their mask was not known yet
+        self.contradictions = 0  # found by recounting the store while the engine was idle
+        self.drafts = dict.fromkeys(DraftSource, DraftCounts())
+        histograms = {each: Histogram(LATENCY_BOUNDS_SECONDS[each]) for each in Latency}
+        self.first_token_seconds = histograms[Latency.FIRST_TOKEN]
+        self.token_gap_seconds = histograms[Latency.TOKEN_GAP]
+        self.request_seconds = histograms[Latency.REQUEST]
+        self.queue_wait_seconds = histograms[Latency.QUEUE_WAIT]
+        self.step_seconds = histograms[Latency.STEP]
+        self.mask_seconds = histograms[Latency.MASK]
+        self._histograms = histograms
+        self._hits = HitWindows()
         self._pace = QueuePace()
-        self.first_tokens = 0
-        self.first_token_seconds = 0.0  # from arrival, of all of them together
 
-    def now(self) -> float:
-        return self._clock()
+    def latencies(self) -> Latencies:
+        """All histograms as values. On any thread."""
+        return {latency: each.stats() for latency, each in self._histograms.items()}
 
-    def arrived(self, request: Request, seconds: float) -> None:
-        for index in range(request.n):
-            self._times[request.id, index] = _Times(seconds)
-            self._unscheduled.add((request.id, index))
-        self._pace.joined(request.n, self._clock())
+    def recent_hits(self) -> tuple[RecentHits, ...]:
+        """Prefix cache hits of the last minutes, as of now. On any thread."""
+        return self._hits.recent(self.now())
+
+    def queued(self, n_sequences: int) -> None:
+        """Sequences have arrived and wait for admission."""
+        self._pace.joined(n_sequences, self.now())
+
+    def admitted(self, sequence: LiveSequence) -> None:
+        """The sequence has been admitted for the first time."""
+        now = self.now()
+        self._pace.left(now)
+        self.queue_wait_seconds.observe(now - sequence.arrived_seconds)
+        if sequence.can_use_prefix_cache:
+            self.queried_prompt_tokens += sequence.prompt_tokens
+        self.cached_prompt_tokens += sequence.cached_tokens
+        self._hits.note(now, self.queried_prompt_tokens, self.cached_prompt_tokens)
+
+    def verified(self, source: DraftSource, drafted_tokens: int, accepted_tokens: int) -> None:
+        """Count a draft that a step has verified."""
+        self.drafts[source] = self.drafts[source].plus(drafted_tokens, accepted_tokens)
 
     def seconds_until_left(self, n: int) -> float:
-        """An estimate of how long it takes until n more sequences have left the queue."""
-        return self._pace.seconds_until_left(n, self._clock())
+        """Estimate the time until n more sequences leave the queue."""
+        return self._pace.seconds_until_left(n, self.now())
 
-    def scheduled(self, running: Iterable[LiveSequence]) -> None:
-        """These are in the step that is about to begin."""
-        if not self._unscheduled:
-            return
-        now = self._clock()
-        for sequence in running:
-            key = sequence.request.id, sequence.index
-            if key in self._unscheduled:
-                self._leave_queue(key, now)
-                self._telemetry.queue_wait(now - self._times[key].arrived)
-
-    def stepped(self, seconds: float) -> None:
-        """A step has been collected that had the device for so long."""
-        self._telemetry.step(seconds)
-
-    def emitted(self, events: Iterable[OutputEvent]) -> None:
-        now = self._clock()
-        for event in events:
-            key = event.request_id, event.index
-            times = self._times[key]
-            if event.token_ids:
-                self._token(times, now)
-            if event.finish_reason is not None:
-                self._telemetry.finished(now - times.arrived)
-                if key in self._unscheduled:
-                    self._leave_queue(key, now)
-                del self._times[key]
-
-    def _leave_queue(self, key: tuple[str, int], now: float) -> None:
-        self._unscheduled.remove(key)
-        self._pace.left(now)
-
-    def _token(self, times: _Times, now: float) -> None:
-        if times.last_token is None:
-            self.first_tokens += 1
-            self.first_token_seconds += now - times.arrived
-            self._telemetry.first_token(now - times.arrived)
+    def token(self, sequence: LiveSequence, now: float) -> None:
+        """A token of the sequence is emitted at `now`."""
+        last = sequence.last_token_seconds
+        if last is None:
+            self.first_token_seconds.observe(now - sequence.arrived_seconds)
         else:
-            self._telemetry.token_gap(now - times.last_token)
-        times.last_token = now
+            self.token_gap_seconds.observe(now - last)
+        sequence.last_token_seconds = now
+
+    def finished(self, sequence: LiveSequence) -> None:
+        """The sequence has ended."""
+        now = self.now()
+        self.request_seconds.observe(now - sequence.arrived_seconds)
+        if not sequence.admissions:
+            self._pace.left(now)

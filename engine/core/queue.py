@@ -1,4 +1,9 @@
-"""Which waiting sequence is admitted next, and which running one is preempted for it."""
+"""Which waiting sequence is admitted next, and which running one is preempted for it.
+
+Clients take turns: a turn is a chunk of a prompt. Slots and blocks are shared max-min fairly: a
+client that holds less than another comes first, and what the other holds beyond that can be
+preempted (docs/adr/0018).
+"""
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
@@ -8,26 +13,20 @@ from itertools import takewhile, zip_longest
 from math import ceil
 from typing import TypeAlias
 
-from engine.core.metrics import AdmissionCounters
 from engine.core.request import Limits
-from engine.core.sequence import LiveSequence, Status
+from engine.core.sequence import LiveSequence, Status, admission_key
 from engine.core.step import SequenceId
 from engine.disk_cache.loader import LoadAttempt
 from engine.values.request import WaitReason
-from kvstore.in_flight import PendingPrompt
+from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease, Refusal
 from kvstore.slots import NEVER
 from kvstore.store import KVStore
 
 
-def admission_key(sequence: LiveSequence) -> tuple[int, int]:
-    """Sort key of a client's queue, and of a step: by priority, then by arrival."""
-    return sequence.request.priority, sequence.id
-
-
 def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) -> list[LiveSequence]:
-    """In the order in which they get blocks: those of clients that run few rows first, so that
-    whoever is left to be preempted belongs to the client that runs most.
+    """The order in which decodes get blocks: those of clients that run few rows first, so that a
+    sequence that is left to be preempted belongs to the client that runs most.
     """
     rows = Counter(sequence.request.client for sequence in running)
     return sorted(decodes, key=lambda s: rows[s.request.client])
@@ -36,8 +35,8 @@ def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) ->
 def preemption_victim(
     candidates: Iterable[LiveSequence], running: Sequence[LiveSequence]
 ) -> LiveSequence:
-    """Who is preempted for lack of blocks: one of the client that runs most, and of that client's
-    the lowest priority, then the least progress lost, then the latest.
+    """The sequence to preempt for lack of blocks: one of the client that runs most, and of that
+    client's the lowest priority, then the least progress lost, then the latest.
     """
     rows = Counter(sequence.request.client for sequence in running)
     return max(
@@ -46,18 +45,11 @@ def preemption_victim(
     )
 
 
-def slots(sequence: LiveSequence) -> int:
-    """What it takes, or would take, of the places to run in."""
-    return 1
+class ClientUsage:
+    """How many slots or tokens each client's running sequences hold.
 
-
-def tokens(sequence: LiveSequence) -> int:
-    """What it takes, or would take, of the arena."""
-    return len(sequence.tokens)
-
-
-class Holdings:
-    """How much of something scarce each client's running sequences hold."""
+    `amount` is what one sequence holds: its tokens, or one slot.
+    """
 
     def __init__(
         self, running: Iterable[LiveSequence], amount: Callable[[LiveSequence], int]
@@ -68,9 +60,17 @@ class Holdings:
         for sequence in running:
             client = sequence.request.client
             self._held[client] += amount(sequence)
-            if not sequence.is_aborted:  # else it ends by itself
+            if sequence.status is Status.RUNNING:  # one that is being aborted ends by itself
                 own = self._youngest.get(client, sequence)
                 self._youngest[client] = max(own, sequence, key=admission_key)
+
+    @classmethod
+    def of_slots(cls, running: Iterable[LiveSequence]) -> "ClientUsage":
+        return cls(running, lambda sequence: 1)
+
+    @classmethod
+    def of_tokens(cls, running: Iterable[LiveSequence]) -> "ClientUsage":
+        return cls(running, lambda sequence: len(sequence.tokens))
 
     def __getitem__(self, client: str) -> int:
         return self._held[client]
@@ -79,8 +79,8 @@ class Holdings:
         """The sequence to preempt so that the client can have `wanted`, at least 1, more.
 
         It is the youngest of the client that will have most left. None unless that is at least what
-        `client` will have then: so no client preempts its own, none is left with less than the one
-        it makes room for, and what was preempted does not come back by the same rule.
+        `client` will have then. So no client preempts its own sequences, none is left with less
+        than the one it makes room for, and a preempted sequence does not come back by this rule.
         """
         left = {self._left(sequence): sequence for sequence in self._youngest.values()}
         most = max(left, default=0)
@@ -93,40 +93,41 @@ class Holdings:
 class Turns:
     """The clients with live sequences, in the order of their turns. A turn is a chunk of a prompt.
 
-    A client that had a turn goes behind all others when the next step begins. A new client goes
-    behind those that wait for a turn, and before those that had one in the latest step.
+    A client that had a turn moves behind all others when the next step begins. A new client comes
+    after those that wait for a turn, and before those that had one in the latest step.
     """
 
     def __init__(self) -> None:
-        self._live = OrderedDict[str, int]()  # how many sequences each has
-        self._had: list[str] = []  # in this step
+        self._n_live = OrderedDict[str, int]()  # sequences of each
+        self._served: list[str] = []  # in this step
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._n_live)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._live)
+        return iter(self._n_live)
 
     def enter(self, client: str) -> None:
         """The client has one live sequence more."""
-        self._live[client] = self._live.get(client, 0) + 1
+        self._n_live[client] = self._n_live.get(client, 0) + 1
 
     def leave(self, client: str) -> None:
         """The client has one live sequence less."""
-        self._live[client] -= 1
-        if not self._live[client]:
-            del self._live[client]
+        self._n_live[client] -= 1
+        if not self._n_live[client]:
+            del self._n_live[client]
 
-    def had(self, client: str) -> None:
+    def mark_served(self, client: str) -> None:
         """The client has had a turn in this step."""
-        self._had.append(client)
+        self._served.append(client)
 
     def begin_step(self) -> None:
         """Move the clients that had a turn in the step before behind all others."""
-        for client in self._had:
-            if client in self._live:
-                self._live.move_to_end(client)
-        self._had.clear()
+        if self._served:
+            for client in self._served:
+                if client in self._n_live:
+                    self._n_live.move_to_end(client)
+            self._served.clear()
 
 
 ClientQueue: TypeAlias = list[LiveSequence]
@@ -134,7 +135,7 @@ ClientQueue: TypeAlias = list[LiveSequence]
 
 
 class NoRoom(Exception):
-    """The queue has no room for the sequences. After so many `departures`, by turns, it would."""
+    """The queue is full. There is room after about `departures` sequences have left it."""
 
     def __init__(self, message: str, departures: int) -> None:
         super().__init__(message)
@@ -220,8 +221,8 @@ class WaitingQueue:
 
 
 StartLoad: TypeAlias = Callable[[LiveSequence, LoadAttempt], bool]
-"""Begins to load from disk what is worth it of a sequence's prompt; a load is announced like any
-lease. False where the load has to wait for others to end, and the sequence with it.
+"""Begins to load from disk what is worth it of a sequence's prompt; a load is a lease in flight
+like any other. False where the load has to wait for others to end, and the sequence with it.
 """
 
 
@@ -237,26 +238,30 @@ class Admission:
     """The waiting queue, and the admission of its sequences, each with a lease.
 
     Of the clients that find no blocks the one that holds least goes first, by turns where several
-    do, and no other overtakes it that holds as much: or a long prompt might starve.
+    hold as much, and no other overtakes it that holds as much: a long prompt might starve.
     """
 
-    def __init__(self, store: KVStore, limits: Limits, turns: Turns, start_load: StartLoad) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        limits: Limits,
+        turns: Turns,
+        start_load: StartLoad | None = None,
+    ) -> None:
+        """`start_load`: None without a disk cache."""
         self._store = store
         self._start_load = start_load
-        self._attempts: dict[LiveSequence, LoadAttempt] = {}  # of those that wait
         self._max_running = limits.max_running
-        self._pending: dict[LiveSequence, PendingPrompt] = {}  # of those that wait and may adopt
         self._refused: dict[str, Refused] = {}  # by client
-        self._reserved_for: str | None = None  # the slot that was just freed by a preemption
-        self._turns = turns
+        self._reserved_for: str | None = None  # the client of a slot that a preemption has freed
+        self.turns = turns
         self.waiting = WaitingQueue(limits.max_waiting, turns)
-        self.counters = AdmissionCounters()
 
     def add(self, sequence: LiveSequence) -> None:
         """Queue a sequence that is new or has been preempted."""
         self.waiting.add(sequence)
-        if sequence.may_adopt and not _waits_for_first(sequence):
-            self._pending_prompt(sequence)
+        if sequence.can_use_prefix_cache and not _waits_for_first(sequence):
+            sequence.queued_prompt = QueuedPrompt(sequence.namespace, sequence.tokens)
 
     @property
     def is_anyone_refused(self) -> bool:
@@ -264,15 +269,12 @@ class Admission:
         return bool(self._refused)
 
     def has_slot(self, n_running: int) -> bool:
-        """Whether one more sequence may run beside so many."""
+        """Whether one more sequence may run next to `n_running` others."""
         return n_running < self._max_running
 
-    def _has_slot_for(self, client: str, n_running: int) -> bool:
-        """The same for one of the client's: a slot that is reserved is another's."""
-        is_kept = self._reserved_for not in {None, client}
-        return self.has_slot(n_running + is_kept)
-
-    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+    def admit(
+        self, client: str, running: Sequence[LiveSequence]
+    ) -> tuple[LiveSequence, Lease] | None:
         """Admit the client's next sequence, if there is room for it and no other goes first."""
         if not self._has_slot_for(client, len(running)):
             return None
@@ -286,24 +288,23 @@ class Admission:
             self._refused[client] = Refused(sequence.id, self._store.pool.n_releases)
             return None
         self.withdraw(sequence)
-        sequence.run_with(lease)
-        if sequence.admissions == 1:
-            self._count(sequence)
-        return sequence
+        if self._store.groups:
+            self._request_checkpoints()
+        return sequence, lease
 
     def victim(
         self, running: Sequence[LiveSequence], prompts: Container[str]
     ) -> LiveSequence | None:
-        """The sequence to preempt now for another client's next, which finds no room. One a step.
+        """The sequence to preempt now for another client's next one, which finds no room.
 
-        A freed slot is for the first client in turn that runs less than the victim's, and is freed
-        when none of the clients whose `prompts` are computed has its turn before.
+        A freed slot is for the first client in turn that runs less than the victim's. It is freed
+        when none of the clients whose `prompts` are prefilled has its turn before.
         """
-        if not self.waiting or len(self._turns) == 1:
+        if not self.waiting or len(self.turns) == 1:
             return None
         victim = self._victim_for_blocks(running) if self._refused else None
         if victim is None and not self.has_slot(len(running)):
-            in_turn = takewhile(lambda client: client not in prompts, self._turns)
+            in_turn = takewhile(lambda client: client not in prompts, self.turns)
             victim = self._victim_for_slot(running, in_turn)
         return victim
 
@@ -315,45 +316,73 @@ class Admission:
             del self._refused[client]
         if client == self._reserved_for and client not in self.waiting:
             self._reserved_for = None
-        self._forget(sequence)
+        sequence.queued_prompt = sequence.load_attempt = None
 
     def wait_reason(
-        self, sequence: LiveSequence, n_running: int, is_filling: Callable[[Lease], bool]
+        self,
+        sequence: LiveSequence,
+        n_running: int,
+        is_filling: Callable[[Lease], bool] | None,
     ) -> WaitReason:
         """Why the sequence waits, by what keeps `admit` from admitting it. Changes nothing.
 
-        Who has been refused blocks keeps all others that may start waiting for them: those behind
-        it in its client's queue, and clients that hold more. `is_filling` tells loads from leases.
+        A client that has been refused blocks keeps all others that may start waiting for them:
+        those behind it in its own queue, and clients that hold more. `is_filling` tells loads from
+        leases that compute; None without a disk cache.
         """
-        if (lease := self._awaited(sequence)) is not None:
-            return WaitReason.DISK if is_filling(lease) else WaitReason.TWIN
+        if (lease := self._computing_same_prefix(sequence)) is not None:
+            is_load = is_filling is not None and is_filling(lease)
+            return WaitReason.DISK if is_load else WaitReason.TWIN
         if _waits_for_first(sequence):
             return WaitReason.TWIN
         if not self._has_slot_for(sequence.request.client, n_running):
             return WaitReason.SLOTS
-        if (attempt := self._attempts.get(sequence)) is not None and attempt.is_put_off:
+        if (attempt := sequence.load_attempt) is not None and attempt.is_deferred:
             return WaitReason.DISK
         return WaitReason.MEMORY if self._refused else WaitReason.TURN
 
-    def _awaited(self, sequence: LiveSequence) -> Lease | None:
-        """The lease for whose tokens the sequence waits; None: it waits for none."""
-        pending = self._pending.get(sequence)
-        if pending is None or pending.awaited is None or not pending.is_waiting:
-            return None
-        return pending.awaited.lease
+    def _has_slot_for(self, client: str, n_running: int) -> bool:
+        """Whether one more of the client's sequences may run: a reserved slot is another's."""
+        is_kept = self._reserved_for not in {None, client}
+        return self.has_slot(n_running + is_kept)
+
+    def _computing_same_prefix(self, sequence: LiveSequence) -> Lease | None:
+        """The lease that is computing this prompt's prefix, if the sequence waits for one."""
+        in_flight, prompt = self._store.in_flight, sequence.queued_prompt
+        found = None if in_flight is None or prompt is None else in_flight.find(prompt)
+        return None if found is None else found[0]
 
     def _may_start(self, sequence: LiveSequence) -> bool:
-        """Whether it lacks something, and no lease is about to bring what it could adopt."""
-        if _waits_for_first(sequence) or sequence.has_said_all:
+        """Whether it has something to compute that no lease is about to bring."""
+        if _waits_for_first(sequence) or sequence.awaits_last_check:
             return False
-        if not sequence.may_adopt or _forkable(sequence) is not None:
+        if not sequence.can_use_prefix_cache or _forkable(sequence) is not None:
             return True
-        pending = self._pending_prompt(sequence)
-        if self._store.in_flight.must_wait(pending):
+        prompt = sequence.queued_prompt
+        if prompt is None:
+            prompt = QueuedPrompt(sequence.namespace, sequence.tokens)
+            sequence.queued_prompt = prompt
+        if self._must_wait(prompt):
             return False
-        attempt = self._attempts.setdefault(sequence, LoadAttempt())
-        attempt.is_put_off = not self._start_load(sequence, attempt)
-        return not attempt.is_put_off and not self._store.in_flight.must_wait(pending)
+        if self._start_load is None:
+            return True
+        attempt = sequence.load_attempt
+        if attempt is None:
+            attempt = sequence.load_attempt = LoadAttempt()
+        attempt.is_deferred = not self._start_load(sequence, attempt)
+        return not attempt.is_deferred and not self._must_wait(prompt)
+
+    def _must_wait(self, prompt: QueuedPrompt) -> bool:
+        """Whether a running request is about to compute more of the prompt than is cached."""
+        return self._store.in_flight is not None and self._store.in_flight.must_wait(prompt)
+
+    def _request_checkpoints(self) -> None:
+        """A lease has begun: before steps run past them, request checkpoints where queued prompts
+        will resume.
+        """
+        for sequence in self.waiting:
+            if sequence.queued_prompt is not None:
+                self._must_wait(sequence.queued_prompt)
 
     def _next(self, client: str) -> LiveSequence | None:
         """The client's first sequence that may start."""
@@ -364,19 +393,19 @@ class Admission:
         return sequence
 
     def _victim_for_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
-        holdings = Holdings(running, tokens)
-        client = self._first_of(self._refused.keys(), holdings)
+        usage = ClientUsage.of_tokens(running)
+        client = self._first_of(self._refused.keys(), usage)
         sequence = self._next(client)
         if sequence is None or client not in self._refused:
             return None
-        return holdings.victim(client, tokens(sequence))
+        return usage.victim(client, len(sequence.tokens))
 
     def _victim_for_slot(
         self, running: Sequence[LiveSequence], clients: Iterable[str]
     ) -> LiveSequence | None:
-        holdings = Holdings(running, slots)
+        usage = ClientUsage.of_slots(running)
         for client in clients:
-            victim = holdings.victim(client, 1) if client in self.waiting else None
+            victim = usage.victim(client, 1) if client in self.waiting else None
             sequence = self._next(client) if victim is not None else None
             if sequence is not None and self._may_try(sequence, running):
                 self._reserved_for = client
@@ -395,37 +424,21 @@ class Admission:
         refused = self._refused.get(client)
         if refused is not None and refused.n_releases == self._store.pool.n_releases:
             return False
-        return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
+        usage = ClientUsage.of_tokens(running)
+        return client == self._first_of({client, *self._refused}, usage)
 
-    def _first_of(self, clients: Set[str], holdings: Holdings) -> str:
+    def _first_of(self, clients: Set[str], usage: ClientUsage) -> str:
         """The client that holds least; of several, the one whose turn is first."""
-        return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
-
-    def _pending_prompt(self, sequence: LiveSequence) -> PendingPrompt:
-        pending = self._pending.get(sequence)
-        if pending is None:
-            pending = self._store.in_flight.add_pending(sequence.namespace, sequence.tokens)
-            self._pending[sequence] = pending
-        return pending
-
-    def _forget(self, sequence: LiveSequence) -> None:
-        self._attempts.pop(sequence, None)
-        pending = self._pending.pop(sequence, None)
-        if pending is not None:
-            self._store.in_flight.remove_pending(pending)
-
-    def _count(self, sequence: LiveSequence) -> None:
-        if sequence.may_adopt:
-            self.counters.queried_prompt_tokens += sequence.prompt_tokens
-        self.counters.cached_prompt_tokens += sequence.cached_tokens
+        return min(filter(clients.__contains__, self.turns), key=usage.__getitem__)
 
     def _lease(self, sequence: LiveSequence, spare_blocks: int) -> Lease | Refusal:
         """`spare_blocks` are left for the next decodes of the running sequences."""
         tokens, namespace = sequence.tokens, sequence.namespace
-        reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
+        # The last token's KV is never needed.
+        reserve_tokens = 1 if sequence.max_new_tokens_left > 1 else 0
         shared = sequence.request.shared_tokens
         shared_tokens = NEVER if shared is None else shared
-        if not sequence.may_adopt:
+        if not sequence.can_use_prefix_cache:
             return self._store.admit_cold(
                 namespace, tokens, reserve_tokens, spare_blocks, shared_tokens
             )

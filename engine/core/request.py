@@ -8,11 +8,12 @@ from itertools import count
 
 from engine.api import InvalidRequest
 from engine.constraints.drafted import forced_tokens
-from engine.constraints.guide import FreeGuide, Guide, GuideFactory
+from engine.constraints.guide import Guide, GuideFactory
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
-from engine.drafts.proposer import Speculator
-from engine.output.text import OutputFactory
+from engine.drafts.policy import DraftPolicy
+from engine.drafts.proposer import Proposer
+from engine.output.text import NewOutput
 from engine.values.request import Request
 from kvstore.tokens import Digest, Tokens
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
@@ -32,9 +33,6 @@ class Namespaces:
         """Of a request. Raises KeyError for an adapter that there is not."""
         fingerprint = self.fingerprints[adapter] if adapter else ""
         return replace(self.unsalted, adapter=fingerprint, cache_salt=cache_salt)
-
-
-NO_ADAPTERS = Namespaces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,29 +158,28 @@ class Submission:
 
     request: Request
     prompts: tuple[Tokens, ...]
-    guides: tuple[Guide, ...]
+    guides: tuple[Guide | None, ...]  # None: no constraint
     block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
-
-
-def no_hashes(request: Request) -> tuple[Digest, ...]:
-    """For engines without a disk cache."""
-    return ()
 
 
 def prepare(
     request: Request,
     limits: Limits,
-    new_guide: GuideFactory = FreeGuide,
-    block_hashes: Callable[[Request], tuple[Digest, ...]] = no_hashes,
+    new_guide: GuideFactory | None = None,
+    block_hashes: Callable[[Request], tuple[Digest, ...]] | None = None,
 ) -> Submission:
-    """Check and pack a request, in time proportional to prompt and n. Raises InvalidRequest."""
+    """Check and pack a request, in time proportional to prompt and n. Raises InvalidRequest.
+
+    Without `new_guide` its sequences have no constraint; without `block_hashes` there is no disk
+    cache.
+    """
     validate(request, limits)
     packed = Tokens(request.prompt)
     return Submission(
         request,
         prompts=tuple(packed.copy() for _ in range(request.n)),
-        guides=tuple(new_guide() for _ in range(request.n)),
-        block_hashes=block_hashes(request),
+        guides=tuple(None if new_guide is None else new_guide() for _ in range(request.n)),
+        block_hashes=() if block_hashes is None else block_hashes(request),
     )
 
 
@@ -191,15 +188,15 @@ class SequenceFactory:
 
     def __init__(
         self,
-        outputs: OutputFactory,
+        new_output: NewOutput,
         draw_seed: Callable[[], int],
         namespaces: Namespaces,
-        speculator: Speculator,
+        drafts: DraftPolicy | None,
     ) -> None:
-        self._outputs = outputs
+        self._new_output = new_output
         self._draw_seed = draw_seed
         self._namespaces = namespaces
-        self._speculator = speculator
+        self._drafts = drafts
         self._ids = count()
 
     def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
@@ -211,21 +208,24 @@ class SequenceFactory:
         namespace = self._namespaces.of(request.cache_salt, request.adapter)
         for index in range(request.n):
             tokens, guide = submission.prompts[index], submission.guides[index]
+            output = self._new_output(request)
+            proposer: Proposer | None = None
+            if self._drafts is not None:
+                forced = None if guide is None else partial(forced_tokens, guide)
+                proposer = self._drafts.begin(request, namespace, tokens, forced)
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),
                 index=index,
                 request=request,
                 namespace=namespace,
                 tokens=tokens,
-                output=self._outputs.new(request),
+                output=output,
                 seed=base_seed + index,
-                stop_token_ids=self._outputs.stop_token_ids(request),
+                stop_token_ids=output.stop_token_ids,
                 guide=guide,
                 block_hashes=submission.block_hashes,
                 first=first,
-                speculation=self._speculator.begin(
-                    request, namespace, tokens, partial(forced_tokens, guide)
-                ),
+                proposer=proposer,
             )
             first = first or sequence
             yield sequence

@@ -1,75 +1,144 @@
-"""Decides what each step computes, and takes in what it has computed.
+"""Decides what each step computes.
 
-    add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
+    add / abort ─► plan() ─► Step ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
 
 It has no clock, no threads and no tensors. A step may be planned before the one before it is
-committed. Decodes come first, so a long prompt is computed in chunks beside the others' decodes.
+committed. Decodes come first, so a long prompt is prefilled in chunks next to the others' decodes.
 The rest of a step goes by the clients' turns (docs/adr/0018).
 """
 
-from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from engine.api import InvalidRequest
 from engine.core.budget import StepBudget, StepCosts
-from engine.core.commit import Progress, admission_event
-from engine.core.metrics import AdmissionCounters, SchedulerCounters
-from engine.core.queue import Admission, Turns, admission_key, by_rows, preemption_victim
-from engine.core.request import NO_ADAPTERS, Limits, Namespaces, SequenceFactory, Submission
-from engine.core.sequence import LiveSequence, LiveSequences, Status, lease_of
-from engine.core.step import SequenceId, StepPlan, StepResult
-from engine.core.step_builder import StepBuilder
-from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.core.commit import Commit, admission_event
+from engine.core.metrics import Metrics
+from engine.core.queue import Admission, Turns, by_rows, preemption_victim
+from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
+from engine.core.sequence import LiveSequence, LiveSequences, Status
+from engine.core.step import (
+    BatchEntry,
+    Late,
+    Prefill,
+    Resample,
+    Row,
+    Sampling,
+    Score,
+    StepPlan,
+    StepResult,
+    Verify,
+)
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
-from engine.drafts.policy import Drafting
-from engine.drafts.proposer import NO_SPECULATOR, Speculator
-from engine.output.text import OutputFactory
+from engine.drafts.policy import DraftPolicy
+from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Request, WaitReason
-from kvstore.lease import Lease, Refusal
+from engine.values.request import Pooling, Request, WaitReason
+from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.tokens import Digest
+
+BEGINNING_TOKENS = 16
+"""A prompt is admitted to a step that has time for this many of its tokens."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is being planned, and later the step in flight.
+
+    `sequences[i]` is the sequence of `plan.rows[i]`.
+    """
+
+    plan: StepPlan
+    budget: StepBudget
+    budget_tokens: int  # that may still be planned
+    sequences: list[LiveSequence] = field(default_factory=list)
+    preempted: list[LiveSequence] = field(default_factory=list)
+    n_drafts: int = 0  # rows that verify a draft
+    n_reads: int = 0  # entries that are read for the disk
+    is_scoring: bool = False  # prompt logprobs are computed, which the cost model does not know
+    is_loading: bool = False  # blocks are filled in from disk
+    is_short_of_blocks: bool = False  # then no prompt begins
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a prompt that begins may join."""
+        if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
+
+    def allow(self, sequence: LiveSequence) -> int:
+        """How many of the sequence's next known tokens may join; a single last one always may."""
+        wanted = sequence.unplanned_tokens
+        if wanted == 1:
+            return 1
+        return self.budget.chunk_tokens(sequence.planned_tokens, min(wanted, self.budget_tokens))
+
+    def add(self, sequence: LiveSequence, row: Row) -> None:
+        """The sequence computes this row. What its tables have changed by goes with it."""
+        plan = self.plan
+        if sequence.pending is None:
+            plan.enter.append(batch_entry(sequence))
+        sequence.pending = row
+        plan.rows.append(row)
+        self.sequences.append(sequence)
+        self.patch_tables(sequence)
+
+    def verify(self, index: int, row: Verify) -> None:
+        """The sequence of the decode row `index` verifies a draft in place of that decode."""
+        sequence = self.sequences[index]
+        self.plan.rows[index] = sequence.pending = row
+        self.n_drafts += 1
+        self.budget_tokens -= len(row.draft)
+        self.budget.add_draft(row.start, len(row.draft))
+        self.patch_tables(sequence)
+
+    def patch_tables(self, sequence: LiveSequence) -> None:
+        lease = sequence.lease
+        if lease is not None and lease.is_patched:
+            self.plan.patches += [(sequence.id, patch) for patch in lease.take_patches()]
 
 
 class Scheduler:
     """Continuous batching over one KVStore. Requests of one adapter, or of none, share a namespace
-    unless they have a salt.
+    unless they have a salt. Without `drafts` nothing is drafted, without `disk` nothing is loaded
+    or written.
     """
 
     def __init__(
         self,
         store: KVStore,
-        outputs: OutputFactory,
+        new_output: NewOutput,
         limits: Limits,
         draw_seed: Callable[[], int],
-        namespaces: Namespaces = NO_ADAPTERS,
-        disk: DiskCache = NO_DISK_CACHE,
-        speculator: Speculator = NO_SPECULATOR,
+        metrics: Metrics,
+        namespaces: Namespaces | None = None,
+        disk: DiskCache | None = None,
+        drafts: DraftPolicy | None = None,
     ) -> None:
         self.store: Final = store
         self.disk: Final = disk
-        self.namespaces: Final = namespaces
-        self.speculator: Final = speculator
+        self.namespaces: Final = namespaces or Namespaces()
+        self.drafts: Final = drafts
+        self.metrics: Final = metrics
+        self.sequences: Final = LiveSequences()
+        self.costs: Final = StepCosts()
         self._turns = Turns()
-        self._admission = Admission(store, limits, self._turns, self._start_load)
-        self._sequences = SequenceFactory(outputs, draw_seed, namespaces, speculator)
+        start_load = None if disk is None else self._start_load
+        self._admission = Admission(store, limits, self._turns, start_load)
+        self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
-        self._costs = StepCosts()
-        self._drafting = Drafting(store, self._costs, limits)
         self._numbers = count(1)  # of steps
-        self._running: list[LiveSequence] = []
-        self._live = LiveSequences()
         self._admissions: list[OutputEvent] = []
-        self._leaving: list[SequenceId] = []  # what the runner has not been told yet
-        self.counters = SchedulerCounters()
-        self._progress = Progress(store, self._live, self.counters, speculator, self._leave)
+        self._commit = Commit(store, self.sequences, self._admission, metrics, drafts)
 
     @property
     def running(self) -> tuple[LiveSequence, ...]:
-        return tuple(self._running)
+        return tuple(self.sequences.running)
 
     @property
     def waiting(self) -> tuple[LiveSequence, ...]:
@@ -77,163 +146,182 @@ class Scheduler:
 
     @property
     def n_running(self) -> int:
-        return len(self._running)
+        return len(self.sequences.running)
 
     @property
     def n_waiting(self) -> int:
         return len(self._admission.waiting)
 
     @property
-    def admission_counters(self) -> AdmissionCounters:
-        return self._admission.counters
-
-    @property
     def has_work(self) -> bool:
-        return bool(self._live) or self.disk.is_busy
-
-    def sequence(self, sequence_id: SequenceId) -> LiveSequence | None:
-        """None when it is over."""
-        return self._live.get(sequence_id)
+        return bool(self.sequences) or (self.disk is not None and self.disk.is_busy)
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
-        """Why the sequence does not run; None where it does."""
-        if sequence.status is Status.RUNNING:
+        """Why the sequence does not run; None if it does."""
+        if sequence.lease is not None:
             return None
-        return self._admission.wait_reason(sequence, self.n_running, self.disk.is_filling)
-
-    @property
-    def unanswered(self) -> tuple[LiveSequence, ...]:
-        """Those whose guides' matchers have to be answered before they go on."""
-        return self._live.unanswered
+        is_load = None if self.disk is None else self.disk.is_filling
+        return self._admission.wait_reason(sequence, self.n_running, is_load)
 
     def take_admissions(self) -> list[OutputEvent]:
         """An event for each sequence that was first admitted since this was last called."""
-        news, self._admissions = self._admissions, []
-        return news
+        events, self._admissions = self._admissions, []
+        return events
 
     def block_hashes(self, request: Request) -> tuple[Digest, ...]:
-        """The hashes of its prompt's blocks, where they may be on disk. On any thread."""
+        """The hashes of its prompt's blocks; none without a disk cache. On any thread."""
+        if self.disk is None:
+            return ()
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
         return self.disk.block_hashes(namespace, request.prompt)
 
-    def add(self, submission: Submission) -> None:
+    def add(self, submission: Submission, arrived_seconds: float = 0.0) -> None:
         """Queue the request's n sequences.
 
         Raises InvalidRequest or NoRoom.
         """
         request = submission.request
-        if self._live.of_request(request.id):
+        if self.sequences.of_request(request.id):
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
         self._admission.waiting.check_room(request.client, request.n)
-        for sequence in self._sequences.sequences(submission):
-            self._live.add(sequence)
+        for sequence in self._new_sequences.sequences(submission):
+            sequence.arrived_seconds = arrived_seconds
+            self.sequences.add(sequence)
             self._turns.enter(request.client)
             self._admission.add(sequence)
+        self.metrics.queued(request.n)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request's sequences. What they have computed stays in the cache.
 
         A sequence in flight ends when its step is committed, so that this is kept, too.
         """
-        sequences = self._live.of_request(request_id)
-        for sequence in sequences:
-            sequence.is_aborted = True
-        return [self._progress.end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
+        events = []
+        for sequence in self.sequences.of_request(request_id):
+            if sequence.is_in_flight:
+                self.sequences.abort(sequence)
+                continue
+            events.append(self._commit.end(sequence, FinishReason.ABORT))
+        return events
 
     @property
-    def awaits_tokens(self) -> bool:
-        """Whether the step in flight had better be collected before the next one is planned: then
-        drafts can go on from its tokens.
+    def prefers_sync(self) -> bool:
+        """Whether drafts of the next step are predicted to gain more than overlapping it with the
+        step in flight, which is then collected before the next is planned.
         """
-        return self._drafting.is_due(self._running)
+        return self.drafts is not None and self.drafts.prefers_sync(
+            self.sequences.decoding, self.costs, self._limits
+        )
 
-    def plan(self) -> StepPlan:
-        """Plan the next step. Allocates its blocks; preempts sequences where there are too few."""
+    def plan(self) -> Step | None:
+        """Plan the next step. Allocates its blocks; preempts sequences where there are too few.
+        None where nothing is to be computed, filled in or read.
+        """
         batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
-        time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
-        builder = StepBuilder(self._limits.step_tokens, time, next(self._numbers))
-        self._schedule_rows(builder)
-        builder.reads += self.disk.reads(builder.number, time.moving_seconds)  # behind all writing
-        if builder.is_empty:
-            return StepPlan()
-        builder.before += self.store.take_ops()
-        leaving, self._leaving = self._leaving, []
-        return builder.plan(leaving)
-
-    def took(self, plan: StepPlan, filled: Collection[int], seconds: float) -> None:
-        """The step has taken so long. Steps numbered `filled` have filled in blocks meanwhile."""
-        if filled or plan.reads:
-            if not plan.chunks:  # their prediction is off by more than what bytes take
-                extra_seconds = seconds - self._costs.seconds(plan.work)
-                self.disk.took(filled, plan.number, max(extra_seconds, 0.0))
-        elif plan.work.forwards and not plan.is_scoring:
-            self._costs.observe(plan.work, seconds)
-
-    def settle(self) -> list[OutputEvent]:
-        """The events of sequences whose matchers have been answered meanwhile."""
-        return [news for one in self._live.take_answered() for news in self._progress.settled(one)]
-
-    def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
-        """The step has been computed: publish its blocks, append its tokens. Returns the events."""
-        self.counters.steps += 1
-        self.disk.commit(plan.number, result.read)
-        return [
-            news
-            for sequence, n_tokens in self._live.running(plan)
-            for news in self._progress.take_in(sequence, n_tokens, result)
-        ]
-
-    def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
-        """The step has raised: end its sequences, and publish nothing of it."""
-        self.store.revoke(plan.before)
-        self.disk.fail(plan.number)
-        return [self._progress.fail(sequence, message) for sequence, _ in self._live.running(plan)]
-
-    def _schedule_rows(self, builder: StepBuilder) -> None:
-        """Decodes first (limits leave each of them a token), then prompts by turns."""
-        prompts, decodes = defaultdict[str, deque[LiveSequence]](deque), list[LiveSequence]()
-        for sequence in self._running:
-            if (n_tokens := sequence.remaining_tokens) > 1:
-                prompts[sequence.request.client].append(sequence)
-            elif n_tokens == 1:
-                decodes.append(sequence)
+        step = Step(
+            StepPlan(next(self._numbers)),
+            StepBudget(self.costs, self._limits.step_stretch, batch_rows),
+            self._limits.step_tokens,
+        )
         self._turns.begin_step()
-        if (victim := self._admission.victim(self._running, prompts)) is not None:
-            self._preempt(victim, builder)
-            self.counters.client_preemptions += 1
-        for sequence in by_rows(decodes, self._running):
-            if sequence.status is Status.RUNNING:  # not preempted above
-                self._schedule(sequence, 1, builder)
-        for sequence in self._running:
-            if sequence.keeps_logits:
-                builder.keep(sequence)
-                self.counters.rows_sat_out += 1
-        self._fill_in(builder)
-        self._schedule_prompts(prompts, builder)
-        self._drafting.widen(builder, self._running)
-        for sequence in builder.preempted:  # only now: what is in flight belongs to its old lease
+        if self.n_waiting:
+            self._preempt_for_client(step)
+        self._add_decodes(step)
+        if self.disk is not None:
+            step.is_loading = self.disk.add_loads(step.plan.number, step.budget)
+        if self.sequences.prefilling or self.n_waiting:
+            self._add_prefills(step)
+        if self.drafts is not None:
+            self.drafts.add(step, self.costs, self._limits)
+        for sequence in step.preempted:  # only now: what is in flight belongs to its old lease
             self._admission.add(sequence)
+        if self.disk is not None:
+            step.n_reads = self.disk.add_reads(step.plan.number, step.budget)
+        if not (step.sequences or step.is_loading or step.n_reads):
+            return None
+        step.plan.ops = self.store.take_ops()
+        step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
+        return step
 
-    def _fill_in(self, builder: StepBuilder) -> None:
-        """Fill in what has come from disk, as much as there is time for beside the decodes."""
-        if fills := self.disk.fills(builder.number, builder.time.moving_seconds):
-            builder.before += [*self.store.take_ops(), *fills]
-            builder.time.move(self.disk.fill_seconds(builder.number))
+    def observe(self, step: Step, loading_steps: Collection[int], seconds: float) -> None:
+        """Learn from a step that took `seconds`. The steps numbered `loading_steps` have filled in
+        blocks from disk during that time.
+        """
+        shape = step.budget.shape
+        if loading_steps or step.n_reads:
+            assert self.disk is not None
+            if not shape.chunks:  # their prediction is off by more than what the bytes take
+                extra_seconds = seconds - self.costs.predict(shape)
+                self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
+        elif step.sequences and not step.is_scoring:
+            self.costs.observe(shape, seconds)
 
-    def _schedule_prompts(
-        self, prompts: dict[str, deque[LiveSequence]], builder: StepBuilder
-    ) -> None:
+    def emit_unblocked(self) -> list[OutputEvent]:
+        """The events of sequences whose grammars have been answered meanwhile."""
+        return self._commit.emit_unblocked()
+
+    def commit(self, step: Step, result: StepResult) -> list[OutputEvent]:
+        """The step has been computed: publish its blocks, append its tokens. Returns the events."""
+        self.metrics.steps += 1
+        if self.disk is not None:
+            self.disk.commit(step.plan.number, result.read)
+        return self._commit.step(step.sequences, step.plan.rows, result.rows)
+
+    def fail(self, step: Step, message: str) -> list[OutputEvent]:
+        """The step has raised: end its sequences, and publish nothing of it."""
+        self.store.revoke(step.plan.ops)
+        if self.disk is not None:
+            self.disk.fail(step.plan.number)
+        running = [sequence for sequence in step.sequences if sequence.lease is not None]
+        return [self._commit.fail(sequence, message) for sequence in running]
+
+    def _preempt_for_client(self, step: Step) -> None:
+        """Preempt a sequence of a client that has much for one that has little, once a step."""
+        prompts = {sequence.request.client for sequence in self.sequences.prefilling}
+        victim = self._admission.victim(self.sequences.running, prompts)
+        if victim is not None:
+            self._preempt(victim, step)
+            self.metrics.client_preemptions += 1
+
+    def _add_decodes(self, step: Step) -> None:
+        """A token for each sequence that decodes. Limits leave each of them one."""
+        decoding = list(self.sequences.decoding)
+        if self.store.available_blocks < len(decoding):  # some may be refused a block
+            decoding = by_rows(decoding, self.sequences.running)
+        n_rows = n_keys = 0
+        for sequence in decoding:
+            lease = sequence.lease
+            if lease is None:
+                continue  # preempted above
+            if type(sequence.pending) is Late:
+                step.add(sequence, Resample(sequence.id))
+                self.metrics.late_rows += 1
+                continue
+            start = lease.planned_tokens
+            if start < sequence.end_tokens and self._reserve(sequence, lease, 1, step):
+                step.add(sequence, sequence.decode)
+                n_rows += 1
+                n_keys += start + 1
+        if n_rows:
+            step.budget_tokens -= n_rows
+            step.budget.add_decodes(n_rows, n_keys)
+
+    def _add_prefills(self, step: Step) -> None:
         """A chunk of each client in turn, and again, for as long as there is budget."""
+        prompts = defaultdict[str, deque[LiveSequence]](deque)
+        for sequence in self.sequences.running:
+            if sequence in self.sequences.prefilling:
+                prompts[sequence.request.client].append(sequence)
         waiting = self._admission.waiting
-        may_begin = self._admission.has_slot(len(self._running)) and builder.has_room
-        if not prompts and not (may_begin and waiting):
+        may_begin = bool(waiting) and self._admission.has_slot(self.n_running) and step.has_room
+        if not prompts and not may_begin:
             return
         clients = deque(c for c in self._turns if c in prompts or (may_begin and c in waiting))
         held_up = list[str]()  # while another waits for blocks, who goes first
-        while clients and builder.budget_tokens:
+        while clients and step.budget_tokens:
             client = clients.popleft()
-            if self._take_turn(client, prompts.get(client, deque()), builder):
-                self._turns.had(client)
+            if self._take_turn(client, prompts.get(client, deque()), step):
+                self._turns.mark_served(client)
                 if not self._admission.is_anyone_refused:
                     clients.extend(held_up)
                     held_up.clear()
@@ -241,68 +329,119 @@ class Scheduler:
             elif self._admission.is_anyone_refused:
                 held_up.append(client)
 
-    def _take_turn(self, client: str, prompts: deque[LiveSequence], builder: StepBuilder) -> bool:
-        """Go on with one of the client's prompts, else admit one. False where neither can be."""
+    def _take_turn(self, client: str, prompts: deque[LiveSequence], step: Step) -> bool:
+        """Prefill more of one of the client's prompts, else admit one. False if neither can be."""
         while prompts:
             sequence = prompts.popleft()
-            has_lease = sequence.status is Status.RUNNING  # not preempted above
-            if has_lease and (n_tokens := builder.allow(sequence, sequence.remaining_tokens)):
-                self._schedule(sequence, n_tokens, builder)
+            has_lease = sequence.lease is not None  # not preempted above
+            if has_lease and (n_tokens := step.allow(sequence)):
+                self._add_prefill(sequence, n_tokens, step)
                 return True
-        return builder.has_room and self._begin(client, builder)
+        return step.has_room and self._begin(client, step)
 
-    def _begin(self, client: str, builder: StepBuilder) -> bool:
-        """Admit the client's next sequence and schedule it. False where none can be admitted."""
-        sequence = self._admission.admit(client, self._running)
-        if sequence is None:
+    def _begin(self, client: str, step: Step) -> bool:
+        """Admit the client's next sequence and prefill it. False where none can be admitted."""
+        admitted = self._admission.admit(client, self.sequences.running)
+        if admitted is None:
             return False
+        sequence, lease = admitted
+        self.sequences.start(sequence, lease)
         if sequence.admissions == 1:
             self._admissions.append(admission_event(sequence))
-        insort(self._running, sequence, key=admission_key)
-        self._live.must_be_answered(sequence)
-        n_tokens = max(builder.allow(sequence, sequence.remaining_tokens), 1)
-        self._schedule(sequence, n_tokens, builder)  # at once: its ops are in this step
+            self.metrics.admitted(sequence)
+        # At once: the ops of its admission are in this step.
+        self._add_prefill(sequence, max(step.allow(sequence), 1), step)
         return True
 
-    def _schedule(self, sequence: LiveSequence, n_tokens: int, builder: StepBuilder) -> None:
-        """Put so many tokens of the sequence into the step. Preempts where blocks are short."""
-        lease = lease_of(sequence)
-        start, last = lease.planned_tokens, sequence.last_position
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
+        """Prefill the next `n_tokens` known tokens of the sequence, or fewer."""
+        lease = sequence.lease
+        assert lease is not None
+        start = lease.planned_tokens
         if n_tokens > 1:
-            n_tokens = self.store.max_step_tokens(lease, n_tokens, last)
-        while isinstance(step_ops := self.store.extend(lease, n_tokens, last), Refusal):
-            candidates = [
-                s for s in self._running if s.id not in builder.sequence_ids and not s.is_aborted
-            ]
-            victim = preemption_victim(candidates, self._running)
-            self._preempt(victim, builder)
-            self.counters.preemptions += 1
-            builder.is_short_of_blocks = True
+            n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+        if not self._reserve(sequence, lease, n_tokens, step):
+            return
+        row = prefill_row(sequence, start, n_tokens)
+        step.add(sequence, row)
+        step.budget_tokens -= n_tokens
+        if n_tokens == 1:  # computed with the decodes
+            step.budget.add_decodes(1, start + 1)
+        else:
+            step.budget.add_chunk(start, n_tokens)
+        step.is_scoring |= row.score is not None
+        if not sequence.unplanned_tokens:
+            self.sequences.planned(sequence)
+
+    def _reserve(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> bool:
+        """Plan the sequence's next positions, and preempt others where blocks are short. False if
+        the sequence itself was preempted.
+        """
+        position = sequence.sampled_position if n_tokens > 1 else 0
+        while self.store.plan(lease, n_tokens, position) is not None:
+            in_step = set(step.sequences)
+            victim = preemption_victim(
+                [
+                    one
+                    for one in self.sequences.running
+                    if one not in in_step and one.status is Status.RUNNING
+                ],
+                self.sequences.running,
+            )
+            self._preempt(victim, step)
+            self.metrics.preemptions += 1
+            step.is_short_of_blocks = True
             if victim is sequence:
-                return
-        builder.add(sequence, start, n_tokens, step_ops)
+                return False
+        return True
+
+    def _preempt(self, sequence: LiveSequence, step: Step) -> None:
+        """Take its lease. Its blocks go to the cache, where it finds most of them again later."""
+        self.store.donate(self.sequences.preempt(sequence))
+        step.preempted.append(sequence)
 
     def _start_load(self, sequence: LiveSequence, attempt: LoadAttempt) -> bool:
+        """Begin to load what is worth it of its prompt. False where the load has to wait."""
+        assert self.disk is not None
         prompt = Prompt(sequence.namespace, sequence.tokens, sequence.block_hashes)
-        found = self.disk.load(prompt, attempt, len(self._running), self._costs.prompt_seconds)
-        return found is not LoadOutcome.PUT_OFF
+        outcome = self.disk.load(prompt, attempt, self.n_running, self.costs.prompt_seconds)
+        return outcome is not LoadOutcome.DEFERRED
 
-    def _preempt(self, sequence: LiveSequence, builder: StepBuilder) -> None:
-        """Take its lease. Its blocks go to the cache, where it finds most of them again later."""
-        if sequence.is_in_batch:
-            self._leaving.append(sequence.id)
-        self.store.donate(sequence.preempt())
-        self._running.remove(sequence)
-        builder.preempted.append(sequence)
 
-    def _leave(self, sequence: LiveSequence) -> Lease | None:
-        """Remove the sequence from everywhere. Returns its lease, if it has one."""
-        if sequence.is_in_batch:
-            self._leaving.append(sequence.id)
-        if sequence.status is Status.RUNNING:
-            self._running.remove(sequence)
-        else:
-            self._admission.withdraw(sequence)
-        self._live.remove(sequence)
-        self._turns.leave(sequence.request.client)
-        return sequence.finish()
+def batch_entry(sequence: LiveSequence) -> BatchEntry:
+    """The sequence as it enters the runner's batch."""
+    params, tokens = sequence.request.sampling, sequence.tokens
+    repeats = params.repetition_penalty != 1.0
+    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if penalised else ()
+    sampling = Sampling(
+        params=params,
+        seed=sequence.seed,
+        output_index=sequence.output_tokens,
+        prompt_tokens=sequence.request.prompt if repeats else (),
+        output_tokens=tuple(output),
+        banned_tokens=sequence.banned_tokens(),
+    )
+    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
+
+
+def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
+    """Known tokens of the sequence from position `start` on; samples after its last one."""
+    tokens, end = sequence.tokens, start + n_tokens
+    score = None
+    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
+        scored_end = min(end + 1, sequence.prompt_tokens)
+        if start + 1 < scored_end:
+            following = tuple(tokens.ids(start + 1, scored_end))
+            score = Score(following, sequence.request.prompt_logprobs)
+    pooling = sequence.request.pooling
+    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
+        pooling = None  # none of the tokens that it needs
+    return Prefill(
+        sequence_id=sequence.id,
+        start=start,
+        tokens=tuple(tokens.ids(start, end)),
+        samples=end == len(tokens) and sequence.request.max_tokens > 0,
+        score=score,
+        pooling=pooling,
+    )

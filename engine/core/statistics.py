@@ -1,93 +1,94 @@
-"""Statistics of the engine, as the server gets them. Pure functions, on the engine thread.
+"""Reads the statistics of a running engine for the server."""
 
-`loop_stats` runs twice a step. It copies counters: its cost does not grow with the cache or queue.
-"""
+from collections.abc import Iterable
 
-from engine.core.metrics import LatencyTracker
 from engine.core.scheduler import Scheduler
-from engine.values.stats import CacheStats, Cleared, HitCount, HitRecord, LoopStats, RequestInfo
+from engine.values.stats import CacheStats, Cleared, EngineStats, MemoryStats, RequestInfo
 from kvstore.sizes import StorageBytes
+from kvstore.slots import GroupStats
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 
 
+def snapshot(scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats) -> EngineStats:
+    """Read all statistics as one value. Any thread may call this at any time: while a step runs,
+    and when the loop has ended.
+
+    It reads ints that the engine thread writes, so figures may be microseconds apart. Figures that
+    belong together add up.
+    """
+    metrics = scheduler.metrics
+    return EngineStats(
+        running=scheduler.n_running,
+        waiting=scheduler.n_waiting,
+        computed_prompt_tokens=metrics.computed_prompt_tokens,
+        generated_tokens=metrics.generated_tokens,
+        preemptions=metrics.preemptions,
+        client_preemptions=metrics.client_preemptions,
+        late_rows=metrics.late_rows,
+        steps=metrics.steps,
+        drafts=metrics.drafts.copy(),
+        contradictions=metrics.contradictions,
+        latencies=metrics.latencies(),
+        cache=_cache_stats(scheduler, sizes),
+        memory=memory,
+    )
+
+
+def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
+    store, metrics = scheduler.store, scheduler.metrics
+    pool, counters = store.pool, store.counters
+    total, free, saved = pool.n_blocks, pool.n_free, max(pool.n_saved, 0)
+    held = min(pool.n_referenced, total - free)  # a block may have moved since `free` was read
+    groups = tuple(group.stats() for group in store.groups)
+    return CacheStats(
+        block_size=store.block_size,
+        blocks_total=total,
+        blocks_free=free,
+        blocks_cached=total - free - held,
+        blocks_held=held,
+        blocks_shared=min(pool.n_shared, held),
+        blocks_saved=saved,
+        saved_bytes=_saved_bytes(saved, groups, sizes),
+        arena_bytes=sizes.arenas,
+        nodes=0 if store.tree is None else store.tree.n_nodes,
+        hit_tokens=metrics.cached_prompt_tokens,  # first: an admission adds to it last
+        queried_tokens=metrics.queried_prompt_tokens,
+        evictions=counters.evictions,
+        tail_hit_tokens=counters.tail_hit_tokens,
+        prefix_copies=counters.prefix_copies,
+        fork_copies=counters.fork_copies,
+        groups=groups,
+        recent_hits=metrics.recent_hits(),
+        disk=None if scheduler.disk is None else scheduler.disk.stats(),
+    )
+
+
+def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
+    """Bytes that sharing saves: what running sequences would need more if they shared nothing."""
+    return _saved_bytes(store.pool.n_saved, (group.stats() for group in store.groups), sizes)
+
+
+def _saved_bytes(n_saved_blocks: int, groups: Iterable[GroupStats], sizes: StorageBytes) -> int:
+    slots = sum(group.saved * size for group, size in zip(groups, sizes.slots, strict=True))
+    return n_saved_blocks * sizes.block + slots
+
+
 def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> Cleared:
-    """Forget all that no running request holds, of one namespace or of all."""
+    """Clear the prefix cache of one namespace or of all. Running sequences keep their blocks."""
     taken_bytes = _slot_bytes(store, sizes)
     blocks = store.clear(namespace)
     return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
 
 
-def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
-    """Bytes that sharing saves: what more there would be if no running sequences shared any."""
-    stats = [group.stats() for group in store.groups]
-    slots = sum(s.saved * size for s, size in zip(stats, sizes.slots, strict=True))
-    return store.pool.n_saved * sizes.block + slots
-
-
 def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
-    """Bytes of the slots that are not free, in all groups."""
+    """Bytes of the slots in all groups that are not free."""
     stats = [group.stats() for group in store.groups]
     return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
 
 
-def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
-    counters = scheduler.admission_counters
-    return HitCount(seconds, counters.queried_prompt_tokens, counters.cached_prompt_tokens)
-
-
-def loop_stats(
-    scheduler: Scheduler,
-    latency: LatencyTracker,
-    sizes: StorageBytes,
-    hits: HitRecord,
-    n_contradictions: int,
-) -> LoopStats:
-    counters = scheduler.counters
-    return LoopStats(
-        running=scheduler.n_running,
-        waiting=scheduler.n_waiting,
-        computed_prompt_tokens=counters.computed_prompt_tokens,
-        cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
-        generated_tokens=counters.generated_tokens,
-        preemptions=counters.preemptions,
-        client_preemptions=counters.client_preemptions,
-        rows_sat_out=counters.rows_sat_out,
-        steps=counters.steps,
-        drafts=dict(counters.drafts),
-        hits=hits,
-        n_contradictions=n_contradictions,
-        first_tokens=latency.first_tokens,
-        first_token_seconds=latency.first_token_seconds,
-        cache=cache_stats(scheduler, sizes),
-    )
-
-
-def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
-    store, counters = scheduler.store, scheduler.admission_counters
-    pool = store.pool
-    return CacheStats(
-        block_size=store.block_size,
-        blocks_total=pool.n_blocks,
-        blocks_free=pool.n_free,
-        blocks_cached=pool.n_evictable,
-        blocks_held=pool.n_referenced,
-        blocks_shared=pool.n_shared,
-        blocks_saved=pool.n_saved,
-        saved_bytes=saved_bytes(store, sizes),
-        arena_bytes=sizes.arenas,
-        nodes=store.index.n_nodes,
-        queried_tokens=counters.queried_prompt_tokens,
-        hit_tokens=counters.cached_prompt_tokens,
-        evictions=store.counters.evictions,
-        tail_hit_tokens=store.counters.tail_hit_tokens,
-        prefix_copies=store.counters.prefix_copies,
-        fork_copies=store.counters.fork_copies,
-        groups=tuple(group.stats() for group in store.groups),
-    )
-
-
 def request_infos(scheduler: Scheduler) -> tuple[RequestInfo, ...]:
+    """The live sequences. For the engine thread."""
     return tuple(
         RequestInfo(
             request_id=sequence.request.id,

@@ -1,8 +1,15 @@
-"""What scheduler and backend exchange: plans, results, and the runner's protocol."""
+"""What the scheduler gives the runner and what it gets back: rows, their results, and the runner.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+A step plan is a list of rows and one ordered list of storage ops. The runner answers each row with
+one result, in the order of the rows. All of it are plain values that can be pickled and replayed.
+
+The runner keeps the batch between steps: for each sequence its tables, its position, how it is
+sampled and the token that it sampled last. A plan says what changes in the batch and which of its
+sequences compute something. Each plan is made before the step of the one before it is collected.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import add
 from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
 
 import numpy as np
@@ -12,32 +19,24 @@ from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
 from engine.values.stats import MemoryStats
-from kvstore.ops import (
-    FillBlock,
-    FillState,
-    FillWindow,
-    Parts,
-    ReadBlock,
-    StorageOp,
-    TablePatch,
-)
+from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
 
 SequenceId = NewType("SequenceId", int)
-"""A sequence's id for as long as the engine runs. Never used twice; later ones are higher."""
+"""Identifies a sequence for as long as the engine runs. Never used twice; later ones are higher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a sequence's tokens are chosen, as of when it enters the batch.
 
-    The draw depends on (seed, output index) and on the row's own logits alone, so a preempted
-    sequence that comes back draws what it would have drawn.
+    A draw depends on the seed, on the token's index in the output and on the row's own logits
+    alone: a sequence that was preempted draws again what it has drawn before.
     """
 
     params: SamplingParams
     seed: int
-    output_index: int = 0  # how many tokens it has generated before it entered
+    output_index: int = 0  # tokens that it has generated before it enters
     prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
     output_tokens: tuple[int, ...] = ()  # for penalties; empty when all are off
     banned_tokens: tuple[int, ...] = ()  # ruled out before `min_tokens`, where no mask says more
@@ -45,142 +44,89 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """A sequence enters the batch. Its tables come as patches, its first tokens in chunks."""
+    """A sequence that enters the batch. Its tables follow as patches, its tokens as rows."""
 
     sequence_id: SequenceId
     sampling: Sampling
-    adapter: str = ""  # with which its tokens are computed; "": none
+    adapter: str = ""  # the LoRA with which its tokens are computed; "": none
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of one sequence to compute: positions [start, start + len(tokens)).
+class Score(NamedTuple):
+    """A prefill row also computes the log-probability of the token after each of its tokens."""
 
-    The last `n_drafts` are no tokens of it yet, but drafts of what it will sample. With drafts it
-    samples, and does so behind the token before the first of them and behind each. What it samples
-    counts as long as it equals the drafts; the first token that does not is the last that counts.
+    next_tokens: tuple[
+        int, ...
+    ]  # the token that follows the row's i-th; one less at a prompt's end
+    n_top: int  # alternatives reported for each
+
+
+class Prefill(NamedTuple):
+    """Compute known tokens of a sequence: positions [start, start + len(tokens)).
+
+    These are tokens of its prompt, or tokens that are computed again after a preemption or after a
+    draft was rejected.
     """
 
     sequence_id: SequenceId
     start: int
-    tokens: tuple[int, ...]  # at least one
-    samples: bool  # a token is sampled after the last one
-    n_drafts: int = 0
-    prompt_logprobs: int | None = None  # score each of `next_tokens`, with so many alternatives
-    next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
+    tokens: tuple[int, ...]
+    samples: bool = False  # a token is sampled after the last one
+    score: Score | None = None
     pooling: Pooling | None = None  # which of these tokens' hidden states are pooled
 
 
-class StepWork(NamedTuple):
-    """What one step computes, in the counts by which its time is predicted."""
+class Decode(NamedTuple):
+    """Compute the last sampled token, which the device has, and sample the next."""
 
-    forwards: int = 0  # one for all decodes, one for each chunk of a prompt
-    decode_rows: int = 0
-    decode_keys: int = 0  # positions that the decodes attend to, over all rows
-    prompt_tokens: int = 0
-    prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
-    gathered_keys: int = 0  # positions up to the end of each chunk, however few its tokens are
-    verifications: int = 0  # one for all drafts of the step, which is collected before the next
-    draft_tokens: int = 0
-
-    def plus(self, more: "StepWork") -> "StepWork":
-        return StepWork(*map(add, self, more))
+    sequence_id: SequenceId
 
 
-def chunk_work(start: int, n_tokens: int) -> StepWork:
-    """Positions [start, start + n_tokens) of a prompt, computed in a forward of their own."""
-    attended = n_tokens * start + n_tokens * (n_tokens + 1) // 2
-    return StepWork(1, 0, 0, n_tokens, attended, start + n_tokens)
+class Verify(NamedTuple):
+    """Compute the last sampled token `token` at position `start` and a draft after it.
 
-
-def chunk_beginning(start: int) -> StepWork:
-    """The work of a chunk from that position on that does not depend on its length."""
-    return StepWork(forwards=1, gathered_keys=start)
-
-
-def draft_work(start: int, n_tokens: int) -> StepWork:
-    """What a draft of so many tokens adds behind the decode of the token at position `start`: the
-    keys of all are gathered, in place of the decode's.
+    A token is sampled after `token` and after each token of the draft. Those that equal the draft
+    are accepted; the first that differs, or the one after the whole draft, is the last that counts.
     """
-    n = n_tokens
-    attended = (1 + n) * start + (1 + n) * (2 + n) // 2
-    return StepWork(
-        decode_keys=-(start + 1), prompt_keys=attended, gathered_keys=start + 1 + n, draft_tokens=n
-    )
+
+    sequence_id: SequenceId
+    start: int
+    token: int
+    draft: tuple[int, ...]
 
 
-VERIFICATION = StepWork(verifications=1)
-"""What it takes beside that to verify the drafts of a step."""
+class Resample(NamedTuple):
+    """Sample from the logits that an earlier step has saved because the row's mask was late."""
 
-NO_WORK = StepWork()
+    sequence_id: SequenceId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Row: TypeAlias = Prefill | Decode | Verify | Resample
+
+
+@dataclass(slots=True)
 class StepPlan:
-    """One step, in the order in which it is carried out.
+    """One step for the runner. Filled by the scheduler, and not changed once it is submitted."""
 
-    `decodes` are sequences that compute the token which they sampled last, and sample the next.
-    `kept` compute nothing: they sample from the logits of an earlier step that they sat out.
-    """
+    number: int = 0  # identifies the step for its planner
+    leave: Sequence[SequenceId] = ()  # out of the batch, before any sequence enters
+    enter: list[BatchEntry] = field(default_factory=list)
+    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # at most one of each sequence
+    ops: Sequence[StepOp] = ()  # in the order in which the store has queued them
 
-    leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
-    enter: tuple[BatchEntry, ...] = ()
-    patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
-    before: tuple[StorageOp, ...] = ()  # carried out before anything is written
-    chunks: tuple[Chunk, ...] = ()
-    after_chunks: tuple[StorageOp, ...] = ()  # carried out behind the chunks
-    decodes: tuple[SequenceId, ...] = ()
-    after: tuple[StorageOp, ...] = ()  # carried out behind all that is written
-    work: StepWork = NO_WORK  # by which its time was predicted
-    reads: tuple[ReadBlock, ...] = ()  # carried out last
-    number: int = 0  # the step's id for its planner
-    kept: tuple[SequenceId, ...] = ()
+    def ops_at(self, when: When) -> list[StorageOp]:
+        """The ops of one phase of the step, without reads."""
+        return [op for at, op in self.ops if at is when and not isinstance(op, ReadBlock)]
 
     @property
-    def is_due(self) -> bool:
-        """Whether the step has anything to do. Changes of the batch alone can wait for the next."""
-        ops = self.before or self.after_chunks or self.after
-        return bool(self.chunks or self.decodes or self.kept or ops or self.reads)
-
-    @property
-    def is_drafted(self) -> bool:
-        """Whether there are drafts in it: how far sequences go on is known when it is collected."""
-        return self.work.draft_tokens > 0
-
-    @property
-    def is_scoring(self) -> bool:
-        """Whether prompt logprobs are computed."""
-        return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
-
-    @property
-    def is_filling(self) -> bool:
-        """Whether it fills in blocks or states from disk."""
-        fills = FillBlock | FillWindow | FillState
-        return any(isinstance(op, fills) for op in self.before)
-
-    def rows(self) -> Iterator[tuple[SequenceId, int]]:
-        """The sequences that the step is for, each with how many of its tokens it computes, without
-        drafts.
-        """
-        for chunk in self.chunks:
-            yield chunk.sequence_id, len(chunk.tokens) - chunk.n_drafts
-        for sequence_id in self.decodes:
-            yield sequence_id, 1
-        for sequence_id in self.kept:
-            yield sequence_id, 0
-
-    def sampling(self) -> Iterator[SequenceId]:
-        """The sequences that sample a token."""
-        for chunk in self.chunks:
-            if chunk.samples:
-                yield chunk.sequence_id
-        yield from self.decodes
-        yield from self.kept
+    def reads(self) -> list[ReadBlock]:
+        """What the step reads, after all else."""
+        return [op for _, op in self.ops if isinstance(op, ReadBlock)]
 
 
 Masks: TypeAlias = npt.NDArray[np.int32]
-"""Which tokens some rows may choose from, `[rows, ceil(vocabulary / 32)]`: token t of a row is bit
-t % 32, from the lowest, of word t // 32.
+"""Which tokens some draws may choose from, `[draws, ceil(vocabulary / 32)]`: token t is bit t % 32,
+counted from the lowest, of word t // 32.
 """
 
 
@@ -189,12 +135,12 @@ NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """The masks of some of a step's sampling rows; the others may choose any token.
+    """The masks of a step's draws, and the sequences whose masks are late.
 
-    A sequence with drafts comes once for each of its draws, in order. Those without a mask
-    do not take place, but for a sequence that has no masks at all.
-    Those that are `late` have none yet: they sit the step out, and the logits behind their last own
-    token are kept.
+    `sequence_ids[i]` is the sequence that `masks[i]` is for. A verified draft has a mask for each
+    of its draws, in order; draws beyond the masks that it has are skipped. A sequence without any
+    mask may choose every token, in all of its draws. Of a sequence that is `late` the logits after
+    its last own token are saved, and nothing is drawn.
     """
 
     sequence_ids: Sequence[SequenceId] = ()
@@ -202,28 +148,62 @@ class StepMasks:
     late: Sequence[SequenceId] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A token that was chosen, with its log-probability where the request asks for any."""
+class SampledToken(NamedTuple):
+    """A token that was drawn, with its log-probability where the request wants any."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
 Vector: TypeAlias = npt.NDArray[np.float32]
-"""`[dimensions]` of a hidden state, or `[labels]` of what a classifier makes of it."""
+"""`[dimensions]` of a hidden state, or `[labels]` of a classifier's scores."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What the runner computed, by sequence, and what it was to read."""
+class Prefilled(NamedTuple):
+    """A prefill row was computed that samples nothing."""
 
-    sampled: Mapping[SequenceId, tuple[SampledToken, ...]]
-    """For each row that samples and is not late: one token, or with drafts all that count."""
-    scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
-    failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
-    read: tuple[Parts, ...] = ()  # one for each of the plan's reads
-    pooled: Mapping[SequenceId, Vector] = field(default_factory=dict)  # summed over a chunk's
+    scores: tuple[TokenLogprob, ...] = ()
+    vector: Vector | None = None  # the sum of the hidden states that the row pools
+
+
+class Sampled(NamedTuple):
+    """A row was computed and its next token drawn."""
+
+    token: SampledToken
+    scores: tuple[TokenLogprob, ...] = ()
+
+
+class Verified(NamedTuple):
+    """A draft was verified: its accepted tokens, and after them the token that was drawn instead of
+    the first rejected one, or after the whole draft. At least one token.
+    """
+
+    tokens: tuple[SampledToken, ...]
+
+
+class Late(NamedTuple):
+    """A row was computed and its logits saved: its mask was late. A `Resample` row draws from them.
+
+    Of a verified draft only the row's own token counts.
+    """
+
+    scores: tuple[TokenLogprob, ...] = ()
+
+
+class Failed(NamedTuple):
+    """A row could not be computed, or no token could be drawn. Other rows are not affected."""
+
+    message: str
+
+
+RowResult: TypeAlias = Prefilled | Sampled | Verified | Late | Failed
+
+
+class StepResult(NamedTuple):
+    """The result of each row, in order, and what each `ReadBlock` op of the plan has read."""
+
+    rows: Sequence[RowResult]
+    read: Sequence[Parts] = ()
 
 
 class RunnerLost(Exception):
@@ -235,24 +215,25 @@ class ModelRunner(Protocol):
 
         submit(1) sample(1) submit(2) collect(1) sample(2) submit(3) collect(2) ...
 
-    A step with drafts is collected before the next one is submitted.
+    A step with `Verify` rows is collected before the next one is submitted.
 
-    Each method may raise whatever the device raises. The step for which `submit` or `sample` has
-    raised is forgotten, and all are when `collect` has; the blocks of their rows are undefined
-    then, all others untouched. Raises RunnerLost when that cannot be said.
+    Each method may raise whatever the device raises. A step for which `submit` or `sample` has
+    raised is forgotten, and all steps are when `collect` has; the blocks of their rows are then
+    undefined, all others untouched. Raises RunnerLost when that cannot be said.
     """
 
     def submit(self, plan: StepPlan) -> None:
-        """Change the batch, and have the forwards begun. Returns while they are, or wait.
+        """Change the batch and begin the forwards. Returns while they run, or wait.
 
-        A decode's token may still be on its way: the device has it before the host does. What the
-        plan fills in and reads may have to wait for the step in flight.
+        The token of a `Decode` row may still be on its way: the device has it before the host does.
+        What the plan fills in and reads may have to wait for the step in flight.
         """
         ...
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
-        """Have the step that was submitted last computed, and have it sample, now that the one
-        before is collected. Returns while it computes. What `masks` raises is raised.
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+        """Compute the rest of the step that was submitted last and draw its tokens, now that the
+        step before it is collected. Returns while the device computes. `masks` is called once the
+        forwards are launched; None: no row has a mask. What it raises is raised.
         """
         ...
 
@@ -271,8 +252,8 @@ class Backend:
     hf_tokenizer: Any  # transformers' fast tokenizer
     sizes: StorageSizes
     bytes: StorageBytes
-    kv_format: str  # how the bytes lie that a step reads, of each part `part_bytes`
-    software: str  # whose numbers these bytes are
+    kv_format: str  # the layout of the bytes that a step reads, of each part `part_bytes`
+    software: str  # the versions of the software that computes these numbers
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
     memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

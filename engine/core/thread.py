@@ -5,8 +5,8 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -24,19 +24,19 @@ from engine.constraints.remote.trials import Trials, Verdict
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, Submission, prepare, validate
-from engine.core.statistics import request_infos
+from engine.core.statistics import request_infos, snapshot
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
     ALL_TIERS,
     CacheTier,
     Cleared,
+    EngineStats,
     MemoryStats,
     Probed,
-    ProcessStats,
     RequestInfo,
 )
-from engine.watch.picture import LiveWatch, Renderer, watching
+from engine.watch.picture import LiveWatch, Renderer
 from engine.watch.snapshot import SnapshotTaker, find_namespace
 from kvstore.tokens import Tokens, block_digests
 
@@ -110,7 +110,7 @@ class EngineThread:
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
         self._n_received += request.n
-        arrived_seconds = self._loop.latency.now()
+        arrived_seconds = self._loop.metrics.now()
         submission = await self._prepared(request)
         taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
         await asyncio.wrap_future(taken)
@@ -148,15 +148,9 @@ class EngineThread:
         check_verdicts(request, verdicts)
         return verdicts
 
-    def stats(self) -> ProcessStats:
-        """What was last published, at once: also while a step runs, and when the loop is dead. Disk
-        usage and recent hits are as of now: both change without a step.
-        """
-        loop = self._loop.stats
-        disk = self._loop.scheduler.disk.stats()
-        recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
-        cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
-        return ProcessStats(replace(loop, cache=cache), self._parts.memory())
+    def stats(self) -> EngineStats:
+        """The statistics as of now, at once: also while a step runs, and when the loop is dead."""
+        return snapshot(self._loop.scheduler, self._loop.sizes, self._parts.memory())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
@@ -172,9 +166,7 @@ class EngineThread:
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card
-        snapshots = SnapshotTaker(
-            self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
-        )
+        snapshots = SnapshotTaker(self._loop.scheduler, self._loop.sizes)
         renderer = Renderer(
             card.block_size,
             card.block_size * card.kv_bytes_per_token,
@@ -182,7 +174,7 @@ class EngineThread:
             {fingerprint: name for name, fingerprint in card.adapters.items()},
         )
         watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
-        return watching(self._ask, snapshots, watch)
+        return nullcontext(watch)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -198,7 +190,7 @@ class EngineThread:
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
-        stalled = started is not None and self._loop.latency.now() - started > STALL_SECONDS
+        stalled = started is not None and self._loop.metrics.now() - started > STALL_SECONDS
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
@@ -231,7 +223,7 @@ class EngineThread:
     def _tell(self, function: Callable[[], None]) -> None:
         """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
         with suppress(EngineStopped):
-            self._inbox.post_end(function).add_done_callback(_log_failure)
+            self._inbox.post_urgent(function).add_done_callback(_log_failure)
 
     def _main(self, build: Build, built: "Future[EngineParts]") -> None:
         """The engine thread, from loading the model to the last turn."""

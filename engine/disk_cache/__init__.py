@@ -1,7 +1,6 @@
 """What goes from the arena to disk and comes back: the policy above `kvstore.tier`.
 
 cache.py         what scheduler and loop talk to, with and without a disk
-block_hashes.py  the hashes by which the disk knows the blocks in the tree
 entries.py       what in memory an entry on disk is made of, and what an entry fills in
 writer.py        what is written, and when
 dirty_set.py     what of the tree is not on disk yet

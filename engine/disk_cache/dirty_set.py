@@ -4,14 +4,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import gt
 
-from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.tier import Tier
-from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
 from kvstore.tree import Node
 from kvstore.types import BlockId
 
 LOOKED_UP_AT_ONCE = 64
+
+
+def whole_blocks(node: Node, block_size: int) -> int:
+    """How many blocks of the node are whole: all, or all but the last, which is a tail."""
+    return len(node.packed) // (block_size * TOKEN_BYTES)
+
+
+def prefix_hash(node: Node, index: int, n_tokens: int, block_size: int) -> Digest:
+    """The hash of the first `n_tokens` tokens of the node's block at `index`."""
+    start = index * block_size * TOKEN_BYTES
+    packed = bytes(node.packed[start : start + n_tokens * TOKEN_BYTES])
+    return child_digest(node.parent_hash(index), packed)
 
 
 @dataclass(slots=True)
@@ -35,9 +46,8 @@ class DirtySet:
     counts as written.
     """
 
-    def __init__(self, tier: Tier, hashes: BlockHashes, entries: Entries) -> None:
+    def __init__(self, tier: Tier, entries: Entries) -> None:
         self._tier = tier
-        self._hashes = hashes
         self._entries = entries
         self._seen: dict[Node, int] = {}  # how many of its first blocks are not dirty
         self._renewed: dict[Node, set[BlockId]] = {}  # of these, the blocks that carry more since
@@ -67,7 +77,7 @@ class DirtySet:
 
     def saw_all(self, node: Node) -> None:
         """Nothing of the node is new. A tail is looked at again each time: its hash is not kept."""
-        self.saw(node, self._hashes.whole_blocks(node))
+        self.saw(node, whole_blocks(node, self._entries.block_size))
         self._renewed.pop(node, None)
 
     def forget(self, node: Node) -> None:
@@ -83,23 +93,23 @@ class DirtySet:
         """The nodes to this one, from the first on of which the tier lacks something."""
         path = [node]
         while (above := path[-1].parent) is not None and above.blocks:
-            if self._is_held(self._hashes.of(above.blocks[-1])):
+            if self._is_held(above.hashes[-1]):
                 break
             path.append(above)
         return path[::-1]
 
     def candidates(self, node: Node) -> Iterator[tuple[int, Candidate]]:
         """The node's dirty entries in order, each with its block's index."""
-        block_size, whole = self._entries.block_size, self._hashes.whole_blocks(node)
+        block_size, whole = self._entries.block_size, whole_blocks(node, self._entries.block_size)
         for index in self._looked_at(node):
-            block, parent = node.blocks[index], self._hashes.parent(node, index)
+            block, parent = node.blocks[index], node.parent_hash(index)
             n_tokens = min(len(node.packed) // TOKEN_BYTES - index * block_size, block_size)
             hashes = [
-                (end, self._hashes.tail(node, index, end))
+                (end, prefix_hash(node, index, end, block_size))
                 for end in self._entries.ends(block, n_tokens)
             ]
             if index < whole:
-                hashes.append((block_size, self._hashes.of(block)))
+                hashes.append((block_size, node.hashes[index]))
             for end, block_hash in hashes:
                 candidate = self._entries.candidate(parent, block_hash, block, end)
                 if self._is_new(candidate):
@@ -148,15 +158,15 @@ class DirtySet:
 
     def _first(self, node: Node) -> int:
         """The first block of which something may be new."""
-        whole = self._hashes.whole_blocks(node)
+        whole = whole_blocks(node, self._entries.block_size)
         first = min(self._seen.get(node, 0), whole)
-        if first and not self._is_held(self._hashes.of(node.blocks[first - 1])):
+        if first and not self._is_held(node.hashes[first - 1]):
             first = 0  # the tier has lost some of them since
         while first < whole and not self._entries.has_groups:
-            blocks = node.blocks[first : min(first + LOOKED_UP_AT_ONCE, whole)]
-            held = self._tier.held([self._hashes.of(block) for block in blocks])
+            hashes = node.hashes[first : min(first + LOOKED_UP_AT_ONCE, whole)]
+            held = self._tier.held(hashes)
             first += held
-            if held < len(blocks):
+            if held < len(hashes):
                 break
         return first
 

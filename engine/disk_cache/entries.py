@@ -1,9 +1,9 @@
 """How blocks, windows and states in memory correspond to the parts of an entry on disk."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.ops import FillBlock, ReadBlock, StorageOp
+from kvstore.ops import ReadBlock
 from kvstore.pool import blocks_for
 from kvstore.slots import Group
 from kvstore.tokens import Digest
@@ -54,8 +54,8 @@ class Entries:
         """The lengths, shorter than a block, at which the block needs an entry of its own: a
         sequence could resume there, and no other entry has what that takes.
         """
-        apart = [stops for group in self._groups if (stops := group.stops(block)) is not None]
-        found = apart[0] if apart else (n_tokens,)
+        offsets = [group.resume_offsets(block) for group in self._groups]
+        found = next((each for each in offsets if each is not None), (n_tokens,))
         return [n for n in sorted(found) if n <= n_tokens and n < self.block_size]
 
     def fits(self, parts: Sequence[bytes | None]) -> bool:
@@ -69,23 +69,11 @@ class Entries:
             )
         )
 
-    def fill(
-        self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
-    ) -> Iterator[StorageOp]:
-        """Ops that fill an entry's parts in where memory lacks them."""
-        if is_new and parts[0] is not None:
-            yield FillBlock(block, parts[0])
-        for group, part in zip(self._groups, parts[1:], strict=False):
-            if part is not None and group.attached(block, n_tokens) is None:
-                op = group.fill(block, n_tokens, part)
-                if op is not None:
-                    yield op
-
     def needed(self, n_tokens: int) -> range:
         """The last entries of a table, as many as it takes to resume after so many tokens."""
         end = blocks_for(n_tokens, self.block_size)
         return range(
-            min((group.needed(n_tokens).start for group in self._groups), default=end), end
+            min((group.required_blocks(n_tokens).start for group in self._groups), default=end), end
         )
 
     def can_resume(self, parts: Mapping[int, Sequence[int | None]], n_tokens: int) -> bool:
@@ -95,5 +83,5 @@ class Entries:
         return all(
             number < len(parts[index]) and parts[index][number] is not None
             for number, group in enumerate(self._groups, start=1)
-            for index in group.needed(n_tokens)
+            for index in group.required_blocks(n_tokens)
         )

@@ -20,10 +20,9 @@ from engine.disk_cache.entries import Entries
 from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
 from kvstore.lease import Lease, Refusal
-from kvstore.ops import StorageOp
 from kvstore.store import KVStore
 from kvstore.tier.types import Buffer, ReadFailure
-from kvstore.tokens import Digest, Tokens, digest_behind, root_digest
+from kvstore.tokens import Digest, Tokens, child_digest, root_digest
 from kvstore.types import Namespace
 
 logger = logging.getLogger(__name__)
@@ -63,9 +62,9 @@ class LoadRules:
 class LoadOutcome(Enum):
     """The answer to a request to load a prompt."""
 
-    NOTHING = auto()  # no load is worth it, nor will be while the prompt waits
-    COMING = auto()  # a load has begun
-    PUT_OFF = auto()  # until other loads have ended
+    NOT_WORTH_IT = auto()  # no load is worth it, nor will be while the prompt waits
+    STARTED = auto()  # a load has begun
+    DEFERRED = auto()  # until other loads have ended
     NO_BLOCKS = auto()  # until some are freed
 
 
@@ -77,7 +76,7 @@ class LoadAttempt:
     n_bytes: int = 0  # that the load would take, for which there was no budget
     n_releases: int = -1  # the pool's `n_releases` when there were too few
     had_tokens: int = -1  # that memory had of the prompt when it was last loaded
-    is_put_off: bool = False  # by the last answer
+    is_deferred: bool = False  # by the last answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,24 +209,26 @@ class DiskLoader:
         found = self._find(prompt, compute_seconds)
         if found is None or found.have_tokens <= attempt.had_tokens:
             attempt.is_settled = True
-            return LoadOutcome.NOTHING
+            return LoadOutcome.NOT_WORTH_IT
         attempt.n_bytes = found.n_bytes
         if not self._budget.takes(found.n_bytes):
-            return LoadOutcome.PUT_OFF
+            return LoadOutcome.DEFERRED
         if not self._begin(prompt, found, spare_blocks):
             attempt.n_releases = self._store.pool.n_releases
             return LoadOutcome.NO_BLOCKS
         attempt.had_tokens = found.have_tokens
-        return LoadOutcome.COMING
+        return LoadOutcome.STARTED
 
-    def plan(self, number: int, seconds: float) -> list[StorageOp]:
-        """What the step of that number fills in, in so much time: an entry at least, where one has
-        arrived.
+    def plan(self, number: int, seconds: float) -> bool:
+        """Queue what the step of that number fills in within `seconds`: an entry at least, where
+        one has arrived. Returns whether it fills in anything.
         """
         self._budget.begin_round()
         self._expire()
         self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
-        ops, planned = list[StorageOp](), 0
+        if not self._loads:
+            return False
+        is_filling, planned = False, 0
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
@@ -236,16 +237,16 @@ class DiskLoader:
                     self._tier.forget(load.hashes[load.n_filled])
                     self._cut(load)
                     break
-                ops += self._fill(load, each)
+                is_filling |= self._fill(load, each)
                 n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
                 planned += each.n_bytes
             if n_entries:
                 self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
             self._settle(load)
-        if not ops:
+        if not is_filling:
             self._skip(number)
         self._read_on()
-        return ops
+        return is_filling
 
     def filled_bytes(self, number: int) -> int:
         """How much the step fills in."""
@@ -292,11 +293,11 @@ class DiskLoader:
     def _known(self, attempt: LoadAttempt) -> LoadOutcome | None:
         """The answer, where it is known without another look."""
         if attempt.is_settled:
-            return LoadOutcome.NOTHING
+            return LoadOutcome.NOT_WORTH_IT
         if attempt.n_releases == self._store.pool.n_releases:
             return LoadOutcome.NO_BLOCKS
         if attempt.n_bytes and not self._budget.takes(attempt.n_bytes):
-            return LoadOutcome.PUT_OFF
+            return LoadOutcome.DEFERRED
         return None
 
     def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Loadable | None:
@@ -337,7 +338,7 @@ class DiskLoader:
         most = min(len(prompt.tokens) - 1 - start, self._block_size - 1)
         for n_tokens in sorted(self._tier.lengths_below(parent), reverse=True):
             if n_tokens <= most:
-                yield n_tokens, digest_behind(parent, prompt.tokens.packed(start, start + n_tokens))
+                yield n_tokens, child_digest(parent, prompt.tokens.packed(start, start + n_tokens))
 
     def _can_resume(self, hashes: Sequence[Digest], n_tokens: int) -> bool:
         if (last := self._tier.entry(hashes[-1])) is None:
@@ -411,12 +412,13 @@ class DiskLoader:
         else:
             self._commit(fills)
 
-    def _fill(self, load: _Load, each: _Arrived) -> Iterator[StorageOp]:
+    def _fill(self, load: _Load, each: _Arrived) -> bool:
+        """Queue the fills of an entry. Returns whether memory lacked any of it."""
         index = load.first + load.n_filled
         block = load.lease.table[index]
         load.n_filled += 1
         is_new = index >= load.new_from
-        yield from self._entries.fill(block, each.n_tokens, each.parts, is_new=is_new)
+        return self._store.fill(block, each.n_tokens, each.parts, is_new=is_new)
 
     def _settle(self, load: _Load) -> None:
         """Publish what has been filled, and end the load if it is complete or cut."""
@@ -428,7 +430,7 @@ class DiskLoader:
         n_tokens = (load.first + load.n_committed) * self._block_size
         last_whole = len(load.lease.tokens) // self._block_size * self._block_size
         if n_tokens < last_whole and n_tokens > load.lease.written_tokens:
-            self._store.publish(load.lease, n_tokens)
+            self._store.commit(load.lease, n_tokens - load.lease.written_tokens)
         if load.is_cut and not load.arrived and load.n_filled == load.n_committed:
             self._end(load)
 
@@ -440,7 +442,8 @@ class DiskLoader:
         lease, began = load.lease, load.lease.cached_tokens
         if load.n_committed:
             n_tokens = (load.first + load.n_committed) * self._block_size
-            self._store.publish(lease, min(n_tokens, len(lease.tokens)))
+            n_filled = min(n_tokens, len(lease.tokens))
+            self._store.commit(lease, n_filled - lease.written_tokens)
         self.counters.loaded_tokens += lease.written_tokens - began
         self.counters.load_seconds += self._clock() - load.began
         self._store.donate(lease)

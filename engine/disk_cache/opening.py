@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from engine.core.step import Backend
-from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import LoadRules, Post
 from engine.disk_cache.writer import WriteRules
@@ -32,7 +32,7 @@ def open_disk_cache(
     store: KVStore,
     post: Post,
     report: Callable[[str], None],
-) -> TieredCache:
+) -> DiskCache:
     """Raises TierError, in words, when the folder cannot be used, or the limit is too small."""
     rules = WriteRules(writes=config.write, salted=config.salted)
     n_tokens = kept_tokens(config.max_bytes, backend.part_bytes, store.block_size)
@@ -46,7 +46,7 @@ def open_disk_cache(
     )
     kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
     report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")
-    return TieredCache(
+    return DiskCache(
         tier,
         store,
         backend.part_bytes,

@@ -12,16 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.byte_pace import BytePace
-from engine.disk_cache.dirty_set import DirtySet
+from engine.disk_cache.dirty_set import DirtySet, whole_blocks
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.tier import Tier
 from engine.values.settings import DiskWrites
 from kvstore.ops import Parts, ReadBlock
 from kvstore.tier.types import Entry, Extent
-from kvstore.tokens import TOKEN_BYTES, Digest
-from kvstore.tree import Node, PrefixIndex
+from kvstore.tokens import TOKEN_BYTES, Digest, root_digest
+from kvstore.tree import Node, RadixTree
 from kvstore.types import BlockId, Namespace
 
 RETRY_SECONDS = 0.25
@@ -52,27 +51,26 @@ class _Read:
 
 
 class DiskWriter:
-    """An observer of the tree, called after `hashes`, which is another."""
+    """Implements `TreeObserver` for a tree that hashes its blocks."""
 
     def __init__(
         self,
         tier: Tier,
-        index: PrefixIndex,
-        hashes: BlockHashes,
+        tree: RadixTree,
         entries: Entries,
         rules: WriteRules,
         clock: Callable[[], float],
     ) -> None:
         self._tier = tier
-        self._index = index
-        self._hashes = hashes
+        self._tree = tree
         self._rules = rules
         self._clock = clock
         self._later: dict[Node, float] = {}  # when each is due, the first due first
         self._due: dict[Node, None] = {}
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
         self._pace = BytePace()
-        self._dirty_set = DirtySet(tier, hashes, entries)
+        self._block_size = entries.block_size
+        self._dirty_set = DirtySet(tier, entries)
         self._retry_at = -math.inf
         self._is_ending = False
         self._bytes_left = math.inf  # that may still be read, once the engine ends
@@ -104,7 +102,7 @@ class DiskWriter:
         self._is_ending = True
         nodes = sorted({**self._due, **self._later}, key=lambda node: -node.last_used)
         if nodes:
-            self._bytes_left = self._tier.path_room(self._hashes.root(nodes[0].namespace))
+            self._bytes_left = self._tier.path_room(root_digest(nodes[0].namespace))
         self._later.clear()
         self._due = dict.fromkeys(nodes)
         self._retry_at = -math.inf
@@ -126,7 +124,7 @@ class DiskWriter:
 
     def attached(self, block: BlockId) -> None:
         """A group has stored something with the block: a state where a sequence stopped, say."""
-        node = self._index.node_of(block)
+        node = self._tree.node_of(block)
         if node is not None and self._takes(node):
             self._dirty_set.attached(node, block)
             self._mark_dirty(node)
@@ -138,20 +136,20 @@ class DiskWriter:
         elif node in self._later:
             self._mark_dirty(lower)
 
-    def used(self, node: Node, n_tokens: int) -> None:
-        above: Node | None = node
-        while above is not None and above.blocks:
+    def used(self, node: Node) -> None:
+        for above in node.path():
             if self._later.get(above, math.inf) < math.inf:
                 del self._later[above]
                 self._due[above] = None
-            above = above.parent
-        for block_hash in self._hashes.ends(node):
-            self._tier.touch([block_hash])
+        whole = whole_blocks(node, self._block_size)
+        if whole or (node.parent is not None and node.parent.blocks):
+            self._tier.touch([node.parent_hash(whole)])
+        for tail_hash in node.hashes[whole:]:
+            self._tier.touch([tail_hash])
 
-    def removed(self, node: Node, n_blocks: int) -> None:
-        if not node.blocks:
-            self._forget(node)
-            self._dirty_set.forget(node)
+    def removed(self, node: Node) -> None:
+        self._forget(node)
+        self._dirty_set.forget(node)
 
     def cleared(self, namespace: Namespace) -> None:
         self._dirty_set.forget_those_that_left()
@@ -207,7 +205,7 @@ class DiskWriter:
         """Make the next nodes to be evicted due."""
         if self._rules.writes is DiskWrites.EXIT or not self._later:
             return
-        for node in self._index.next_evicted(n_nodes):
+        for node in self._tree.next_evicted(n_nodes):
             if node in self._later:
                 del self._later[node]
                 self._due[node] = None
@@ -235,7 +233,7 @@ class DiskWriter:
 
     def _postpone(self, blocks: Iterable[BlockId]) -> None:
         """Try again later, whichever nodes the blocks are in by then."""
-        found = map(self._index.node_of, sorted(blocks))
+        found = map(self._tree.node_of, sorted(blocks))
         for node in dict.fromkeys(node for node in found if node is not None):
             self._dirty_set.forget(node)
             if node not in self._later and self._takes(node):
@@ -311,12 +309,10 @@ class DiskWriter:
 
     def _is_worth(self, node: Node) -> bool:
         n_tokens = 0
-        above: Node | None = node
-        while above is not None and above.blocks:
+        for above in node.path():
             n_tokens += len(above.packed) // TOKEN_BYTES
             if n_tokens >= self._rules.least_tokens:
                 return True
-            above = above.parent
         return self._rules.writes is DiskWrites.ALL
 
     def _bytes_on_their_way(self) -> int:
@@ -330,7 +326,7 @@ class DiskWriter:
         return self._dirty_set.let_go(read.candidates)
 
     def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:
-        root = self._hashes.root(read.node.namespace)
+        root = root_digest(read.node.namespace)
         extents = _extents(root, read.candidates, contents)
         return all(self._tier.offer(extent) for extent in extents)
 

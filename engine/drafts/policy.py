@@ -1,37 +1,38 @@
-"""Adds drafts to a step's decodes, as far as that pays, and now and then to learn what it costs.
+"""Decides which drafts are verified: those that give more tokens a second, and now and then one to
+learn what drafts cost.
 
-    before a step is planned     is_due()       whether to wait for the tokens that are in flight
-    while it is planned          widen()        behind decodes and prompts
-    when it has been computed    verified()     of each sequence that had one
-
-A draft goes on from a sequence's last token, so that must be known: a step with drafts is planned
-when the one before has been collected, and is collected before the next is planned.
+A draft continues the last token of its sequence, which must be known. So a step with drafts never
+overlaps with the steps before and after it: each is collected before the next is planned.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from operator import neg
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.budget import StepBudget, StepCosts
-from engine.core.request import Limits
-from engine.core.sequence import LiveSequence, lease_of
-from engine.core.step import VERIFICATION, chunk_work, draft_work
-from engine.core.step_builder import StepBuilder
-from engine.drafts.proposer import MOST_DRAFT_TOKENS
-from kvstore.lease import Refusal
+from engine.core.sequence import LiveSequence
+from engine.core.step import Decode, Late, Verify
+from engine.drafts.proposer import MAX_BACKOFF, MAX_DRAFT_TOKENS, Proposer, first_rates
+from engine.drafts.sources import Answers, Drafter, Forced
+from engine.drafts.suffix_index import SortedText
+from engine.values.request import Request
 from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
 
-_LEAST_GAIN = 1.03
-"""Drafts are verified where a step then gives so many times as many tokens a second: what is known
-of chances and costs is no more exact.
-"""
+if TYPE_CHECKING:
+    from engine.core.request import Limits
+    from engine.core.scheduler import Step
+
+_MIN_GAIN = 1.03
+"""Drafts must multiply a step's tokens a second by this: estimates are no more exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftableRow:
-    """A row with a draft. `chances[i]`: that its first i + 1 tokens are all right, so they fall. A
-    draft takes `token_seconds` for each of its tokens, and `seconds` beside these.
+class DraftableRow(NamedTuple):
+    """A row with a draft. `chances[i]` is the chance that its first i + 1 tokens are right, so
+    chances fall. Verifying takes `token_seconds` for each token and `seconds` in addition.
     """
 
     chances: Sequence[float]
@@ -39,10 +40,9 @@ class DraftableRow:
     token_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepPrice:
-    """A step without drafts gives `n_tokens` in `seconds`. Verifying any takes `verify_seconds`
-    more. All drafts together may take `most_seconds` and have `most_tokens`.
+class StepPrice(NamedTuple):
+    """A step without drafts gives `n_tokens` in `seconds`. Verifying any draft takes
+    `verify_seconds` more. All drafts together may take `most_seconds` and have `most_tokens`.
     """
 
     n_tokens: int
@@ -53,31 +53,38 @@ class StepPrice:
 
 
 def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
-    """For each row the number of its draft's tokens to verify; all 0 where that does not pay.
+    """Return for each row how many tokens of its draft to verify; all 0 if drafts do not pay.
 
-    A draft token pays where it gives more tokens a second than the step does without it. The better
-    the step, the more is asked of each token: so it is asked twice.
+    A draft token pays if it gives more tokens a second than the step does without it. The tokens
+    that are chosen raise that rate, so the choice is made again by the higher rate.
     """
     value = price.n_tokens / price.seconds
-    counts = _worth(rows, price, value)
-    gained = _value(rows, price, counts)
+    counts, gained = _choose(rows, price, value)
     if gained > value:
-        counts = _worth(rows, price, gained)
-        gained = _value(rows, price, counts)
-    return counts if gained >= _LEAST_GAIN * value else [0] * len(rows)
+        counts, gained = _choose(rows, price, gained)
+    return counts if gained >= _MIN_GAIN * value else [0] * len(rows)
 
 
-def _worth(rows: Sequence[DraftableRow], price: StepPrice, value: float) -> list[int]:
-    """The tokens that give more than `value` tokens a second, the best first, as many as fit."""
+def _choose(
+    rows: Sequence[DraftableRow], price: StepPrice, value: float
+) -> tuple[list[int], float]:
+    """Choose for each row how many tokens to verify: those that give more than `value` tokens a
+    second, the best that fit. Return these numbers and the tokens a second of such a step.
+    """
     counts = [_n_worth(row, value) for row in rows]
     left_seconds = price.most_seconds - price.verify_seconds
-    if sum(counts) <= price.most_tokens and _draft_seconds(rows, counts) <= left_seconds:
-        return counts
-    return _best(rows, counts, price.most_tokens, left_seconds)
+    tokens, seconds = _totals(rows, counts)
+    if sum(counts) > price.most_tokens or seconds > left_seconds:
+        counts = _best(rows, counts, price.most_tokens, left_seconds)
+        tokens, seconds = _totals(rows, counts)
+    if not any(counts):
+        return counts, price.n_tokens / price.seconds
+    seconds += price.seconds + price.verify_seconds
+    return counts, (price.n_tokens + tokens) / seconds
 
 
 def _n_worth(row: DraftableRow, value: float) -> int:
-    """How many of the row's tokens pay, if they also pay for what its draft takes beside them."""
+    """Count the row's tokens that pay; 0 if together they do not pay for `row.seconds`, too."""
     least = value * row.token_seconds
     count = bisect_left(row.chances, -least, key=neg)
     return count if sum(row.chances[:count]) - count * least > value * row.seconds else 0
@@ -86,7 +93,7 @@ def _n_worth(row: DraftableRow, value: float) -> int:
 def _best(
     rows: Sequence[DraftableRow], wanted: Sequence[int], left_tokens: int, left_seconds: float
 ) -> list[int]:
-    """Of so many tokens of each row those that give the most a second, as many as fit."""
+    """Choose among the wanted tokens those that give the most a second, as many as fit."""
     counts = [0] * len(rows)
     by_gain = sorted(
         (-chance / row.token_seconds, index)
@@ -103,178 +110,208 @@ def _best(
     return counts
 
 
-def _value(rows: Sequence[DraftableRow], price: StepPrice, counts: Sequence[int]) -> float:
-    """Tokens a second of a step with so many draft tokens of each row."""
-    if not any(counts):
-        return price.n_tokens / price.seconds
-    gained = sum(sum(row.chances[:count]) for row, count in zip(rows, counts, strict=True))
-    seconds = price.seconds + price.verify_seconds + _draft_seconds(rows, counts)
-    return (price.n_tokens + gained) / seconds
+def _totals(rows: Sequence[DraftableRow], counts: Sequence[int]) -> tuple[float, float]:
+    """The tokens that are expected of these numbers of draft tokens, and their seconds."""
+    tokens = seconds = 0.0
+    for row, count in zip(rows, counts, strict=True):
+        if count:
+            tokens += sum(row.chances[:count])
+            seconds += row.seconds + count * row.token_seconds
+    return tokens, seconds
 
 
-def _draft_seconds(rows: Sequence[DraftableRow], counts: Sequence[int]) -> float:
-    """What so many draft tokens of each row take."""
-    return sum(
-        row.seconds + count * row.token_seconds
-        for row, count in zip(rows, counts, strict=True)
-        if count
-    )
+_MIN_GAP, _MAX_GAP = 4, 512
+"""Steps from one probe to the next. The gap doubles with each probe as long as no draft pays."""
 
-
-_LEAST_GAP, _MOST_GAP = 4, 512
-"""Steps from one probe to the next: twice as many each time, as long as no draft pays."""
-
-_MOST_TOKENS = 8
+_PROBE_TOKENS = 8
 """Of a probe: enough to tell what a token takes from what verifying takes."""
 
 
 class Probes:
-    """Keeps a cost that was learned too high once from ending all drafts: what is not done is not
-    learned anew. A first step of a new shape may compile a kernel.
+    """Verifies a draft now and then although it does not pay, if it is expected to give a token.
 
-    A probe is a draft that would give a token more if verifying were free.
+    Otherwise a cost that was learned too high once would end all drafts for good: in a first step
+    of a new shape a kernel may be compiled.
     """
 
     def __init__(self) -> None:
-        self._gap = _LEAST_GAP
-        self._left = _LEAST_GAP
+        self._gap = self._left_steps = _MIN_GAP
 
-    def step(self) -> None:
+    def count_step(self) -> None:
         """Another step is planned."""
-        self._left -= self._left > 0
+        self._left_steps = max(self._left_steps - 1, 0)
 
     def paid(self) -> None:
-        """Drafts are verified because they pay."""
-        self._gap = self._left = _LEAST_GAP
+        """Drafts are verified because they pay: start again with the smallest gap."""
+        self._gap = self._left_steps = _MIN_GAP
 
     def is_due(self, rows: Sequence[DraftableRow]) -> bool:
-        """Whether to verify a draft of these rows, of which none pays."""
-        return self._left == 0 and max(map(_gain, rows)) >= 1
+        """Whether to verify a draft of these rows, none of which pays."""
+        return self._left_steps == 0 and max(map(_gain, rows)) >= 1
 
     def take(self, rows: Sequence[DraftableRow], most_tokens: int) -> list[int]:
-        """For each row the number of its draft's tokens to verify: a few of the likeliest one's,
-        where a probe is due.
-        """
+        """Return for each row how many draft tokens to verify: a few of the best if one is due."""
         counts = [0] * len(rows)
         if self.is_due(rows):
-            self._gap = self._left = min(2 * self._gap, _MOST_GAP)
+            self._gap = self._left_steps = min(2 * self._gap, _MAX_GAP)
             best = max(range(len(rows)), key=lambda index: _gain(rows[index]))
-            counts[best] = min(len(rows[best].chances), _MOST_TOKENS, most_tokens)
+            counts[best] = min(len(rows[best].chances), _PROBE_TOKENS, most_tokens)
         return counts
 
 
 def _gain(row: DraftableRow) -> float:
-    """Tokens that the first of its draft are expected to give."""
-    return sum(row.chances[:_MOST_TOKENS])
+    """The number of tokens that a probe of the row is expected to give."""
+    return sum(row.chances[:_PROBE_TOKENS])
 
 
-_LEAST_SECONDS = 1e-9
-"""Keeps divisions sound where costs were learned to be nothing."""
+_MIN_SECONDS = 1e-9  # keeps divisions sound where costs were learned to be nothing
+
+INDEXED_TOKENS = 1 << 15
+"""The last tokens of a prompt. They are sorted between two steps, in some milliseconds."""
 
 
-class Drafting:
-    """Plans the drafts of a scheduler's steps. `costs` are what these steps have taught."""
+class DraftPolicy:
+    """Begins a proposer for each sequence, and adds the drafts that pay to the scheduler's steps.
+    Engine thread only.
+    """
 
-    def __init__(self, store: KVStore, costs: StepCosts, limits: Limits) -> None:
+    def __init__(self, store: KVStore) -> None:
         self._store = store
-        self._costs = costs
-        self._limits = limits
+        self._answers = Answers()
+        self._rates = first_rates()
         self._probes = Probes()
+        self._prompt: tuple[str, SortedText] = "", SortedText()  # of the latest request
 
-    def is_due(self, running: Iterable[LiveSequence]) -> bool:
-        """Whether drafts of the next step would pay for waiting until all tokens are known, or are
-        to be tried.
+    def begin(
+        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced | None
+    ) -> Proposer | None:
+        """Return a new sequence's proposer; None if it is not to be drafted. `tokens` are the
+        sequence's own, only the prompt so far. `forced` is None without a grammar.
         """
-        decodes = [sequence for sequence in running if sequence.remaining_tokens == 1]
+        if not request.speculate or request.max_tokens <= 1:
+            return None
+        if self._prompt[0] != request.id:
+            self._prompt = request.id, SortedText(request.prompt[-INDEXED_TOKENS:])
+        drafter = Drafter(
+            self._prompt[1],
+            request.prediction,
+            partial(self._store.continuation, namespace, tokens),
+            partial(self._answers.propose, namespace),
+            forced,
+        )
+        max_backoff = MAX_BACKOFF if forced is None else 0  # forced tokens come and go
+        return Proposer(drafter.draft, self._rates, max_backoff)
+
+    def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
+        """A sequence has ended: remember what it generated after the prompt."""
+        self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))
+
+    def clear(self, namespace: Namespace | None = None) -> None:
+        """Forget what the sequences of one namespace have generated, or of all."""
+        self._answers.clear(namespace)
+
+    def prefers_sync(
+        self, decoding: Iterable[LiveSequence], costs: StepCosts, limits: "Limits"
+    ) -> bool:
+        """Whether drafts of the next step are predicted to gain more than overlapping it with the
+        step in flight, or a probe is due. `decoding` are the sequences that decode.
+        """
         expected = [
             (sequence, chances)
-            for sequence in decodes
-            if sequence.in_flight_outputs
-            and (chances := _chances(sequence, sequence.in_flight_outputs))
+            for sequence in decoding
+            if (proposer := sequence.proposer) is not None
+            and proposer.expects_draft
+            and (n_unknown := _n_unknown(sequence)) > 0
+            and (chances := _chances(sequence, proposer, n_unknown))
         ]
         if not expected:
             return False
-        time = StepBudget(self._costs, self._limits.step_stretch, len(decodes))
-        for sequence in decodes:
-            time.decode(sequence.planned_tokens)
-        rows = [self._row(sequence.planned_tokens, chances) for sequence, chances in expected]
-        price = self._price(time, self._limits.step_tokens - len(decodes))
+        starts = [one.planned_tokens for one in decoding if _n_unknown(one) >= 0]
+        budget = StepBudget(costs, limits.step_stretch, len(starts))
+        budget.add_decodes(len(starts), sum(starts) + len(starts))
+        rows = [self._row(sequence.planned_tokens, each, costs) for sequence, each in expected]
+        price = _price(budget, costs, limits.step_tokens - len(starts))
         return any(allot(rows, price)) or self._probes.is_due(rows)
 
-    def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
-        """Let those of the step's decodes whose tokens are known verify drafts behind these.
-        Nothing of them is in flight: what is taken in next is what became of the draft.
+    def add(self, step: "Step", costs: StepCosts, limits: "Limits") -> None:
+        """Turn decodes of the step into rows that verify drafts, if these pay or a probe is due.
 
-        They take what time and tokens are left, and blocks that nobody else uses.
+        Drafts take the time and tokens that the step has left, and blocks that nobody else uses.
+        They follow tokens that are known: nothing of their sequences is in flight.
         """
-        self._probes.step()
-        if not builder.decodes or builder.is_short_of_blocks:
+        self._probes.count_step()
+        if step.is_short_of_blocks:
             return
-        decodes = set(builder.decodes)
         expected = [
-            (sequence, chances)
-            for sequence in sequences
-            if sequence.id in decodes
-            and sequence.computed_tokens + 1 == sequence.planned_tokens == len(sequence.tokens)
-            and (chances := _chances(sequence, 0))
+            (index, lease, proposer, chances)
+            for index, sequence in enumerate(step.sequences)
+            if (proposer := sequence.proposer) is not None
+            and proposer.expects_draft
+            and type(step.plan.rows[index]) is Decode
+            and (lease := sequence.lease) is not None
+            and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
+            and (chances := _chances(sequence, proposer, 0))
         ]
         if not expected:
             return
-        rows = [self._row(one.planned_tokens - 1, chances) for one, chances in expected]
-        counts = allot(rows, self._price(builder.time, builder.budget_tokens))
+        rows = [self._row(lease.planned_tokens - 1, each, costs) for _, lease, _, each in expected]
+        counts = allot(rows, _price(step.budget, costs, step.budget_tokens))
         if any(counts):
             self._probes.paid()
         else:
-            counts = self._probes.take(rows, builder.budget_tokens)
-        for (sequence, _), most in zip(expected, counts, strict=True):
-            if most:
-                self._draft(builder, sequence, most)
+            counts = self._probes.take(rows, step.budget_tokens)
+        for (index, lease, proposer, _), count in zip(expected, counts, strict=True):
+            sequence = step.sequences[index]
+            if not count or (sequence.unanswered is not None and not self._store.can_truncate):
+                continue  # if its logits are saved, it cannot return to before these tokens
+            draft = proposer.draft(count)
+            if draft is None or max(draft.tokens) >= limits.vocab_size:
+                continue  # a grammar may know tokens that the model does not have
+            n_tokens = lease.max_step_tokens(len(draft.tokens))
+            if n_tokens < 1:
+                continue  # a window's room ends with the decode's own token
+            start = lease.planned_tokens - 1
+            if self._store.plan_draft(lease, n_tokens) is None:
+                sequence.draft_source = draft.source
+                token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]
+                step.verify(index, Verify(sequence.id, start, token, tokens))
 
-    def _draft(self, builder: StepBuilder, sequence: LiveSequence, most: int) -> None:
-        if sequence.unanswered is not None and not self._store.rewinds:
-            return  # it may keep its logits: then it cannot go back to before these
-        draft = sequence.speculation.draft(most)
-        if draft is None or max(draft.tokens) >= self._limits.vocab_size:
-            return  # a grammar may know tokens that the model does not have
-        lease = lease_of(sequence)
-        n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
-        if n_tokens < 1:
-            return  # a window's room ends with the step's own token
-        step_ops = self._store.extend_by_draft(lease, n_tokens)
-        if not isinstance(step_ops, Refusal):
-            builder.draft(sequence, draft.shortened(n_tokens), step_ops)
+    def _row(self, start: int, chances: Sequence[float], costs: StepCosts) -> DraftableRow:
+        """The row that decodes the token at position `start` and verifies a draft.
 
-    def _price(self, time: StepBudget, most_tokens: int) -> StepPrice:
-        """Of drafts beside what has been planned."""
-        decodes = time.decodes
-        return StepPrice(
-            n_tokens=decodes.decode_rows,
-            seconds=max(self._costs.seconds(decodes), _LEAST_SECONDS),
-            verify_seconds=self._costs.seconds(VERIFICATION),
-            most_seconds=time.left_seconds,
-            most_tokens=most_tokens,
-        )
-
-    def _row(self, start: int, chances: Sequence[float]) -> DraftableRow:
-        """A sequence that decodes the token at position `start`."""
-        seconds = self._costs.seconds(draft_work(start, 0))
-        token_seconds = self._costs.seconds(draft_work(start, 1)) - seconds
-        return DraftableRow(
-            chances=chances,
-            seconds=max(seconds, 0.0) + self._again_seconds(start, chances),
-            token_seconds=max(token_seconds, _LEAST_SECONDS),
-        )
-
-    def _again_seconds(self, start: int, chances: Sequence[float]) -> float:
-        """What it takes to compute the right ones of a draft again, where some are wrong and the
-        sequence has to go back to before all of them.
+        A store that cannot truncate computes the right tokens again if any of the draft is wrong.
         """
-        if self._store.rewinds:
-            return 0.0
-        return (1 - chances[-1]) * self._costs.seconds(chunk_work(start, 1 + len(chances) // 2))
+        seconds = costs.draft_seconds(start, 0)
+        token_seconds = max(costs.draft_seconds(start, 1) - seconds, _MIN_SECONDS)
+        seconds = max(seconds, 0.0)
+        if not self._store.can_truncate:
+            again_seconds = costs.prompt_seconds(start, 1 + len(chances) // 2)
+            seconds += (1 - chances[-1]) * (costs.begin_seconds(start) + again_seconds)
+        return DraftableRow(chances, seconds, token_seconds)
 
 
-def _chances(sequence: LiveSequence, ahead: int) -> Sequence[float]:
-    """Of the sequence's next tokens, behind `ahead` that are not known yet."""
-    most = min(sequence.lacks_tokens - ahead - 1, MOST_DRAFT_TOKENS)
-    return sequence.speculation.chances(ahead, most) if most > 0 else ()
+def _n_unknown(sequence: LiveSequence) -> int:
+    """Tokens that steps in flight are sampling, where the next step decodes the sequence; else -1:
+    all of its tokens are planned, or its logits are saved and a draw is due.
+    """
+    planned = sequence.planned_tokens
+    if planned >= sequence.end_tokens or type(sequence.pending) is Late:
+        return -1
+    return planned + 1 - len(sequence.tokens)
+
+
+def _price(budget: StepBudget, costs: StepCosts, most_tokens: int) -> StepPrice:
+    """The price of drafts in addition to what the budget has."""
+    return StepPrice(
+        n_tokens=budget.decode_rows,
+        seconds=max(budget.decode_seconds, _MIN_SECONDS),
+        verify_seconds=costs.verify_seconds(),
+        most_seconds=budget.left_seconds,
+        most_tokens=most_tokens,
+    )
+
+
+def _chances(sequence: LiveSequence, proposer: Proposer, n_unknown: int) -> Sequence[float]:
+    """The chances of the sequence's next tokens, after `n_unknown` that are not sampled yet."""
+    most = min(sequence.max_new_tokens_left - n_unknown - 1, MAX_DRAFT_TOKENS)
+    return proposer.chances(n_unknown, most) if most > 0 else ()

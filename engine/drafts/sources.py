@@ -1,260 +1,240 @@
-"""What a sequence may generate next, from whichever source knows something first."""
+"""Sources of drafts: a request's prediction, the prefix cache, the sequence's own text, and the
+latest answers of the namespace.
+"""
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TypeAlias
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
-from engine.drafts.suffix_index import NOTHING, SHORTEST, Proposal, SortedText, SuffixIndex
+from engine.drafts.suffix_index import (
+    MIN_MATCH,
+    NO_MATCH,
+    Match,
+    SortedText,
+    SuffixIndex,
+    TokenIds,
+    likely,
+)
 from engine.values.stats import DraftSource
 from kvstore.types import Namespace
 
-AHEAD_TOKENS = 512
-"""How far ahead of a divergence the output may go on with the prediction: what was left out."""
+
+class Draft(NamedTuple):
+    """Tokens that may come next, at least one, and the source that proposed them.
+
+    `matched`: how many tokens before them are the same in the source, as far as it compared.
+    """
+
+    tokens: TokenIds
+    matched: int
+    source: DraftSource
+
+    def shortened(self, most: int) -> "Draft":
+        """Return the draft of its first tokens, `most` at most."""
+        return self if len(self.tokens) <= most else self._replace(tokens=self.tokens[:most])
+
+
+MAX_SKIPPED_TOKENS = 512
+"""After a divergence the output may continue this many tokens further on in its prediction."""
 _TOKEN_BYTES = array("I").itemsize
 
 
 class Prediction:
-    """Where an output is in what was predicted of it.
+    """The predicted output of a request, and the position in it that the output has reached.
 
-    After a divergence it goes on at the first place ahead that has the output's last three tokens:
-    an edit changes few tokens between many that are kept. Until then, what followed the end of the
-    output anywhere in the prediction is proposed.
+    An edit changes few tokens between many that are kept. So after a divergence the output
+    continues at the first place further on that has its last three tokens. Until then the
+    prediction is searched for the end of the output, as any other text is.
     """
 
-    def __init__(self, tokens: tuple[int, ...]) -> None:
+    def __init__(self, tokens: TokenIds) -> None:
         self._tokens = tokens
         self._packed = array("I", tokens).tobytes()
         self._text: SuffixIndex | None = None
+        self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # of the token that comes next, or of the first that did not come
         self._is_followed = True
         self._n_followed = 0  # tokens that came as predicted, without a gap
 
-    def accept(self, output: Sequence[int]) -> None:
-        """The output has got its last token."""
-        if self._is_followed and self._tokens[self._at : self._at + 1] == (output[-1],):
+    def propose(self, output: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that may follow the output, which only ever grows."""
+        for end in range(self._n_read + 1, len(output) + 1):
+            self._read(output[max(end - MIN_MATCH, 0) : end])
+        self._n_read = len(output)
+        if self._is_followed:
+            return self._tokens[self._at : self._at + most], self._n_followed
+        if self._text is None:
+            self._text = SuffixIndex(self._tokens)
+        return likely(self._text.propose(output, most))
+
+    def _read(self, last: Sequence[int]) -> None:
+        """Compare one more token of the output, the last one of `last`."""
+        if self._is_followed and self._tokens[self._at : self._at + 1] == (last[-1],):
             self._at += 1
             self._n_followed += 1
         else:
-            self._is_followed = self._find(output[-SHORTEST:])
-            self._n_followed = SHORTEST
-
-    def propose(self, output: Sequence[int], most: int) -> Proposal:
-        """Up to `most` tokens that may come next."""
-        if self._is_followed:
-            return Proposal(self._tokens[self._at : self._at + most], self._n_followed)
-        if self._text is None:
-            self._text = SuffixIndex(self._tokens)
-        return self._text.propose(output, most).likely
+            self._is_followed = self._find(last)
+            self._n_followed = MIN_MATCH
 
     def _find(self, last: Sequence[int]) -> bool:
-        """Go to the first place ahead that has these tokens. Returns whether there is one."""
-        if len(last) < SHORTEST or self._at == len(self._tokens):
+        """Move to the first place further on that has these tokens. False where there is none."""
+        if len(last) < MIN_MATCH or self._at == len(self._tokens):
             return False
         packed, start = array("I", last).tobytes(), self._at * _TOKEN_BYTES
-        stop = start + AHEAD_TOKENS * _TOKEN_BYTES
+        stop = start + MAX_SKIPPED_TOKENS * _TOKEN_BYTES
         found = self._packed.find(packed, start, stop)
         while found % _TOKEN_BYTES and found >= 0:  # between two tokens
             found = self._packed.find(packed, found + 1, stop)
         if found < 0:
             return False
-        self._at = found // _TOKEN_BYTES + SHORTEST
+        self._at = found // _TOKEN_BYTES + MIN_MATCH
         return True
 
 
-MOST_TOKENS = 1 << 17
-"""Of all namespaces together: some 15 MB."""
+MAX_ANSWER_TOKENS = 1 << 17
+"""Remembered for all namespaces together: about 15 MB."""
 _END = (1 << 32) - 1
-"""Stands behind each answer: no token has this id, so that none is found across it."""
+"""Ends each answer. No token has this id, so no match crosses from one answer to the next."""
 
 
 class Answers:
-    """The latest answers of each namespace: no more than `most_tokens` of all together.
+    """The latest answers of each namespace, at most `max_tokens` tokens for all together.
 
-    They are kept in two generations. When the new one has half of the tokens it becomes the old
-    one, and what was the old one is forgotten.
+    There are two generations. When the new one has half of the tokens it replaces the old one.
     """
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._generation_tokens = most_tokens // 2
-        self._new = _Generation()
-        self._old = _Generation()
+    def __init__(self, max_tokens: int = MAX_ANSWER_TOKENS) -> None:
+        self._generation_tokens = max_tokens // 2
+        self._n_new_tokens = 0
+        self._new: dict[Namespace, SuffixIndex] = {}
+        self._old: dict[Namespace, SuffixIndex] = {}
 
     def __len__(self) -> int:
-        """Tokens, with one for the end of each answer."""
-        return self._new.n_tokens + self._old.n_tokens
+        """The number of tokens, with one for the end of each answer."""
+        return sum(len(text) for texts in (self._new, self._old) for text in texts.values())
 
     def add(self, namespace: Namespace, tokens: Sequence[int]) -> None:
-        """Remember an answer; of one that is longer than a generation, the end."""
+        """Remember an answer; only the end of one that is longer than a generation."""
         kept = tokens[max(len(tokens) + 1 - self._generation_tokens, 0) :]
         if not kept:
             return
-        if self._new.n_tokens + len(kept) + 1 > self._generation_tokens:
-            self._new, self._old = _Generation(), self._new
-        self._new.add(namespace, kept)
+        if self._n_new_tokens + len(kept) + 1 > self._generation_tokens:
+            self._new, self._old, self._n_new_tokens = {}, self._new, 0
+        text = self._new.setdefault(namespace, SuffixIndex())
+        text.extend(kept)
+        text.append(_END)
+        self._n_new_tokens += len(kept) + 1
 
-    def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Proposal:
-        """What followed the end of `last` in an answer of the namespace; see SuffixIndex.propose.
+    def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that followed the end of `last` in an answer of the namespace.
 
-        Of equally long occurrences those of the new generation come first.
+        The longest match wins, then the new generation.
         """
-        generations = (self._new, self._old)
-        found = [each.propose(namespace, last, most) for each in generations]
-        return max(found, key=lambda proposal: proposal.matched)
+        texts = (self._new.get(namespace), self._old.get(namespace))
+        found = (_within_answer(text.propose(last, most)) for text in texts if text is not None)
+        return max(found, key=itemgetter(1), default=NO_MATCH)
 
     def clear(self, namespace: Namespace | None = None) -> None:
-        """Forget the answers of one namespace, or all."""
+        """Forget the answers of one namespace, or of all."""
         if namespace is None:
-            self._new, self._old = _Generation(), _Generation()
-        else:
-            self._new.clear(namespace)
-            self._old.clear(namespace)
+            self._new, self._old, self._n_new_tokens = {}, {}, 0
+            return
+        self._old.pop(namespace, None)
+        if (text := self._new.pop(namespace, None)) is not None:
+            self._n_new_tokens -= len(text)
 
 
-class _Generation:
-    """Answers that are forgotten together."""
+def _within_answer(match: Match) -> Match:
+    """Cut the tokens of a match at the end of their answer."""
+    tokens = tuple(takewhile(lambda token_id: token_id != _END, match[0]))
+    return (tokens, match[1]) if tokens else NO_MATCH
 
-    def __init__(self) -> None:
-        self.n_tokens = 0
-        self._texts: dict[Namespace, SuffixIndex] = {}
-
-    def add(self, namespace: Namespace, tokens: Sequence[int]) -> None:
-        text = self._texts.setdefault(namespace, SuffixIndex())
-        text.extend(tokens)
-        text.append(_END)
-        self.n_tokens += len(tokens) + 1
-
-    def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Proposal:
-        text = self._texts.get(namespace)
-        if text is None:
-            return NOTHING
-        found = text.propose(last, most)
-        tokens = tuple(takewhile(lambda token_id: token_id != _END, found.tokens))
-        return Proposal(tokens, found.matched) if tokens else NOTHING
-
-    def clear(self, namespace: Namespace) -> None:
-        if (text := self._texts.pop(namespace, None)) is not None:
-            self.n_tokens -= len(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """At least one token, and what they were taken from.
-
-    `matched`: how many tokens before them are the same there, as far as that was looked at.
-    """
-
-    tokens: tuple[int, ...]
-    source: DraftSource
-    matched: int = 0
-
-    def shortened(self, most: int) -> "Draft":
-        """Its first tokens, at most so many."""
-        return self if len(self.tokens) <= most else replace(self, tokens=self.tokens[:most])
-
-
-TokenIds: TypeAlias = tuple[int, ...]
 
 Forced: TypeAlias = Callable[[], TokenIds]
-"""What must follow a sequence's tokens now, as far as there is no choice."""
+"""Returns the tokens that a grammar leaves no choice about, from the next one on."""
 
 TREE_TOKENS = 512
-"""How far the tree is looked up at a time."""
+"""Tokens that one look-up in the prefix cache returns at most."""
 LOOKUP_TOKENS = 16
-"""Tokens from one look into the tree to the next, where there is nothing to follow."""
+"""Tokens generated between two look-ups in the prefix cache, if the last one is of no more use."""
 
 
 class Drafter:
-    """Drafts one sequence's next tokens. Nothing is indexed before the first draft.
+    """Drafts the next tokens of one sequence. Nothing is indexed before the first draft.
 
-    Sources are asked in order, and the first that has anything is taken: the request's prediction,
-    what is cached behind the same tokens, the sequence's own text, other answers. Where a guide
-    leaves no choice, a draft that goes on from there is taken, or else these tokens are.
+    Sources are tried in order: the request's prediction, the prefix cache, the sequence's own text,
+    other answers. If a grammar forces tokens, a source must propose these and more; if none does,
+    the forced tokens are the draft.
     """
 
     def __init__(
         self,
         prompt: SortedText,
         prediction: TokenIds,
-        known: Callable[[int], TokenIds],
-        answers: Callable[[Sequence[int], int], Proposal],
-        forced: Forced,
+        cached: Callable[[int], TokenIds],
+        answers: Callable[[Sequence[int], int], Match],
+        forced: Forced | None = None,
     ) -> None:
-        """`known`: up to so many tokens that are cached behind all tokens of the sequence.
-        `answers`: what followed these tokens in other answers, up to so many.
+        """`cached(n)`: up to n tokens that the prefix cache has after all tokens of the sequence.
+        `answers(output, n)`: up to n tokens that followed the end of the output in other answers.
         """
-        self._forced = forced
         self._prompt = prompt
-        self._output = list[int]()
-        self._known = known
+        self._prediction = Prediction(prediction) if prediction else None
+        self._cached = cached
         self._answers = answers
+        self._forced = forced
         self._own: SuffixIndex | None = None
-        self._prediction = Prediction(prediction)
-        self._in_tree = _Trail()
-        self._next_lookup = 0  # at so many tokens of output
-        self._sources = (
-            (DraftSource.PREDICTION, self._from_prediction),
-            (DraftSource.TREE, self._from_tree),
-            (DraftSource.OWN, self._from_own),
-            (DraftSource.ANSWERS, self._from_answers),
-        )
+        self._trail: TokenIds = ()  # from the last look-up in the prefix cache
+        self._trail_at = 0  # tokens of the trail that the output has followed
+        self._n_read = 0  # tokens of the output that were compared with a trail
+        self._next_lookup = 0  # length of the output at which the next look-up is due
 
-    def accept(self, token_id: int) -> None:
-        """The sequence has generated this token."""
-        self._output.append(token_id)
-        self._prediction.accept(self._output)
-        self._in_tree.accept(token_id)
-
-    def draft(self, most: int) -> Draft | None:
-        """Up to `most` tokens that may come next. Asked twice, it gives the same."""
+    def draft(self, output: Sequence[int], most: int) -> Draft | None:
+        """Draft up to `most` tokens after the output. The same output gives the same draft."""
         if most < 1:
             return None
-        forced = self._forced()[:most]
-        for source, propose in self._sources:
-            found = propose(most)
-            if found.tokens and _goes_on(found.tokens, forced):
-                return Draft(found.tokens, source, found.matched)
-        return Draft(forced, DraftSource.GRAMMAR) if forced else None
+        forced = self._forced()[:most] if self._forced is not None else ()
+        if self._prediction is not None:
+            match = self._prediction.propose(output, most)
+            if _extends(match[0], forced):
+                return Draft(*match, DraftSource.PREDICTION)
+        match = self._from_tree(output, most)
+        if _extends(match[0], forced):
+            return Draft(*match, DraftSource.TREE)
+        match = self._from_own_text(output, most)
+        if _extends(match[0], forced):
+            return Draft(*match, DraftSource.OWN)
+        match = likely(self._answers(output, most))
+        if _extends(match[0], forced):
+            return Draft(*match, DraftSource.ANSWERS)
+        return Draft(forced, 0, DraftSource.GRAMMAR) if forced else None
 
-    def _from_prediction(self, most: int) -> Proposal:
-        return self._prediction.propose(self._output, most)
+    def _from_tree(self, output: Sequence[int], most: int) -> Match:
+        """Follow the tokens of the last look-up as long as the output does, else look up again."""
+        if self._trail:
+            new = tuple(output[self._n_read :])
+            end = self._trail_at + len(new)
+            if self._trail[self._trail_at : end] == new:
+                self._trail_at = end
+            else:
+                self._trail = ()
+        self._n_read = len(output)
+        ahead = self._trail[self._trail_at : self._trail_at + most]
+        if not ahead and len(output) >= self._next_lookup:
+            self._next_lookup = len(output) + LOOKUP_TOKENS
+            self._trail, self._trail_at = self._cached(TREE_TOKENS), 0
+            ahead = self._trail[:most]
+        return ahead, self._trail_at
 
-    def _from_tree(self, most: int) -> Proposal:
-        ahead = self._in_tree.ahead(most)
-        if ahead.tokens or len(self._output) < self._next_lookup:
-            return ahead
-        self._next_lookup = len(self._output) + LOOKUP_TOKENS
-        self._in_tree = _Trail(self._known(TREE_TOKENS))
-        return self._in_tree.ahead(most)
-
-    def _from_own(self, most: int) -> Proposal:
+    def _from_own_text(self, output: Sequence[int], most: int) -> Match:
         if self._own is None:
             self._own = SuffixIndex(self._prompt)
-        self._own.extend(self._output[len(self._own) - len(self._prompt.ids) :])
-        return self._own.continue_itself(most).likely
-
-    def _from_answers(self, most: int) -> Proposal:
-        return self._answers(self._output, most).likely
+        self._own.extend(output[len(self._own) - len(self._prompt.ids) :])
+        return likely(self._own.continue_itself(most))
 
 
-class _Trail:
-    """Tokens that are followed as long as those that come are the same."""
-
-    def __init__(self, tokens: TokenIds = ()) -> None:
-        self._tokens = tokens
-        self._at = 0
-
-    def accept(self, token_id: int) -> None:
-        if self._tokens[self._at : self._at + 1] == (token_id,):
-            self._at += 1
-        else:
-            self._at = len(self._tokens)
-
-    def ahead(self, most: int) -> Proposal:
-        return Proposal(self._tokens[self._at : self._at + most], self._at)
-
-
-def _goes_on(tokens: TokenIds, forced: TokenIds) -> bool:
-    """Whether they begin as they must, and say more than that."""
-    return not forced or (len(tokens) > len(forced) and tokens[: len(forced)] == forced)
+def _extends(tokens: TokenIds, forced: TokenIds) -> bool:
+    """Whether there are tokens that begin with the forced ones and go further."""
+    return len(tokens) > len(forced) and tokens[: len(forced)] == forced

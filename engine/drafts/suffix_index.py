@@ -1,46 +1,45 @@
-"""What followed the end of a text where it stood before.
+"""Finds the tokens that followed earlier occurrences of the end of a text.
 
-The occurrences of a text's last three tokens are found by a key made of these. What is there at the
-first question is sorted by key at once, in milliseconds for tens of thousands of tokens; what is
-appended later goes into a dict, token by token.
+A key made of the last three tokens finds their occurrences. The tokens that are there at the first
+query are sorted by key at once, in milliseconds for tens of thousands of tokens. Tokens appended
+later go into a dict, one at a time.
 """
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
-SHORTEST, LONGEST = 3, 32
-"""Tokens: the least that must match, and the most that are compared."""
-MOST_OCCURRENCES = 8
-FARTHER_TOKENS = 4
-"""How many more tokens than those that matched may be likely."""
+MIN_MATCH, MAX_MATCH = 3, 32
+"""Tokens: the fewest that must match, and the most that are compared."""
+MAX_OCCURRENCES = 8
+EXTRA_TOKENS = 4
+"""A match of n tokens makes the next n + EXTRA_TOKENS likely."""
 _ID_BITS = 20
-_KEY_MASK = (1 << SHORTEST * _ID_BITS) - 1
+_KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * array("I").itemsize
 
 
-class Proposal(NamedTuple):
-    """Tokens that may come next, and how many in front of them matched."""
+TokenIds: TypeAlias = tuple[int, ...]
 
-    tokens: tuple[int, ...] = ()
-    matched: int = 0
+Match: TypeAlias = tuple[TokenIds, int]
+"""Tokens that may come next, and how many tokens before them match the end of the text."""
 
-    @property
-    def likely(self) -> "Proposal":
-        """As many of the tokens as the match makes likely."""
-        return self._replace(tokens=self.tokens[: self.matched + FARTHER_TOKENS])
+NO_MATCH: Match = (), 0
 
 
-NOTHING = Proposal()
+def likely(match: Match) -> Match:
+    """Return the match with the tokens that its length makes likely."""
+    tokens, matched = match
+    return tokens[: matched + EXTRA_TOKENS], matched
 
 
 class SortedText:
-    """A text that does not grow. It is sorted at the first question to any index that goes on from
-    it, in some 100 ns a token, and once for all of them.
+    """A text that does not grow. The first query to any index that continues the text sorts it, in
+    about 100 ns a token; the result is shared by all of these indexes.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -48,12 +47,12 @@ class SortedText:
         self._sorted: tuple[array[int], array[int]] | None = None
 
     def keys_and_ends(self) -> "tuple[array[int], array[int]]":
-        """The keys of all its triples in order, and the ends of these triples."""
+        """Return the sorted keys of all runs of three tokens, and the ends of these runs."""
         if self._sorted is None:
             ids = np.array(self.ids, dtype=np.int64)
             keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
             order = np.argsort(keys, kind="stable")
-            ends = (order + SHORTEST).astype(np.uint32)
+            ends = (order + MIN_MATCH).astype(np.uint32)
             self._sorted = array("q", keys[order].tobytes()), array("I", ends.tobytes())
         return self._sorted
 
@@ -61,9 +60,9 @@ class SortedText:
 class SuffixIndex:
     """Finds earlier occurrences of the end of a text, in this text or in another one.
 
-    Token ids are below 2**20; any triple with a larger one may be missed. An occurrence is known by
-    its end, the position of what follows it. Appending is O(1). A token takes 16 bytes if it was
-    there at the first question, some 120 if it was appended later.
+    Token ids are below 2**20; a run of three tokens with a larger id may be missed. An occurrence
+    is identified by its end: the position of the token after it. Appending is O(1). A token takes
+    16 bytes if it was there at the first query, and about 120 if it was appended later.
     """
 
     def __init__(self, tokens: "Iterable[int] | SortedText" = ()) -> None:
@@ -72,9 +71,9 @@ class SuffixIndex:
         self._n_indexed = 0
         self._n_sorted = 0
         self._sorted_keys, self._sorted_ends = array("q"), array("I")
-        self._last_key = 0  # of the last three tokens that are indexed
-        self._last_ends: dict[int, int] = {}  # by key, of what was appended
-        self._ends_before = array("I")  # of the same key, for each end that was appended; 0: none
+        self._last_key = 0  # of the last three indexed tokens
+        self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
+        self._ends_before = array("I")  # for each appended end the one before of its key; 0: none
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -85,48 +84,49 @@ class SuffixIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         self._ids.extend(tokens)
 
-    def propose(self, last: Sequence[int], most: int) -> Proposal:
-        """What followed the longest occurrence of the end of `last`, of `most` tokens at most.
+    def propose(self, last: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that followed the longest occurrence of the end of `last`.
 
-        Looked at are the last MOST_OCCURRENCES of its last three tokens that something follows. Of
-        equally long ones those count that most agree with on the next token, then the most recent.
+        The last MAX_OCCURRENCES of its last three tokens are compared. Among equally long ones the
+        next token that most of them have wins, then the most recent occurrence.
         """
-        end, matched = self._longest(array("I", last[-LONGEST:]), len(self._ids))
-        return Proposal(tuple(self._ids[end : end + most]), matched) if matched else NOTHING
+        end, matched = self._longest(array("I", last[-MAX_MATCH:]), len(self._ids))
+        return (tuple(self._ids[end : end + most]), matched) if matched else NO_MATCH
 
-    def continue_itself(self, most: int) -> Proposal:
-        """The same for the text's own end. Where that overlaps what it repeats, it goes on so.
+    def continue_itself(self, most: int) -> Match:
+        """Return up to `most` tokens that followed the longest earlier occurrence of the text's own
+        end. An occurrence that overlaps the end repeats without limit.
 
-        If its last three tokens are nowhere else, one of them may be an edit of what it repeats.
+        If the last three tokens occur nowhere else, one of them may be an edit of what is repeated.
         """
-        end, matched = self._longest(self._ids[-LONGEST:], len(self._ids))
+        end, matched = self._longest(self._ids[-MAX_MATCH:], len(self._ids))
         if matched:
-            return Proposal(tuple(islice(cycle(self._ids[end : end + most]), most)), matched)
-        edits = (self._behind_edit(n_tokens, most) for n_tokens in range(1, SHORTEST + 1))
-        return next((found for found in edits if found.tokens), NOTHING)
+            return tuple(islice(cycle(self._ids[end : end + most]), most)), matched
+        edits = (self._after_edit(n_tokens, most) for n_tokens in range(1, MIN_MATCH + 1))
+        return next((match for match in edits if match[0]), NO_MATCH)
 
-    def _behind_edit(self, n_tokens: int, most: int) -> Proposal:
-        """What goes on where the last `n_tokens` are the same but for the first of them."""
+    def _after_edit(self, n_tokens: int, most: int) -> Match:
+        """Return what followed a text of which only the first of the last `n_tokens` differs."""
         edited = len(self._ids) - n_tokens
-        end, matched = self._longest(self._ids[max(edited - LONGEST, 0) : edited], edited)
+        end, matched = self._longest(self._ids[max(edited - MAX_MATCH, 0) : edited], edited)
         if not matched or self._ids[end + 1 : end + n_tokens] != self._ids[edited + 1 :]:
-            return NOTHING
-        return Proposal(tuple(self._ids[end + n_tokens : end + n_tokens + most]), n_tokens - 1)
+            return NO_MATCH
+        return tuple(self._ids[end + n_tokens : end + n_tokens + most]), n_tokens - 1
 
     def _longest(self, last: "array[int]", below: int) -> tuple[int, int]:
-        """The end of the occurrence that is taken, before position `below`, and how many tokens it
-        has; 0 for none.
+        """Return the end of the best occurrence of `last` before position `below`, and its length
+        in tokens; a length of 0 means that there is none.
         """
-        if len(last) < SHORTEST or below <= SHORTEST:
+        if len(last) < MIN_MATCH or below <= MIN_MATCH:
             return 0, 0
         self._catch_up()
-        ends = list(islice(self._ends(_key(last), below), MOST_OCCURRENCES))
+        ends = list(islice(self._ends(_key(last), below), MAX_OCCURRENCES))
         if not ends:
             return 0, 0
         number = int.from_bytes(last.tobytes(), "little")
         lengths = [self._common(end, number, len(last)) for end in ends]
         longest = max(lengths)
-        if longest < SHORTEST:
+        if longest < MIN_MATCH:
             return 0, 0
         ends = [end for end, length in zip(ends, lengths, strict=True) if length == longest]
         if len(ends) > 1:
@@ -135,9 +135,9 @@ class SuffixIndex:
         return ends[0], longest
 
     def _common(self, end: int, number: int, n_tokens: int) -> int:
-        """How many tokens before `end` equal the last of `n_tokens`, whose bytes are `number`.
+        """Count the tokens before `end` that equal the last of `n_tokens` tokens.
 
-        Its last token has the highest bits.
+        `number` has the bytes of these tokens, the last token in its highest bits.
         """
         n_before = min(end, n_tokens)
         before = int.from_bytes(self._ids[end - n_before : end].tobytes(), "little")
@@ -145,7 +145,7 @@ class SuffixIndex:
         return n_before - -(-different.bit_length() // _TOKEN_BITS)
 
     def _ends(self, key: int, below: int) -> Iterator[int]:
-        """The ends of all occurrences that end before position `below`, the most recent first."""
+        """Yield the ends of all occurrences before position `below`, the most recent first."""
         n_sorted = self._n_sorted
         end = self._last_ends.get(key, 0)
         while end:
@@ -177,8 +177,8 @@ class SuffixIndex:
 
 
 def _key(tokens: "array[int]") -> int:
-    """What the last three tokens are found by."""
+    """Return the key of the last three tokens."""
     key = 0
-    for token_id in tokens[-SHORTEST:]:
+    for token_id in tokens[-MIN_MATCH:]:
         key = key << _ID_BITS | token_id
     return key

@@ -9,7 +9,6 @@ from engine.build import assemble
 from engine.core.inbox import Inbox
 from engine.core.request import prepare
 from engine.core.step import Backend
-from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.bare import BareModel
 from engine.mlx_backend.measuring.opened import MeasuredModel, wait_for_device
 from engine.values.output import OutputEvent
@@ -26,7 +25,7 @@ class TurnedEngine:
 
     def __init__(self, backend: Backend, config: EngineConfig) -> None:
         self._events: list[OutputEvent] = []
-        parts = assemble(backend, config, SilentTelemetry(), _silent, Inbox(), self._events.extend)
+        parts = assemble(backend, config, _silent, Inbox(), self._events.extend)
         self._loop, self._limits = parts.loop, parts.limits
         self._vocab_size = parts.card.vocab_size
         self._longest = parts.card.max_sequence_tokens
@@ -72,7 +71,7 @@ class TurnedEngine:
 
     def copied_blocks(self) -> int:
         """Blocks that were copied because a prompt goes on within one that it found."""
-        return self._loop.stats.cache.prefix_copies
+        return self._loop.scheduler.store.counters.prefix_copies
 
     def memory(self) -> MemoryStats:
         return self._memory()

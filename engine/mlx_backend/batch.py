@@ -1,6 +1,6 @@
 """What the runner keeps of each sequence from one step to the next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.step import Chunk, SequenceId, StepPlan
+from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.values.request import Pooling
@@ -89,60 +89,69 @@ class BatchRow:
     tables: SequenceTables
     sampling: SamplingRow
     position: int = 0  # of the next token to compute
-    logits: mx.array | None = None  # [1, vocab], computed, of a token that is not sampled yet
+    logits: mx.array | None = None  # [1, vocab], computed, whose token is not drawn yet
 
     def take(self, n_tokens: int, index: int, first_token: int, n_read: int) -> TokenSpan:
-        """The next tokens to compute; the position moves behind them. See `TokenSpan`."""
+        """The next tokens to compute; the position moves to after them. See `TokenSpan`."""
         start = self.position
         self.position += n_tokens
         return self.tables.span(start, n_tokens, index, first_token, n_read)
 
-    def take_back(self, n_tokens: int) -> None:
-        """So many tokens are computed as if they had not been: others will overwrite them."""
+    def rewind(self, n_tokens: int) -> None:
+        """Discard the last `n_tokens` tokens: others will overwrite their KV."""
         self.position -= n_tokens
+
+    def take_saved_logits(self) -> mx.array:
+        """The logits that a step saved when the row's mask was late. They are not kept after."""
+        logits, self.logits = self.logits, None
+        assert logits is not None, "a row resamples and has no saved logits"
+        return logits
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """What a step computes. `token_ids`: those of its prompt chunks, then one of each batch row.
+    """What a step computes. `token_ids`: those of its prefills and drafts, then one of each batch
+    row.
 
-    `spans[i]` belongs to `rows[i]`; `pooled` are the indices of those whose last token is pooled,
-    and not sampled after; `drafts` are the last tokens of some, by index. Of `scored` and
+    `spans[i]` belongs to `rows[i]`. `pooled` are the indices of spans whose last token is pooled
+    and not sampled after; `drafts` are the drafts that spans end with, by index. Of `scored` and
     `gathered` spans every token is read, each in forwards of its own: to score the tokens that
-    follow, and to pool them.
+    follow, and to pool them. `resampled` rows compute nothing.
     """
 
     token_ids: mx.array
     spans: list[TokenSpan] = field(default_factory=list)
     rows: list[BatchRow] = field(default_factory=list)
-    scored: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
-    gathered: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
+    scored: list[tuple[Prefill, TokenSpan]] = field(default_factory=list)
+    gathered: list[tuple[Prefill, TokenSpan]] = field(default_factory=list)
     pooled: set[int] = field(default_factory=set)
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    resampled: list[BatchRow] = field(default_factory=list)
 
     def add(self, row: BatchRow, n_tokens: int, first_token: int, n_read: int) -> None:
         self.spans.append(row.take(n_tokens, len(self.rows), first_token, n_read))
         self.rows.append(row)
 
-    def add_chunk(self, row: BatchRow, chunk: Chunk, first_token: int) -> None:
-        n_read, n_tokens = chunk.samples * (1 + chunk.n_drafts), len(chunk.tokens)
-        if chunk.pooling is Pooling.LAST:
+    def add_draft(self, row: BatchRow, draft: tuple[int, ...], first_token: int) -> None:
+        """The row's own token and its draft; all of them are sampled after."""
+        self.drafts[len(self.rows)] = draft
+        self.add(row, 1 + len(draft), first_token, n_read=1 + len(draft))
+
+    def add_prefill(self, row: BatchRow, prefill: Prefill, first_token: int) -> None:
+        n_tokens, n_read = len(prefill.tokens), int(prefill.samples)
+        if prefill.pooling is Pooling.LAST:
             self.pooled.add(len(self.rows))
             self.add(row, n_tokens, first_token, n_read=1)
-            return
-        if chunk.pooling is not None:
-            self.gathered.append((chunk, row.take(n_tokens, -1, first_token, n_tokens)))
-            return
-        if chunk.n_drafts:
-            self.drafts[len(self.rows)] = chunk.tokens[-chunk.n_drafts :]
-        if chunk.prompt_logprobs is None:
+        elif prefill.pooling is not None:
+            self.gathered.append((prefill, row.take(n_tokens, -1, first_token, n_tokens)))
+        elif prefill.score is None:
             self.add(row, n_tokens, first_token, n_read)
-            return
-        n_scored = n_tokens - n_read
-        if n_scored:
-            self.scored.append((chunk, row.take(n_scored, -1, first_token, n_scored)))
-        if n_read:
-            self.add(row, n_read, first_token + n_scored, n_read)
+        else:
+            n_scored = n_tokens - n_read
+            if n_scored:
+                self.scored.append((prefill, row.take(n_scored, -1, first_token, n_scored)))
+            if n_read:
+                self.add(row, n_read, first_token + n_scored, n_read)
 
 
 class Batch:
@@ -168,27 +177,32 @@ class Batch:
             self._rows[sequence_id].tables.patch(patch)
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
-        """The tokens that a step computes. The rows' positions move behind them."""
-        prompts = [token for chunk in plan.chunks for token in chunk.tokens]
-        inputs = StepInputs(self._behind(prompts))
+        """The tokens that a step computes. The rows' positions move to after them."""
+        known = list[int]()
+        for planned in plan.rows:
+            match planned:
+                case Prefill():
+                    known += planned.tokens
+                case Verify():
+                    known += (planned.token, *planned.draft)
+        inputs = StepInputs(self._following(known))
         first = 0
-        for chunk in plan.chunks:
-            row = self._rows[chunk.sequence_id]
-            row.position = chunk.start
-            inputs.add_chunk(row, chunk, first)
-            first += len(chunk.tokens)
-        for sequence_id in plan.decodes:
-            row = self._rows[sequence_id]
-            inputs.add(row, 1, len(prompts) + row.index, n_read=1)
+        for planned in plan.rows:
+            row = self._rows[planned.sequence_id]
+            match planned:
+                case Decode():
+                    inputs.add(row, 1, len(known) + row.index, n_read=1)
+                case Prefill():
+                    row.position = planned.start
+                    inputs.add_prefill(row, planned, first)
+                    first += len(planned.tokens)
+                case Verify():
+                    row.position = planned.start
+                    inputs.add_draft(row, planned.draft, first)
+                    first += 1 + len(planned.draft)
+                case Resample():
+                    inputs.resampled.append(row)
         return inputs
-
-    def take_kept(self, sequence_ids: Sequence[SequenceId]) -> Iterator[tuple[BatchRow, mx.array]]:
-        """The logits that these sequences have kept from an earlier step. They are kept no more."""
-        for sequence_id in sequence_ids:
-            row = self._rows[sequence_id]
-            logits, row.logits = row.logits, None
-            assert logits is not None, "a sequence samples from kept logits and has none"
-            yield row, logits
 
     def set_next_tokens(self, rows: Sequence[BatchRow], tokens: mx.array) -> None:
         """What each row decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
@@ -196,11 +210,11 @@ class Batch:
         # A new array: forwards that have been built and not launched may read this one.
         self._tokens = mx.put_along_axis(self._tokens, indices, tokens.astype(mx.int32), axis=0)
 
-    def _behind(self, prompts: list[int]) -> mx.array:
-        """The prompts' tokens, and behind them the next token of each row."""
-        if not prompts:
+    def _following(self, known: list[int]) -> mx.array:
+        """These tokens, followed by the next token of each batch row."""
+        if not known:
             return self._tokens
-        return mx.concatenate([mx.array(prompts, dtype=mx.int32), self._tokens])
+        return mx.concatenate([mx.array(known, dtype=mx.int32), self._tokens])
 
     def _take_index(self) -> int:
         if not self._free:

@@ -28,7 +28,7 @@ class RowDraws:
 
     def first(self, n: int) -> "RowDraws":
         """Its first `n` draws. The row goes on before the drafts behind which nothing is drawn."""
-        self.row.take_back(self.n - n)
+        self.row.rewind(self.n - n)
         return RowDraws(self.row, self.drafts[: n - 1])
 
     def states(self) -> Iterator[SamplingRow]:
@@ -54,7 +54,7 @@ class RowDraws:
         """The row goes on behind these: the last of them is the next to compute."""
         for token in counted:
             self.row.sampling.accept(token.token_id)
-        self.row.take_back(self.n - len(counted))
+        self.row.rewind(self.n - len(counted))
 
 
 def ranges(draws: Sequence[RowDraws]) -> list[range]:

@@ -1,21 +1,29 @@
 """The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from engine.core.step import (
-    Chunk,
+    Failed,
+    Late,
+    Prefill,
+    Prefilled,
+    Row,
+    RowResult,
     RunnerLost,
+    Sampled,
     SampledToken,
     SequenceId,
     StepMasks,
     StepPlan,
     StepResult,
     Vector,
+    Verified,
+    Verify,
 )
 from engine.mlx_backend.batch import Batch, StepInputs
 from engine.mlx_backend.launch import Launch, PendingForward
@@ -27,6 +35,7 @@ from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
 from engine.values.output import TokenLogprob
+from kvstore.ops import When
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
@@ -43,6 +52,8 @@ class _SubmittedStep:
     step is computed.
     """
 
+    rows: Sequence[Row]
+    late: frozenset[SequenceId] = frozenset()
     rest: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
     draws: StepDraws = field(default_factory=StepDraws)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
@@ -85,24 +96,25 @@ class MlxRunner:
         self._batch.change(plan)
         try:
             self._wait_for_reads()
-            step = _SubmittedStep()
+            step = _SubmittedStep(plan.rows)
             step.rest = self._launch.begin(self._build_forwards(step, plan))
             self._in_flight.append(step)
         except Exception:
             self._settle()
             raise
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
         """See `ModelRunner.sample`."""
         step = self._in_flight[-1]
         try:
             self._launch.finish(step.rest)
-            ruled_out = masks()
-            if kept := step.draws.keep(ruled_out.late):
+            ruled_out = StepMasks() if masks is None else masks()
+            step.late = frozenset(ruled_out.late)
+            if saved := step.draws.keep(step.late):
                 # Launched now: `collect` would launch it after the next step's forwards. It writes
                 # no pool, so no write that follows copies one.
-                mx.async_eval(kept)
-                step.awaited += kept
+                mx.async_eval(saved)
+                step.awaited += saved
             if step.draws.rows:
                 self._draw(step, ruled_out)
         except Exception:
@@ -115,9 +127,9 @@ class MlxRunner:
         step = self._in_flight.popleft()
         try:
             mx.eval(step.awaited)
-            result = _result(step)
-            self._go_on(step, result)
-            return result
+            drawn = _drawn_tokens(step)
+            self._set_tokens_after_verification(step, drawn)
+            return StepResult(_row_results(step, drawn), step.reads.parts())
         except Exception:
             self._in_flight.clear()
             self._settle()
@@ -137,22 +149,22 @@ class MlxRunner:
 
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
-        self._storage.execute(plan.before)
+        self._storage.execute(plan.ops_at(When.FIRST))
         self._storage.states.begin_step()
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
             yield self._prefill(step, inputs, batch)
-        for chunk, span in inputs.scored:
-            yield from self._score(step, inputs, chunk, span)
-        for chunk, span in inputs.gathered:
-            yield self._pool(step, inputs, chunk, span)
-        self._storage.execute(plan.after_chunks)
+        for prefill, span in inputs.scored:
+            yield from self._score(step, inputs, prefill, span)
+        for prefill, span in inputs.gathered:
+            yield self._pool(step, inputs, prefill, span)
+        self._storage.execute(plan.ops_at(When.AFTER_PREFILLS))
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
-        for row, logits in self._batch.take_kept(plan.kept):
-            step.draws.add([RowDraws(row)], logits)
-        self._storage.execute(plan.after)
+        for row in inputs.resampled:
+            step.draws.add([RowDraws(row)], row.take_saved_logits())
+        self._storage.execute(plan.ops_at(When.LAST))
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
         self._read(step, plan)
@@ -187,28 +199,29 @@ class MlxRunner:
         return step.pending(arrays, computed.first_layer)
 
     def _pool(
-        self, step: _SubmittedStep, inputs: StepInputs, chunk: Chunk, span: TokenSpan
+        self, step: _SubmittedStep, inputs: StepInputs, prefill: Prefill, span: TokenSpan
     ) -> PendingForward:
         """A forward whose tokens are pooled, the first or all."""
         computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
-        pooled = self._pooler.chunk(computed, chunk.pooling, chunk.sequence_id)
+        pooled = self._pooler.chunk(computed, prefill.pooling, prefill.sequence_id)
         step.pooled.append(pooled)
         return step.pending([pooled.vectors, *computed.fences], computed.first_layer)
 
     def _score(
-        self, step: _SubmittedStep, inputs: StepInputs, chunk: Chunk, span: TokenSpan
+        self, step: _SubmittedStep, inputs: StepInputs, prefill: Prefill, span: TokenSpan
     ) -> Iterator[PendingForward]:
-        """Forwards that score the token after each of a chunk's, so many at a time."""
-        step.scored[chunk.sequence_id] = []
+        """Forwards that score the token after each of a row's, SCORED_TOKENS at a time."""
+        assert prefill.score is not None
+        step.scored[prefill.sequence_id] = []
         for first, part in span.split(SCORED_TOKENS):
-            following = chunk.next_tokens[first : first + part.n_tokens]
-            yield self._score_part(step, inputs, chunk, part, following)
+            following = prefill.score.next_tokens[first : first + part.n_tokens]
+            yield self._score_part(step, inputs, prefill, part, following)
 
     def _score_part(
         self,
         step: _SubmittedStep,
         inputs: StepInputs,
-        chunk: Chunk,
+        prefill: Prefill,
         span: TokenSpan,
         following: Sequence[int],
     ) -> PendingForward:
@@ -216,17 +229,19 @@ class MlxRunner:
         computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
         arrays = computed.fences
         if following:
+            assert prefill.score is not None
             logits = computed.logits[: len(following)]
-            scored = self._sampler.score(logits, following, chunk.prompt_logprobs or 0)
-            step.scored[chunk.sequence_id].append(scored)
+            scored = self._sampler.score(logits, following, prefill.score.n_top)
+            step.scored[prefill.sequence_id].append(scored)
             arrays = arrays + scored.arrays()
         return step.pending(arrays, computed.first_layer)
 
     def _read(self, step: _SubmittedStep, plan: StepPlan) -> None:
         """Launched behind the forwards, on GPUs too: it writes nothing, so nothing is copied."""
-        if not plan.reads:
+        reads = plan.reads
+        if not reads:
             return
-        step.reads = self._storage.read(plan.reads)
+        step.reads = self._storage.read(reads)
         mx.async_eval(step.reads.arrays())
         step.awaited += step.reads.arrays()
 
@@ -242,35 +257,53 @@ class MlxRunner:
         step.awaited += drawn.arrays()
         draws.drop_logits()
 
-    def _go_on(self, step: _SubmittedStep, result: StepResult) -> None:
-        """Rows with drafts go on behind what counts: only now is that known."""
-        rows = [
-            one.row
-            for one in step.draws.rows
-            if one.drafts and one.row.sequence_id in result.sampled
-        ]
+    def _set_tokens_after_verification(self, step: _SubmittedStep, drawn: "_Drawn") -> None:
+        """Rows with drafts continue after what was accepted: only now is that known."""
+        rows = [one.row for one in step.draws.rows if one.drafts and drawn[one.row.sequence_id]]
         if rows:
-            lasts = [result.sampled[row.sequence_id][-1].token_id for row in rows]
+            lasts = [drawn[row.sequence_id][-1].token_id for row in rows]
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
 
 
-def _result(step: _SubmittedStep) -> StepResult:
-    sampled: dict[SequenceId, tuple[SampledToken, ...]] = {}
-    scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
-    failed: dict[SequenceId, str] = {}
+_Drawn = Mapping[SequenceId, Sequence[SampledToken]]
+"""The tokens that count of each row that was drawn; none where one of them could not be drawn."""
+
+
+def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
+    """Read the step's draws, and move its rows to after the tokens that count."""
+    found: dict[SequenceId, Sequence[SampledToken]] = {}
+    tokens = step.drawn.read() if step.drawn is not None else []
+    for one, accepted in step.draws.counted(tokens):
+        if accepted is not None:
+            one.accept(accepted)
+        found[one.row.sequence_id] = accepted or ()
+    return found
+
+
+def _row_results(step: _SubmittedStep, drawn: _Drawn) -> tuple[RowResult, ...]:
+    scores = dict[SequenceId, tuple[TokenLogprob, ...] | None]()  # None: not all could be computed
     for sequence_id, parts in step.scored.items():
         reports = [part.read() for part in parts]
         usable = [report for report in reports if report is not None]
-        if len(usable) < len(reports):
-            failed[sequence_id] = UNUSABLE
-        scored[sequence_id] = tuple(score for report in usable for score in report)
-    pooled = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
-    failed |= {id: NO_VECTOR for id, vector in pooled.items() if not np.isfinite(vector).all()}
-    tokens = step.drawn.read() if step.drawn is not None else []
-    for one, counted in step.draws.counted(tokens):
-        if counted is None:
-            failed[one.row.sequence_id] = UNUSABLE
-        else:
-            one.accept(counted)
-            sampled[one.row.sequence_id] = counted
-    return StepResult(sampled, scored, failed, step.reads.parts(), pooled)
+        is_whole = len(usable) == len(reports)
+        scores[sequence_id] = tuple(one for part in usable for one in part) if is_whole else None
+    vectors = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
+
+    def result(row: Row) -> RowResult:
+        sequence_id = row.sequence_id
+        own_scores = scores.get(sequence_id, ())
+        tokens = drawn.get(sequence_id)
+        if own_scores is None or (tokens is not None and not tokens):
+            return Failed(UNUSABLE)
+        if sequence_id in step.late:
+            return Late(own_scores)
+        if tokens is not None and isinstance(row, Verify):
+            return Verified(tuple(tokens))
+        if tokens is not None:
+            return Sampled(tokens[0], own_scores)
+        vector = vectors.get(sequence_id)
+        if vector is not None and not np.isfinite(vector).all():
+            return Failed(NO_VECTOR)
+        return Prefilled(own_scores, vector)
+
+    return tuple(map(result, step.rows))

@@ -1,15 +1,18 @@
 """Token ids to text, one token at a time."""
 
+import json
+from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.text.tokenizer import byte_level_bytes
 from engine.values.request import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Decode = Callable[[Sequence[int]], str]
-"""Text of some tokens."""
+"""Decodes a run of tokens in one call of the tokenizer."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are not UTF-8, or not yet."""
@@ -21,58 +24,123 @@ MAX_PENDING_TOKENS = 32
 """More tokens without complete text are a run of invalid bytes or of special tokens."""
 
 KEPT_PENDING_TOKENS = 16
-"""What stays of such a run: more bytes than the characters that may still change are made of."""
+"""Tokens kept of such a run: their bytes cover every character that may still change."""
 
 MAX_CONTEXT_TOKENS = 8
-"""Among so many tokens of a text the last ones are whole characters, unless it ends within one."""
+"""Within this many tokens some are whole characters, unless the text ends within a character."""
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence as it grows. Never raises."""
+    """The text of one sequence as it grows. Never raises.
+
+    All pieces together equal the tokenizer's text of all tokens. A character that is not complete
+    yet is held back. Clean-up of spaces, which some checkpoints configure, is never applied.
+    """
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes: whole characters, or nothing yet."""
+        """Return the text that this token completes: whole characters, or nothing yet."""
         ...
 
     def finish(self) -> str:
-        """The rest, with U+FFFD for bytes that never became a character."""
+        """Return the rest, with U+FFFD for bytes that never became a character."""
         ...
 
 
 def detokenizer_factory(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> Callable[[Request], Detokenizer]:
-    """A function that makes a detokenizer for one sequence, in a few microseconds.
+    """Return a function that makes a request's detokenizer in a few microseconds.
 
-    Special tokens have no text where the request skips them; ids without a token never have.
+    Special tokens have no text where the request skips them. Ids without a token have none either.
     """
-    shown = _fast_decode if tokenizer.is_fast else _slow_decode
-    text_alone, verbatim = shown(tokenizer, True), shown(tokenizer, False)
+    if tokenizer.is_fast and _joins_bytes(tokenizer.backend_tokenizer):
+        pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
 
-    def new(request: Request) -> Detokenizer:
-        decode = text_alone if request.skip_special_tokens else verbatim
+        def of_bytes(request: Request) -> Detokenizer:
+            return ByteLevelDetokenizer(pieces[request.skip_special_tokens])
+
+        return of_bytes
+
+    make_decode = _fast_decode if tokenizer.is_fast else _slow_decode
+    decodes = {skip: make_decode(tokenizer, skip) for skip in (True, False)}
+
+    def of_window(request: Request) -> Detokenizer:
+        decode = decodes[request.skip_special_tokens]
         return WindowDetokenizer(decode, _context(decode, request.text_before))
 
-    return new
+    return of_window
+
+
+class TokenPieces(dict[int, str | bytes]):
+    """What each token of a byte-level vocabulary adds to a text, computed at its first use.
+
+    A token of whole characters is a `str`; one that begins or ends within a character is `bytes`.
+    """
+
+    def __init__(self, backend: Any, skip_special_tokens: bool) -> None:
+        """`backend` is the Rust tokenizer, a `tokenizers.Tokenizer`."""
+        super().__init__()
+        self._id_to_token = backend.id_to_token
+        added = backend.get_added_tokens_decoder().values()
+        self._skipped = {each.content for each in added if each.special and skip_special_tokens}
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        token: str | None = self._id_to_token(token_id)
+        data = b"" if token is None or token in self._skipped else byte_level_bytes(token)
+        try:
+            piece: str | bytes = data.decode()
+        except UnicodeDecodeError:
+            piece = data
+        self[token_id] = piece
+        return piece
+
+
+class ByteLevelDetokenizer:
+    """Decodes the bytes of a byte-level vocabulary as UTF-8.
+
+    The bytes of a token do not depend on its neighbours, so the tokenizer is not called, and a text
+    that goes on after whole characters needs no context.
+    """
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, pieces: TokenPieces) -> None:
+        self._pieces = pieces
+        self._pending = b""  # the first bytes of a character
+
+    def add(self, token_id: int) -> str:
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            if not self._pending:
+                return piece
+            piece = piece.encode()
+        data = self._pending + piece
+        text, n_decoded = utf_8_decode(data, "replace", False)
+        self._pending = data[n_decoded:]
+        return text
+
+    def finish(self) -> str:
+        rest, self._pending = self._pending, b""
+        return rest.decode(errors="replace")
 
 
 class WindowDetokenizer:
-    """Decodes a short window of tokens and gives out what is new in it.
+    """Decodes a short window of tokens at each token and returns the text that is new in it.
 
-    A token's text depends on its neighbours (leading spaces, characters of several tokens), so
-    the window is the tokens of the last piece given out, then those still incomplete. The idea
-    is that of Text Generation Inference's prefix offset. `tokenizers.decoders.DecodeStream` takes
-    half the time (1 us less), but cannot be flushed, and raises where an invalid byte undoes text.
+    A token's text may depend on its neighbours (leading spaces, characters of several tokens). So
+    the window holds the tokens of the last piece returned and the incomplete tokens after them, as
+    in Text Generation Inference. `tokenizers.decoders.DecodeStream` takes 1 us less a token, but it
+    cannot be flushed, and it raises where an invalid byte changes text before it.
     """
 
     __slots__ = ("_decode", "_given", "_pending", "_window")
 
-    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
-        """`before`: tokens of whole characters that the sequence goes on behind."""
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
+        """`context`: whole characters that stand before the sequence's first token."""
         self._decode = decode
-        self._window = list(before)
-        self._pending = len(before)  # where in the window the incomplete tokens begin
-        self._given = decode(self._window)  # beginning of its text that has been given out
+        self._window = list(context)
+        self._pending = len(context)  # where the incomplete tokens begin in the window
+        self._given = decode(self._window)  # beginning of the window's text that was returned
 
     def add(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -93,23 +161,23 @@ class WindowDetokenizer:
         return rest
 
     def _text(self) -> str:
-        """The window's text; it begins with what has been given out."""
+        """The window's text. It begins with what was returned."""
         text = self._decode(self._window)
         if text.startswith(self._given):
             return text
-        # With byte fallback, one invalid byte undoes the characters of the bytes before it.
+        # With byte fallback an invalid byte makes the characters of the bytes before it U+FFFD.
         self._window = self._window[self._pending :]
         self._pending, self._given = 0, ""
         return self._decode(self._window)
 
     def _move_window(self) -> None:
-        """All is complete: the tokens of the last piece become the context of the next."""
+        """All characters are complete: keep the last piece's tokens as context for the next."""
         self._window = self._window[self._pending :]
         self._pending = len(self._window)
         self._given = self._decode(self._window)
 
     def _shorten_window(self) -> None:
-        """So many tokens complete no text: leave out the first, which cannot any more."""
+        """Drop the first pending tokens: after so many they cannot become a character any more."""
         del self._window[self._pending : -KEPT_PENDING_TOKENS]
         self._given = _complete(self._decode(self._window))
 
@@ -117,7 +185,7 @@ class WindowDetokenizer:
 def _context(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
     """The fewest last tokens whose text is whole characters; none where a few have no such text.
 
-    Behind these a word keeps its space, which many decoders take from the beginning of a text.
+    After these a word keeps its space, which many decoders take from the beginning of a text.
     """
     for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
         text = decode(last := list(token_ids[-count:]))
@@ -130,6 +198,19 @@ def _complete(text: str) -> str:
     """The text without an end that the next bytes may change."""
     replacements = len(text) - len(text.rstrip(REPLACEMENT))
     return text[: len(text) - min(replacements, UNFINISHED_CHARACTERS)]
+
+
+def _joins_bytes(backend: Any) -> bool:
+    """Whether the Rust tokenizer's decoder does nothing but join the bytes of byte-level tokens.
+
+    It does where it is ByteLevel alone, or a sequence of ByteLevel and then Fuse, which joins the
+    one string that ByteLevel returns. Another part of a sequence may change the text.
+    """
+    if backend.decoder is None:
+        return False
+    decoder = json.loads(backend.decoder.__getstate__())
+    kinds = [part["type"] for part in decoder.get("decoders", [decoder])]
+    return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
 
 
 def _fast_decode(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:

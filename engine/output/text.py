@@ -2,29 +2,29 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from engine.output.detokenizer import Detokenizer
 from engine.values.output import FinishReason
 from engine.values.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Text that may be shown, and the stop string that ended it, if one did."""
+class TextDelta(NamedTuple):
+    """Text that has become safe to show, and why the sequence ends with it, if it does."""
 
     text: str
-    stopped_by: str | None = None
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None  # the stop string, or the stop token's id
 
 
 class StopChecker:
-    """Finds the first stop string to be completed, however the text is cut into pieces.
+    """Finds the first stop string that is completed, however the text is cut into pieces.
 
-    Text that may still turn out to be the beginning of a stop string is held back: at most one
-    character less than the longest of them. When several end at the same character the longest
-    counts, so no part of a stop string is ever shown. A character costs what stop strings it
-    begins or goes on with, not what there are. Nothing may be added after a stop. Raises
-    ValueError for an empty stop string.
+    Text that may turn out to begin a stop string is held back: at most one character less than the
+    longest stop string. If several end at the same character, the longest counts, so no part of a
+    stop string is ever shown. The time for a character depends on the stop strings that match
+    there, not on their number. Nothing may be added after a stop. Raises ValueError for an empty
+    stop string.
     """
 
     __slots__ = ("_begun", "_by_first", "_held")
@@ -36,27 +36,28 @@ class StopChecker:
             self._by_first[matcher.stop[0]].append(matcher)
         self._held = ""
 
-    def add(self, text: str) -> Checked:
-        """Take the next piece; return what has become safe to show."""
-        if not self._by_first:
-            return Checked(text)
-        seen = self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
+    def add(self, text: str) -> TextDelta:
+        """Take the next piece and return what has become safe to show."""
+        held, begun, by_first = self._held, self._begun, self._by_first
+        if not begun and by_first.keys().isdisjoint(text):
+            return TextDelta(text)
+        seen = held + text
+        for end, character in enumerate(text, start=len(held) + 1):
             if complete := self._advance(character):
                 stop = max(complete, key=len)
                 self._held = ""
-                return Checked(seen[: end - len(stop)], stop)
-        held = max((matcher.matched for matcher in self._begun), default=0)
-        self._held = seen[len(seen) - held :]
-        return Checked(seen[: len(seen) - held])
+                return TextDelta(seen[: end - len(stop)], FinishReason.STOP, stop)
+        n_held = max((matcher.matched for matcher in self._begun), default=0)
+        self._held = seen[len(seen) - n_held :]
+        return TextDelta(seen[: len(seen) - n_held])
 
     def finish(self) -> str:
-        """What was held back, when the sequence ended for another reason."""
+        """Return what is held back, when the sequence has ended for another reason."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> list[str]:
-        """The stop strings that the character completes."""
+        """Return the stop strings that the character completes."""
         for matcher in self._begun:
             matcher.advance(character)
         still_begun = [matcher for matcher in self._begun if matcher.matched]
@@ -69,9 +70,9 @@ class StopChecker:
 
 
 class _Matcher:
-    """The Knuth-Morris-Pratt automaton of one string.
+    """The Knuth-Morris-Pratt automaton of one stop string.
 
-    `matched` is the length of the longest suffix of the text so far that begins the string.
+    `matched` is the length of the longest suffix of the text so far that begins the stop string.
     """
 
     __slots__ = ("_borders", "matched", "stop")
@@ -87,14 +88,14 @@ class _Matcher:
         return self.matched == len(self.stop)
 
     def advance(self, character: str) -> None:
-        """Take one more character of text. Not to be called on a complete match."""
+        """Take one more character of text. Must not be called on a complete match."""
         while self.matched and self.stop[self.matched] != character:
             self.matched = self._borders[self.matched - 1]
         self.matched += self.stop[self.matched] == character
 
 
 def _borders(string: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """The length of each prefix's longest proper prefix that is also its suffix."""
     borders = [0] * len(string)
     for end in range(1, len(string)):
         border = borders[end - 1]
@@ -104,69 +105,71 @@ def _borders(string: str) -> list[int]:
     return borders
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Text that became safe to show, and why the sequence ends with it, if it does."""
-
-    text: str
-    finish_reason: FinishReason | None = None
-    stopped_by: str | int | None = None  # the stop string, or the stop token's id
-
-
 class Output:
-    """Turns one sequence's tokens into text. `add` is called with every sampled token, in order."""
+    """The text of one sequence. `add` is called with every sampled token, in order."""
 
-    __slots__ = ("_detokenizer", "_n_tokens", "_request", "_stop", "_stop_token_ids")
+    __slots__ = (
+        "_detokenizer",
+        "_max_tokens",
+        "_min_tokens",
+        "_n_tokens",
+        "_stop",
+        "stop_token_ids",
+    )
 
     def __init__(
         self, request: Request, stop_token_ids: frozenset[int], detokenizer: Detokenizer
     ) -> None:
-        self._request = request
-        self._stop_token_ids = stop_token_ids
+        self.stop_token_ids = stop_token_ids
+        self._max_tokens = request.max_tokens
+        self._min_tokens = request.sampling.min_tokens
         self._detokenizer = detokenizer
-        self._stop = StopChecker(request.stop)
+        self._stop = StopChecker(request.stop) if request.stop else None
         self._n_tokens = 0
 
     def add(self, token_id: int) -> TextDelta:
-        """The text that the token completes. A stop token has none."""
-        self._n_tokens += 1
-        if token_id in self._stop_token_ids:
+        """Return the text that the token completes. A stop token has none.
+
+        Before `min_tokens` no stop string ends the sequence, and none is looked for.
+        """
+        self._n_tokens = n_tokens = self._n_tokens + 1
+        if token_id in self.stop_token_ids:
             return self._end("", FinishReason.STOP, token_id)
         text = self._detokenizer.add(token_id)
-        if self._n_tokens < self._request.sampling.min_tokens:
-            return TextDelta(text)  # where a stop string cannot end it
-        checked = self._stop.add(text)
-        if checked.stopped_by is not None:
-            return TextDelta(checked.text, FinishReason.STOP, checked.stopped_by)
-        if self._n_tokens < self._request.max_tokens:
-            return TextDelta(checked.text)
-        return self._end(checked.text, FinishReason.LENGTH)
+        if self._stop is not None and n_tokens >= self._min_tokens:
+            delta = self._stop.add(text)
+            if delta.finish_reason is not None:
+                return delta
+            text = delta.text
+        if n_tokens < self._max_tokens:
+            return TextDelta(text)
+        return self._end(text, FinishReason.LENGTH)
 
     def complete(self) -> TextDelta:
-        """The rest of the text, where nothing may follow the last token."""
+        """End the sequence after its last token, because nothing may follow. Return the rest."""
         return self._end("", FinishReason.STOP)
 
     def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> TextDelta:
-        """`text` and all that is still held back, unless a stop string is in it."""
-        rest = self._stop.add(self._detokenizer.finish())
-        if rest.stopped_by is not None:
-            return TextDelta(text + rest.text, FinishReason.STOP, rest.stopped_by)
-        return TextDelta(text + rest.text + self._stop.finish(), reason, stopped_by)
+        """Return `text` and all that is held back, up to a stop string if one is in it."""
+        text_left = self._detokenizer.finish()
+        if self._stop is not None:
+            rest = self._stop.add(text_left)
+            if rest.finish_reason is not None:
+                return TextDelta(text + rest.text, FinishReason.STOP, rest.stopped_by)
+            text_left = rest.text + self._stop.finish()
+        return TextDelta(text + text_left, reason, stopped_by)
 
 
-class OutputFactory:
-    """Makes the Output of each new sequence."""
+NewOutput: TypeAlias = Callable[[Request], Output]
 
-    def __init__(
-        self, eos_token_ids: frozenset[int], new_detokenizer: Callable[[Request], Detokenizer]
-    ) -> None:
-        self._eos_token_ids = eos_token_ids
-        self._new_detokenizer = new_detokenizer
 
-    def stop_token_ids(self, request: Request) -> frozenset[int]:
-        """The tokens that end this request."""
-        eos = frozenset[int]() if request.ignore_eos else self._eos_token_ids
-        return eos | request.stop_token_ids
+def output_factory(
+    eos_token_ids: frozenset[int], new_detokenizer: Callable[[Request], Detokenizer]
+) -> NewOutput:
+    """Return a function that makes the Output of one of a request's sequences."""
 
-    def new(self, request: Request) -> Output:
-        return Output(request, self.stop_token_ids(request), self._new_detokenizer(request))
+    def new_output(request: Request) -> Output:
+        eos = frozenset[int]() if request.ignore_eos else eos_token_ids
+        return Output(request, eos | request.stop_token_ids, new_detokenizer(request))
+
+    return new_output

@@ -14,7 +14,7 @@ from engine.values.model import ModelCard
 from engine.values.picture import CachePicture, NodeTokens
 from engine.values.request import Request
 from engine.values.settings import LOG_FORMAT, EngineConfig
-from engine.values.stats import CacheTier, Cleared, Probed, ProcessStats, RequestInfo
+from engine.values.stats import CacheTier, Cleared, EngineStats, Probed, RequestInfo
 
 HANGS_SECONDS = 3.0
 """Behind the time for requests and for the disk. The server waits for five."""
@@ -84,10 +84,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    result: ClassVar[Any] = ProcessStats
+    result: ClassVar[Any] = EngineStats
     call: Literal["stats"] = "stats"
 
-    async def run(self, host: Host) -> ProcessStats:
+    async def run(self, host: Host) -> EngineStats:
         return host.engine.stats()
 
 
@@ -174,13 +174,13 @@ class CloseWatch:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The last call: the process has nothing to do behind it."""
+    """The last call. Its result is the engine's last statistics."""
 
-    result: ClassVar[Any] = None
+    result: ClassVar[Any] = EngineStats
     timeout_seconds: float
     call: Literal["drain"] = "drain"
 
-    async def run(self, host: Host) -> None:
+    async def run(self, host: Host) -> EngineStats:
         """Should something hang, say in the log what all threads do, before the server gives up."""
         faulthandler.dump_traceback_later(
             self.timeout_seconds + host.disk_seconds + HANGS_SECONDS, file=STDERR
@@ -189,6 +189,7 @@ class Drain:
             await host.engine.drain(self.timeout_seconds)
         finally:
             faulthandler.cancel_dump_traceback_later()
+        return host.engine.stats()
 
 
 Call: TypeAlias = (

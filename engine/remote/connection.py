@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from engine.api import EngineStopped, Telemetry
+from engine.api import EngineStopped
 from engine.child_process import ChildProcess, ending
 from engine.remote import messages
 from engine.remote.calls import Call
@@ -40,7 +40,6 @@ class Receivers:
     """Called on the connection's own thread: what comes without having been asked for."""
 
     events: Callable[[list[OutputEvent]], None]
-    telemetry: Telemetry
     report: Callable[[str], None]
     ended: Callable[[], None]  # no more events come; perhaps twice
 
@@ -163,8 +162,6 @@ class Connection:
                 self._end_events("its engine has stopped")
             case Said.LINE:
                 self._receivers.report(messages.read_line(body))
-            case Said.DURATIONS:
-                self._hear(messages.read_durations(body))
             case Said.EVENTS:
                 self._receivers.events(messages.read_events(body))
             case Said.RETURNED:
@@ -195,20 +192,6 @@ class Connection:
         _, future = self._pending.pop(number, (None, None))
         if future is not None:
             future.set_exception(error)
-
-    def _hear(self, durations: messages.Durations) -> None:
-        telemetry = self._receivers.telemetry
-        heard = {
-            "step": telemetry.step,
-            "queue_wait": telemetry.queue_wait,
-            "first_token": telemetry.first_token,
-            "token_gap": telemetry.token_gap,
-            "finished": telemetry.finished,
-            "mask": telemetry.mask,
-        }
-        for name, each in durations.items():
-            for seconds in each:
-                heard[name](seconds)
 
     def _end_events(self, why: str) -> None:
         if not self._ended.done():

@@ -6,9 +6,10 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from engine.api import CacheWatch, EngineError, EngineStopped, Telemetry
+from engine.api import CacheWatch, EngineError, EngineStopped
 from engine.child_process import ChildProcess
 from engine.remote import calls
 from engine.remote.connection import Connection, Receivers
@@ -25,7 +26,6 @@ from engine.values.stats import (
     Cleared,
     EngineStats,
     Probed,
-    ProcessStats,
     RequestInfo,
 )
 
@@ -53,7 +53,7 @@ class RemoteEngine:
         subscribers: Subscribers,
         card: ModelCard,
         tokenizer: Tokenizer,
-        stats: ProcessStats,
+        stats: EngineStats,
     ) -> None:
         """`stats` are shown until there are later ones."""
         self._connection = connection
@@ -69,7 +69,6 @@ class RemoteEngine:
         cls,
         start_process: StartProcess,
         config: EngineConfig,
-        telemetry: Telemetry,
         report: Callable[[str], None],
         open_tokenizer: Callable[[ModelCard], Tokenizer] = _open_tokenizer,
     ) -> "RemoteEngine":
@@ -77,12 +76,12 @@ class RemoteEngine:
         ends the process.
         """
         subscribers = Subscribers()
-        receivers = Receivers(subscribers.deliver, telemetry, report, subscribers.end)
+        receivers = Receivers(subscribers.deliver, report, subscribers.end)
         connection = Connection(*await asyncio.to_thread(start_process), receivers)
         try:
             level = logging.getLogger().getEffectiveLevel()
             card: ModelCard = await connection.ask(calls.Load(config, level))
-            stats: ProcessStats = await connection.ask(calls.Stats())
+            stats: EngineStats = await connection.ask(calls.Stats())
             tokenizer = await asyncio.to_thread(open_tokenizer, card)
             return cls(connection, subscribers, card, tokenizer, stats)
         except BaseException:
@@ -113,8 +112,7 @@ class RemoteEngine:
     async def stats(self) -> EngineStats:
         with suppress(EngineStopped, TimeoutError):
             self._last_stats = await self._told(calls.Stats())
-        last = self._last_stats
-        return EngineStats(self._counters.counts(), last.loop, last.memory)
+        return replace(self._last_stats, sequences=self._counters.counts())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
@@ -145,7 +143,7 @@ class RemoteEngine:
 
     async def drain(self, timeout_seconds: float) -> None:
         with suppress(EngineStopped):  # then there is nothing to wait for
-            await self._connection.ask(calls.Drain(timeout_seconds))
+            self._last_stats = await self._connection.ask(calls.Drain(timeout_seconds))
         await asyncio.to_thread(self._connection.close)
 
     @asynccontextmanager

@@ -5,11 +5,10 @@ import logging
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
-from engine.api import CacheWatch, EngineError, Telemetry
+from engine.api import CacheWatch, EngineError
 from engine.core.thread import Build, EngineThread
 from engine.remote import messages
 from engine.remote.calls import Call
@@ -23,50 +22,13 @@ from kvstore.tier.types import TierError
 HEARTBEAT_SECONDS = 1.0
 
 Report = Callable[[str], None]
-MakeBuild = Callable[[EngineConfig, Telemetry, Report], Build]
+MakeBuild = Callable[[EngineConfig, Report], Build]
 
 logger = logging.getLogger(__name__)
 
 
-class Durations:
-    """Telemetry that keeps durations until they are sent. The engine thread adds them, and the
-    event loop alone takes them: with a second taker, `popleft` could find the deque empty.
-    """
-
-    def __init__(self) -> None:
-        self._heard = deque[tuple[str, float]]()
-
-    def step(self, seconds: float) -> None:
-        self._heard.append(("step", seconds))
-
-    def queue_wait(self, seconds: float) -> None:
-        self._heard.append(("queue_wait", seconds))
-
-    def first_token(self, seconds: float) -> None:
-        self._heard.append(("first_token", seconds))
-
-    def token_gap(self, seconds: float) -> None:
-        self._heard.append(("token_gap", seconds))
-
-    def finished(self, seconds: float) -> None:
-        self._heard.append(("finished", seconds))
-
-    def mask(self, seconds: float) -> None:
-        self._heard.append(("mask", seconds))
-
-    def take(self) -> messages.Durations:
-        """All durations since the last call. For the event loop."""
-        taken: dict[str, list[float]] = {}
-        while self._heard:
-            name, seconds = self._heard.popleft()
-            taken.setdefault(name, []).append(seconds)
-        return taken
-
-
 class EngineHost:
-    """Implements `calls.Host`. The engine thread sends events as they come. Durations are sent with
-    each heartbeat and before the result of each call: statistics arrive after what they count.
-    """
+    """Implements `calls.Host`. The engine thread sends events as they come."""
 
     engine: EngineThread
     watch: CacheWatch
@@ -74,7 +36,6 @@ class EngineHost:
     def __init__(self, outbox: Outbox, make_build: MakeBuild) -> None:
         self._outbox = outbox
         self._make_build = make_build
-        self._durations = Durations()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_alive: Callable[[], bool] = lambda: True  # until there is an engine
         self.watching = AsyncExitStack()
@@ -92,7 +53,7 @@ class EngineHost:
 
     async def load(self, config: EngineConfig) -> None:
         self.disk_seconds = config.disk.shutdown_seconds if config.disk else 0.0
-        build = self._make_build(config, self._durations, self._report)
+        build = self._make_build(config, self._report)
         self.engine = await asyncio.to_thread(
             EngineThread.start, build, self._deliver, self._say_ended
         )
@@ -101,7 +62,7 @@ class EngineHost:
     async def beat(self) -> None:
         """Say that the process lives, as long as it does."""
         while True:
-            self._outbox.send(self._durations_frame() + messages.alive_frame(self._is_alive()))
+            self._outbox.send(messages.alive_frame(self._is_alive()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _run(self, number: int, call: Call) -> None:
@@ -111,14 +72,10 @@ class EngineHost:
             if not isinstance(error, EngineError | TierError):
                 logger.exception("a call has failed: %s", call.call)
             answer = messages.raised_frame(number, error)
-        self._outbox.send(self._durations_frame() + answer)
+        self._outbox.send(answer)
 
     def _deliver(self, events: list[OutputEvent]) -> None:
         self._outbox.send(b"".join(messages.events_frames(events)))
-
-    def _durations_frame(self) -> bytes:
-        durations = self._durations.take()
-        return messages.durations_frame(durations) if durations else b""
 
     def _report(self, line: str) -> None:
         self._outbox.send(messages.line_frame(line))

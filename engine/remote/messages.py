@@ -25,11 +25,10 @@ class Said(IntEnum):
 
     ALIVE = 1  # whether it is, at regular intervals from the first moment on
     LINE = 2  # on how loading goes
-    DURATIONS = 3
-    EVENTS = 4
-    RETURNED = 5
-    RAISED = 6
-    ENDED = 7  # the engine has; no more events come
+    EVENTS = 3
+    RETURNED = 4
+    RAISED = 5
+    ENDED = 6  # the engine has; no more events come
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,6 @@ class Raised:
 
 ToProcess: TypeAlias = Annotated[Numbered | Cancel, Discriminator("kind")]
 
-Durations: TypeAlias = Mapping[str, Sequence[float]]
-"""Seconds by the name of Telemetry's method."""
-
 ERRORS: Mapping[str, Callable[..., Exception]] = {
     error.__name__: error
     for error in (EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull, TierError)
@@ -85,7 +81,6 @@ _EVENTS = TypeAdapter(
         val_json_bytes="base64",
     ),
 )
-_DURATIONS: TypeAdapter[Durations] = TypeAdapter(Durations)
 _ALIVE = TypeAdapter(bool)
 _LINE = TypeAdapter(str)
 
@@ -108,10 +103,6 @@ def ended_frame() -> bytes:
 
 def line_frame(line: str) -> bytes:
     return _said(Said.LINE, _LINE.dump_json(line))
-
-
-def durations_frame(durations: Durations) -> bytes:
-    return _said(Said.DURATIONS, _DURATIONS.dump_json(durations))
 
 
 def events_frames(events: Sequence[OutputEvent]) -> Iterator[bytes]:
@@ -152,10 +143,6 @@ def read_alive(body: bytes) -> bool:
 
 def read_line(body: bytes) -> str:
     return _LINE.validate_json(body[1:])
-
-
-def read_durations(body: bytes) -> Durations:
-    return _DURATIONS.validate_json(body[1:])
 
 
 def read_events(body: bytes) -> list[OutputEvent]:

@@ -77,7 +77,7 @@ class CheckpointTokenizer:
         if token is None:
             return b""
         if self._byte_level:
-            return _spelled(token)
+            return byte_level_bytes(token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])  # SentencePiece's byte fallback
         return token.replace(_SPACE, " ").encode()
@@ -120,8 +120,10 @@ BYTE_OF = _byte_of()
 assert set(BYTE_OF) == set(ByteLevel.alphabet())
 
 
-def _spelled(token: str) -> bytes:
-    """The bytes of a byte-level token; one with any other character is text, as to its decoder."""
+def byte_level_bytes(token: str) -> bytes:
+    """Return the bytes of a byte-level token as the ByteLevel decoder reads them: a token with any
+    character outside the byte alphabet is plain text.
+    """
     if BYTE_OF.keys() >= set(token):
         return bytes(BYTE_OF[character] for character in token)
     return token.encode()

@@ -33,7 +33,7 @@ class Usage:
     rejected_draft_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputEvent:
     """An event of one sequence: the tokens of a step, the text they complete, or its end.
 

@@ -1,8 +1,11 @@
 """Statistics of the engine, its caches and its memory. Frozen values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import add
+from types import MappingProxyType
+from typing import TypeAlias
 
 from engine.values.output import FinishReason
 from engine.values.request import RefusalReason, WaitReason
@@ -15,7 +18,7 @@ class DraftSource(StrEnum):
 
     GRAMMAR = "grammar"  # a guide allows no other continuation
     PREDICTION = "prediction"  # the request's own
-    TREE = "tree"  # what was cached behind the same tokens
+    TREE = "tree"  # what the prefix cache has after the same tokens
     OWN = "own"  # the request's prompt and output, where they repeat
     ANSWERS = "answers"  # other outputs of the namespace
 
@@ -32,8 +35,8 @@ ALL_TIERS = frozenset(CacheTier)
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a cache clear has freed in the arena. Entries on disk cannot be found from then on, and
-    their bytes are free soon after.
+    """Blocks and bytes of the arena that a cache clear has freed. Entries on disk can no longer be
+    found after a clear, and their bytes are freed soon after.
     """
 
     blocks: int
@@ -42,21 +45,74 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a prompt would find in the cache: tokens, and the hashes of the whole blocks."""
+    """Tokens of a prompt that are cached, and the hashes of the whole blocks among them."""
 
     cached_tokens: int
     block_digests: tuple[str, ...]  # hexadecimal; see kvstore/tokens.py
 
 
-INTERVAL_SECONDS = 10.0
-WINDOWS_SECONDS = (60, 300, 900)
-KEPT = int(WINDOWS_SECONDS[-1] / INTERVAL_SECONDS) + 1
-"""One more than the longest window has, because it begins within an interval."""
+class Latency(StrEnum):
+    """A duration that the engine measures. Each is counted in one histogram."""
+
+    FIRST_TOKEN = "first_token"  # from a request's arrival to its first token
+    TOKEN_GAP = "token_gap"  # between two consecutive tokens of a sequence
+    REQUEST = "request"  # from a request's arrival to its end
+    QUEUE_WAIT = "queue_wait"  # from a request's arrival to its admission
+    STEP = "step"  # one step of the engine's loop
+    MASK = "mask"  # until the mask of a token of an answer with a grammar is known
+
+
+_LONG_BOUNDS_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+_SHORT_BOUNDS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+LATENCY_BOUNDS_SECONDS: Mapping[Latency, tuple[float, ...]] = MappingProxyType(
+    {
+        Latency.FIRST_TOKEN: _LONG_BOUNDS_SECONDS,
+        Latency.TOKEN_GAP: _SHORT_BOUNDS_SECONDS,
+        Latency.REQUEST: _LONG_BOUNDS_SECONDS,
+        Latency.QUEUE_WAIT: _LONG_BOUNDS_SECONDS,
+        Latency.STEP: _SHORT_BOUNDS_SECONDS,
+        Latency.MASK: _SHORT_BOUNDS_SECONDS,
+    }
+)
+"""Upper bounds of the buckets of each histogram, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramStats:
+    """Durations counted in buckets. `counts` has one count for each bound, and a last one for what
+    exceeds all bounds. The counts are not cumulative.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_seconds: float
+
+    @property
+    def count(self) -> int:
+        """Number of durations."""
+        return sum(self.counts)
+
+    def plus(self, other: "HistogramStats") -> "HistogramStats":
+        """The durations of two histograms with the same bounds."""
+        counts = tuple(map(add, self.counts, other.counts))
+        return HistogramStats(self.bounds, counts, self.sum_seconds + other.sum_seconds)
+
+
+Latencies: TypeAlias = Mapping[Latency, HistogramStats]
+
+NO_LATENCIES: Latencies = {
+    latency: HistogramStats(bounds, (0,) * (len(bounds) + 1), 0.0)
+    for latency, bounds in LATENCY_BOUNDS_SECONDS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RecentHits:
-    """Prompt tokens that were looked up in the last so many seconds, and those found."""
+    """Prompt tokens looked up in the prefix cache in the last `seconds`, and those found."""
 
     seconds: int
     queried_tokens: int
@@ -64,63 +120,22 @@ class RecentHits:
 
     @property
     def share(self) -> float | None:
-        """None where nothing was looked up."""
+        """Share of the tokens that were found; None if none were looked up."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
-class HitCount:
-    """Both counters, since start, at a time of the loop's clock."""
-
-    seconds: float
-    queried_tokens: int
-    hit_tokens: int
-
-
-START = HitCount(0.0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class HitRecord:
-    """The counters as last noted, and as they were left in each interval before.
-
-    A value: the engine thread replaces it, and any thread reads it.
-    """
-
-    past: tuple[HitCount, ...] = ()  # oldest first, one an interval at most
-    last: HitCount = START
-
-    def noted(self, count: HitCount) -> "HitRecord":
-        """A record with one more count, later than all others."""
-        if count.seconds // INTERVAL_SECONDS == self.last.seconds // INTERVAL_SECONDS:
-            return HitRecord(self.past, count)
-        return HitRecord((*self.past[1 - KEPT :], self.last), count)
-
-    def recent(self, now: float) -> Iterator[RecentHits]:
-        """The hits of each window, which is up to an interval longer than it says."""
-        for seconds in WINDOWS_SECONDS:
-            before = self._at(now - seconds)
-            queried = self.last.queried_tokens - before.queried_tokens
-            yield RecentHits(seconds, queried, self.last.hit_tokens - before.hit_tokens)
-
-    def _at(self, seconds: float) -> HitCount:
-        """The last count from then or before. It holds until the next count."""
-        counts = (*self.past, self.last)
-        return next((count for count in reversed(counts) if count.seconds <= seconds), START)
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPromise:
-    """The prediction by which the model was found to fit. Bytes."""
+    """Bytes that the model was predicted to need when it was found to fit."""
 
     weights: int
-    storage: int  # arenas, and as many states as there may be
-    workspace: int  # of a step, and what the process grows by
-    cache: int  # what MLX's buffer cache keeps in addition: 0 where it gives that up for a step
+    storage: int  # arenas, and the largest number of recurrent states
+    workspace: int  # of a step, and the growth of the process
+    cache: int  # what MLX's buffer cache keeps in addition; 0 if it is emptied for a step
 
     @property
     def kept(self) -> int:
-        """What is in use between steps."""
+        """Bytes in use between steps."""
         return self.weights + self.storage
 
     @property
@@ -130,35 +145,36 @@ class MemoryPromise:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The first three are of MLX's allocator, `active` and `peak` without what it had given out
-    before the model. Bytes.
+    """Memory in bytes. The first three fields are of MLX's allocator. `active` and `peak` exclude
+    what was allocated before the model was loaded.
     """
 
     active: int
     cached: int  # unused buffers, kept for the next step
     peak: int  # of `active`, since the model was loaded
-    resident: int  # of the whole process, as the system counts
+    resident: int  # of the whole process, as the operating system counts
     promise: MemoryPromise
 
 
 DISK_FAULTS = tuple(fault.value for fault in Fault)
-"""Why a disk cache may fail to read or to write."""
+"""Reasons for which a disk cache fails to read or to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheStats:
-    """The tier below the arena at one moment; counted since start are those from `read_bytes` on.
+    """The disk cache at one moment. The fields from `read_bytes` on count since the start.
 
-    `hits` are prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
-    decision to read to the last block. `failures` are of reading and writing; those of DISK_FAULTS
-    that there were. `ended_threads` should run and do not, until the engine is started again.
+    `hits` counts prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
+    decision to read to the last block. `failures` counts the faults of reading and writing that
+    have happened, by the names in DISK_FAULTS. `ended_threads` names threads that should run and
+    have ended; only another start of the engine brings them back.
     """
 
     entries: int  # blocks, and ends of prompts within one
     used_bytes: int  # of this model's files
-    shared_bytes: int  # of all models' files, which the limit is for
+    shared_bytes: int  # of all models' files, to which the limit applies
     limit_bytes: int
-    buffered_bytes: int  # handed over and not yet written
+    buffered_bytes: int  # queued for writing
     read_bytes: int
     written_bytes: int
     hits: int
@@ -170,24 +186,24 @@ class DiskCacheStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """The store at one moment. A block is free, cached (only the tree holds it) or held."""
+    """The KV store at one moment. A block is free, cached (only the tree holds it) or held."""
 
     block_size: int
     blocks_total: int
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_shared: int  # in two tables or more; counted in blocks_held too
-    blocks_saved: int  # that there would be besides if each table had copies of its own
-    saved_bytes: int  # of these, and of what windows and states share
+    blocks_shared: int  # in two tables or more; included in blocks_held
+    blocks_saved: int  # additional blocks that would be needed if no tables shared any
+    saved_bytes: int  # of these blocks, and of the slots of windows and states that are shared
     arena_bytes: int
-    nodes: int
-    queried_tokens: int
-    hit_tokens: int
+    nodes: int  # of the prefix tree
+    queried_tokens: int  # prompt tokens looked up, counted at a sequence's first admission
+    hit_tokens: int  # prompt tokens found, counted at a sequence's first admission
     evictions: int
-    tail_hit_tokens: int  # adopted beyond whole blocks, at every admission
-    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
-    fork_copies: int  # and because outputs of one prompt do
+    tail_hit_tokens: int  # adopted beyond whole blocks, counted at every admission
+    prefix_copies: int  # blocks copied because a prompt goes on within an adopted block
+    fork_copies: int  # blocks copied because outputs of one prompt share them
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
     recent_hits: tuple[RecentHits, ...] = ()
     disk: DiskCacheStats | None = None  # None without a disk cache
@@ -195,9 +211,9 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class SequenceCounts:
-    """All sequences that callers have asked for, and what became of them, since start.
+    """All sequences that callers have requested since the start, by outcome.
 
-    `received` is the sum of `refused`, `finished` and those that still live.
+    `received` is the sum of `refused`, `finished` and the live sequences.
     """
 
     received: int
@@ -206,22 +222,23 @@ class SequenceCounts:
 
     @property
     def live(self) -> int:
-        """Asked for and not over yet."""
+        """Sequences that were requested and have not ended yet."""
         return self.received - sum(self.refused.values()) - sum(self.finished.values())
+
+
+NO_SEQUENCES = SequenceCounts(0, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What was drafted from one source, and verified. Each accepted token is a step that its
-    sequence did not wait for.
-    """
+    """Verified drafts of one source. Each accepted token saves its sequence a step."""
 
     drafts: int = 0  # each of one row, in one step
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
     def plus(self, drafted_tokens: int, accepted_tokens: int) -> "DraftCounts":
-        """With one draft more, of so many tokens."""
+        """These counts and one more draft."""
         return DraftCounts(
             self.drafts + 1,
             self.drafted_tokens + drafted_tokens,
@@ -230,41 +247,27 @@ class DraftCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopStats:
-    """Gauges and monotonic counters of the engine's loop at one moment of a turn."""
+class EngineStats:
+    """Gauges, and counters since the start, read at one moment.
+
+    The engine's process sends all fields but `sequences`, which the server's end of the connection
+    counts and adds.
+    """
 
     running: int
     waiting: int
     computed_prompt_tokens: int
-    cached_prompt_tokens: int
     generated_tokens: int
     preemptions: int  # for lack of blocks
     client_preemptions: int  # so that another client's sequence could be admitted
-    rows_sat_out: int  # by who waited for a mask; a step each
+    late_rows: int  # rows not sampled in a step because their mask was not known yet
     steps: int
-    drafts: Mapping[DraftSource, DraftCounts]  # of each source
-    hits: HitRecord
-    n_contradictions: int  # found by recounting the store while the engine was idle
-    first_tokens: int  # sequences that have begun to be generated
-    first_token_seconds: float  # from arrival to first token, of all of them together
+    drafts: Mapping[DraftSource, DraftCounts]
+    contradictions: int  # found by recounting the store while the engine was idle
+    latencies: Latencies
     cache: CacheStats
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStats:
-    """What an engine's process knows: what its loop last published, and its memory as of now."""
-
-    loop: LoopStats
     memory: MemoryStats
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What the callers know, as of now, and what the engine's process does."""
-
-    sequences: SequenceCounts
-    loop: LoopStats
-    memory: MemoryStats
+    sequences: SequenceCounts = NO_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,28 +276,28 @@ class RequestInfo:
 
     request_id: str
     index: int
-    waits_for: WaitReason | None  # None where it runs
+    waits_for: WaitReason | None  # None while it runs
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    accepted_draft_tokens: int = 0  # of the output's, those that a draft had right
+    accepted_draft_tokens: int = 0  # output tokens that a draft predicted
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What the machine offers the configured model; the answer of `rootstock doctor`."""
+    """The machine as seen by the configured model, for `rootstock doctor`."""
 
     device: str  # "cpu" or "gpu", with its name
     memory_bytes: int
     left_bytes: int  # not in use now
-    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
-    advice: str  # what to install for a faster one; "" when nothing
+    blas: str  # the BLAS in use on Linux CPUs; "" elsewhere
+    advice: str  # what to install for a faster BLAS; "" if nothing is
     mlx_version: str
     mlx_lm_version: str
     model: str
     weight_bytes: int  # as they will be in memory; 0 with a problem
-    arena_tokens: int  # what the KV budget comes to for this model; 0 with a problem
+    arena_tokens: int  # that the KV budget holds for this model; 0 with a problem
     arena_bytes: int
     problem: str  # why the model cannot be served here; "" when it can

@@ -1,27 +1,14 @@
-"""Passes snapshots from the engine thread to a worker thread, which renders them."""
+"""Draws pictures of the cache from snapshots, on a worker thread."""
 
 import asyncio
-import heapq
 import time
-from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Set,
-)
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from time import thread_time
 from types import MappingProxyType
 from typing import Any
 
-from engine.api import EngineStopped
 from engine.disk_cache.cache import DiskCache
 from engine.values.picture import (
     ArenaBlocks,
@@ -36,7 +23,6 @@ from engine.values.picture import (
     PictureNode,
     PictureRequest,
 )
-from engine.values.stats import DiskCacheStats
 from engine.watch.snapshot import (
     SHOWN_REQUESTS,
     Live,
@@ -45,21 +31,20 @@ from engine.watch.snapshot import (
     SnapshotTaker,
     namespace_id,
 )
-from kvstore.replica import ReplicaNode, TreeReplica
+from kvstore.snapshot import NodeView, TreeView
 from kvstore.types import BlockId, Namespace
 
-MAX_NODES = 2000
 MAX_MARKS = 32
-"""Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
+"""How many saved states, and how many holes, are shown on one node: the last ones."""
 
 ADAPTER_CHARACTERS = 24
-"""Of an adapter's name, in that of a namespace."""
+"""How much of an adapter's name is shown in the name of a namespace."""
 
 ADOPTED_SECONDS = 5.0
-"""So long an adoption is told of."""
+"""How long an adoption is shown."""
 
 PICTURE_BYTES = 147_800
-"""The most that a picture takes as JSON, by the sizes below: the most that its parts take."""
+"""The most bytes of a picture as JSON, by the following sizes: the most that its parts take."""
 NODE_BYTES = 255
 REQUEST_BYTES = 260
 ADOPTION_BYTES = 60
@@ -69,50 +54,47 @@ HOLE_BYTES = 19
 
 
 class Renderer:
-    """Applies snapshots to a replica of the tree, and makes pictures of it. Not thread-safe."""
+    """Draws the snapshot that was applied last. Not thread-safe."""
 
     def __init__(
         self,
         block_size: int,
         block_bytes: int,
-        disk: DiskCache,
+        disk: DiskCache | None,
         adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`adapters`: their names by their fingerprints."""
         self._adapters = adapters
         self._block_size = block_size
         self._block_bytes = block_bytes
-        self._replica = TreeReplica()
         self._last: Snapshot | None = None
         self._disk = disk
         self._disk_use: DiskUse | None = None
 
     def apply(self, snapshot: Snapshot) -> bool:
-        """Update the replica. Returns whether anything has changed."""
+        """Take the snapshot. Returns whether anything differs from the one before."""
         last, self._last = self._last, snapshot
-        used, self._disk_use = self._disk_use, _disk_use(self._disk.stats())
-        self._replica.apply(snapshot.changes)
-        for live in snapshot.moment.live:
-            if live.node is not None:
-                self._replica.use(live.node, snapshot.seconds)
-        has_moved = last is None or last.moment != snapshot.moment
-        return bool(snapshot.changes) or has_moved or used != self._disk_use
+        used, self._disk_use = self._disk_use, _disk_use(self._disk)
+        if last is None or last.tree is not snapshot.tree:
+            return True
+        return last.moment != snapshot.moment or used != self._disk_use
 
     def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
-        """How many tokens a node has, and which block it begins with."""
-        node = self._replica.nodes.get(node_id)
-        return None if node is None else (node.tokens, node.blocks[0])
+        """The number of tokens and the first block of a node that is shown."""
+        nodes = () if self._last is None else self._last.tree.nodes
+        node = next((node for node in nodes if node.serial == node_id), None)
+        return None if node is None else (node.n_tokens, node.blocks[0])
 
     def render(self, version: int, requests: int) -> CachePicture:
-        """A picture of what was last applied. `requests`: sequences asked for since start."""
+        """A picture of the last snapshot. `requests`: sequences requested since start."""
         snapshot = self._last
         assert snapshot is not None, "no snapshot has been applied"
         moment = snapshot.moment
-        holders = self._holders(moment.live)
-        shown = self._shown(holders, len(moment.live[:SHOWN_REQUESTS]), moment)
-        hidden = _hidden(shown)
+        shown = self._shown(snapshot)
+        names = {node.namespace: namespace_id(node.namespace) for node in shown}
+        hidden = _hidden(snapshot.tree, shown)
         places = {serial: place for place, serial in enumerate(moment.next_evicted, start=1)}
-        roots = {node.namespace for node in shown}
+        serials = {node.serial for node in shown}
         return CachePicture(
             version=version,
             time=time.time(),
@@ -121,48 +103,42 @@ class Renderer:
             groups=moment.groups,
             disk=self._disk_use,
             nodes=tuple(
-                self._node(node, snapshot, holders, hidden[node.serial], places.get(node.serial))
+                PictureNode(
+                    id=node.serial,
+                    parent=node.parent,
+                    namespace=names[node.namespace],
+                    start=node.start,
+                    tokens=node.n_tokens,
+                    disk_tokens=self._disk_tokens(node),
+                    blocks=len(node.blocks),
+                    tail=node.n_tokens % self._block_size,
+                    holders=node.holders,
+                    idle_seconds=round(max(snapshot.seconds - node.last_used, 0.0), 1),
+                    states=self._states(node, moment),
+                    holes=self._holes(node, moment),
+                    next_evicted=places.get(node.serial),
+                    hidden=hidden[node.serial] if hidden[node.serial].nodes else None,
+                )
                 for node in shown
             ),
-            hidden=_sum(self._replica.roots.values(), shown),
+            hidden=hidden[None],
             namespaces=tuple(
-                self._namespace(self._replica.roots[name])
-                for name in sorted(roots, key=namespace_id)
+                self._namespace(namespace, name, *snapshot.tree.namespaces[namespace])
+                for namespace, name in sorted(names.items(), key=lambda item: item[1])
             ),
-            requests=tuple(_request(live, self._replica) for live in moment.live[:SHOWN_REQUESTS]),
+            requests=tuple(map(_request, moment.live[:SHOWN_REQUESTS])),
             hidden_requests=_hidden_requests(moment),
-            adoptions=tuple(self._adoptions(snapshot.seconds, {node.serial for node in shown})),
+            adoptions=tuple(_adoptions(snapshot, serials)),
             recent_hits=moment.recent_hits,
             counters=_counters(moment, requests),
         )
 
-    def _holders(self, live: Iterable[Live]) -> Counter[int]:
-        """Of each node, how many sequences hold its last block."""
-        holders = Counter[int]()
-        for sequence in live:
-            node = self._replica.nodes.get(-1 if sequence.node is None else sequence.node)
-            if node is not None:
-                path = node.path()
-                if not sequence.has_all:
-                    next(path)
-                holders.update(each.serial for each in path)
-        return holders
-
-    def _shown(
-        self, holders: Counter[int], n_requests: int, moment: Moment
-    ) -> Sequence[ReplicaNode]:
-        """The nodes that there is room for, parents before children."""
-        room = PICTURE_BYTES - n_requests * REQUEST_BYTES
-        room -= len(self._replica.adoptions) * ADOPTION_BYTES
-        shown, namespaces = list[ReplicaNode](), set[Namespace]()
-        rest = [
-            entry
-            for root in self._replica.roots.values()
-            for entry in _entries(root.children.values(), holders)
-        ]
-        heapq.heapify(rest)
-        while rest and len(shown) < MAX_NODES:
-            *_, node = heapq.heappop(rest)
+    def _shown(self, snapshot: Snapshot) -> Sequence[NodeView]:
+        """The first nodes of the snapshot, as many as fit into the picture's bytes."""
+        moment, namespaces = snapshot.moment, set[Namespace]()
+        room = PICTURE_BYTES - len(moment.live[:SHOWN_REQUESTS]) * REQUEST_BYTES
+        room -= len(snapshot.adoptions) * ADOPTION_BYTES
+        for n_shown, node in enumerate(snapshot.tree.nodes):
             room -= NODE_BYTES
             if node.namespace not in namespaces:
                 namespaces.add(node.namespace)
@@ -170,52 +146,15 @@ class Renderer:
             room -= STATE_BYTES * len(self._states(node, moment))
             room -= HOLE_BYTES * len(self._holes(node, moment))
             if room < 0:
-                break
-            shown.append(node)
-            for entry in _entries(node.children.values(), holders):
-                heapq.heappush(rest, entry)
-        return shown
+                return snapshot.tree.nodes[:n_shown]
+        return snapshot.tree.nodes
 
-    def _node(
-        self,
-        node: ReplicaNode,
-        snapshot: Snapshot,
-        holders: Counter[int],
-        hidden: Hidden,
-        place: int | None,
-    ) -> PictureNode:
-        parent = node.parent
-        return PictureNode(
-            id=node.serial,
-            parent=None if parent is None or parent.parent is None else parent.serial,
-            namespace=namespace_id(node.namespace),
-            start=node.start,
-            tokens=node.tokens,
-            disk_tokens=self._on_disk(node),
-            blocks=len(node.blocks),
-            tail=node.tokens % self._block_size,
-            holders=holders[node.serial],
-            idle_seconds=round(max(snapshot.seconds - node.last_used, 0.0), 1),
-            states=self._states(node, snapshot.moment),
-            holes=self._holes(node, snapshot.moment),
-            next_evicted=place,
-            hidden=hidden if hidden.nodes else None,
-        )
+    def _disk_tokens(self, node: NodeView) -> int:
+        if self._disk is None:
+            return 0
+        return min(self._disk.on_disk(node.hashes) * self._block_size, node.n_tokens)
 
-    def _adoptions(self, now_seconds: float, shown: Set[int]) -> Iterator[PictureAdoption]:
-        """Where a node is not shown, the nearest above it stands for it."""
-        for adoption in self._replica.adoptions:
-            node = self._replica.nodes.get(adoption.node)
-            while node is not None and node.serial not in shown:
-                node = node.parent
-            seconds = now_seconds - adoption.seconds
-            if node is not None and seconds <= ADOPTED_SECONDS:
-                yield PictureAdoption(node.serial, adoption.n_tokens, round(max(seconds, 0.0), 2))
-
-    def _on_disk(self, node: ReplicaNode) -> int:
-        return min(self._disk.on_disk(node.blocks) * self._block_size, node.tokens)
-
-    def _states(self, node: ReplicaNode, moment: Moment) -> tuple[int, ...]:
+    def _states(self, node: NodeView, moment: Moment) -> tuple[int, ...]:
         if not moment.states or moment.states.keys().isdisjoint(node.blocks):
             return ()
         found = [
@@ -225,15 +164,15 @@ class Renderer:
         ]
         return tuple(sorted(found)[-MAX_MARKS:])
 
-    def _namespace(self, root: ReplicaNode) -> PictureNamespace:
-        namespace = root.namespace
-        name = namespace_id(namespace)
+    def _namespace(
+        self, namespace: Namespace, name: str, nodes: int, tokens: int
+    ) -> PictureNamespace:
         adapter = self._adapters.get(namespace.adapter, "")
         title = _title(name, adapter, namespace.cache_salt)
-        return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
+        return PictureNamespace(name, title, nodes, tokens)
 
-    def _holes(self, node: ReplicaNode, moment: Moment) -> tuple[tuple[int, int], ...]:
-        """Tokens whose blocks at least one window has nothing of."""
+    def _holes(self, node: NodeView, moment: Moment) -> tuple[tuple[int, int], ...]:
+        """Runs of tokens whose blocks are missing from at least one window."""
         if not moment.windows or all(window.issuperset(node.blocks) for window in moment.windows):
             return ()
         runs = list[tuple[int, int]]()
@@ -241,61 +180,49 @@ class Renderer:
             if all(block in window for window in moment.windows):
                 continue
             first = index * self._block_size
-            end = min(first + self._block_size, node.tokens)
+            end = min(first + self._block_size, node.n_tokens)
             if runs and runs[-1][1] == first:
                 first = runs.pop()[0]
             runs.append((first, end))
         return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
 
 
+def _adoptions(snapshot: Snapshot, shown: Set[int]) -> Iterator[PictureAdoption]:
+    """The latest adoptions. A node that is not shown is replaced by its nearest shown ancestor."""
+    for adoption in snapshot.adoptions:
+        seconds = snapshot.seconds - adoption.seconds
+        node = next((serial for serial in adoption.path if serial in shown), None)
+        if node is not None and seconds <= ADOPTED_SECONDS:
+            yield PictureAdoption(node, adoption.n_tokens, round(max(seconds, 0.0), 2))
+
+
 def _title(name: str, adapter: str, cache_salt: str) -> str:
-    """Of a namespace of that id; the salt itself is not shown."""
+    """The name of the namespace with the id `name`. The salt itself is not shown."""
     parts = [f"adapter {adapter[:ADAPTER_CHARACTERS]}"] if adapter else []
     parts += [f"salted {name[:8]}"] if cache_salt else []
     return ", ".join(parts) or "default"
 
 
-def _entries(
-    nodes: Iterable[ReplicaNode], holders: Counter[int]
-) -> Iterator[tuple[bool, int, int, ReplicaNode]]:
-    for node in nodes:
-        yield not holders[node.serial], -node.weight.tokens, node.serial, node
-
-
-def _hidden(shown: Sequence[ReplicaNode]) -> dict[int, Hidden]:
-    """Of each node that is shown, what is left out below it."""
-    left = {
-        node.serial: [
-            node.weight.nodes - 1,
-            node.weight.tokens - node.tokens,
-            node.weight.blocks - len(node.blocks),
-        ]
-        for node in shown
+def _hidden(tree: TreeView, shown: Sequence[NodeView]) -> dict[int | None, Hidden]:
+    """For each shown node, and with None for the roots, what is left out below it."""
+    left: dict[int | None, tuple[int, int, int]] = {
+        None: (tree.n_nodes, tree.n_tokens, tree.n_blocks)
     }
     for node in shown:
-        parent = node.parent
-        if parent is not None and (counts := left.get(parent.serial)) is not None:
-            counts[0] -= node.weight.nodes
-            counts[1] -= node.weight.tokens
-            counts[2] -= node.weight.blocks
-    return {serial: Hidden(*counts) for serial, counts in left.items()}
+        subtree = node.subtree_nodes, node.subtree_tokens, node.subtree_blocks
+        left[node.parent] = _less(left[node.parent], subtree)
+        left[node.serial] = _less(subtree, (1, node.n_tokens, len(node.blocks)))
+    return {serial: Hidden(*weight) for serial, weight in left.items()}
 
 
-def _sum(roots: Iterable[ReplicaNode], shown: Sequence[ReplicaNode]) -> Hidden:
-    """What is left out below roots."""
-    all_of = [root.weight for root in roots]
-    tops = [node.weight for node in shown if node.parent is not None and node.parent.parent is None]
-    return Hidden(
-        sum(w.nodes for w in all_of) - sum(w.nodes for w in tops),
-        sum(w.tokens for w in all_of) - sum(w.tokens for w in tops),
-        sum(w.blocks for w in all_of) - sum(w.blocks for w in tops),
-    )
+def _less(weight: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+    return weight[0] - other[0], weight[1] - other[1], weight[2] - other[2]
 
 
-def _request(live: Live, replica: TreeReplica) -> PictureRequest:
+def _request(live: Live) -> PictureRequest:
     return PictureRequest(
         id=live.id,
-        node=live.node if live.node in replica.nodes else None,
+        node=live.node,
         namespace=namespace_id(live.namespace),
         state=live.state,
         prompt_tokens=live.prompt_tokens,
@@ -312,9 +239,10 @@ def _hidden_requests(moment: Moment) -> HiddenRequests:
     return HiddenRequests(running, moment.waiting - waiting)
 
 
-def _disk_use(stats: DiskCacheStats | None) -> DiskUse | None:
-    if stats is None:
+def _disk_use(disk: DiskCache | None) -> DiskUse | None:
+    if disk is None:
         return None
+    stats = disk.stats()
     return DiskUse(
         entries=stats.entries,
         used_bytes=stats.used_bytes,
@@ -341,7 +269,7 @@ def _counters(moment: Moment, requests: int) -> PictureCounters:
 
 
 Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Has a function called between two steps, and gives its result. Raises EngineStopped."""
+"""Calls a function on the engine thread between two steps. Raises EngineStopped."""
 
 
 class LiveWatch:
@@ -361,14 +289,13 @@ class LiveWatch:
         self._versions = versions
         self._requests = requests
         self._version = next(versions)
+        self._snapshot_seconds = 0.0
 
     async def look(self) -> int:
-        is_whole = False
-        while not is_whole:  # the first time, a large tree takes a few steps
-            snapshot = await self._ask(self._snapshots.take)
-            is_whole = snapshot.is_whole
-            if await asyncio.to_thread(self._renderer.apply, snapshot):
-                self._version = next(self._versions)
+        snapshot = await self._ask(self._snapshots.take)
+        self._snapshot_seconds = snapshot.cost_seconds
+        if await asyncio.to_thread(self._renderer.apply, snapshot):
+            self._version = next(self._versions)
         return self._version
 
     async def picture(self) -> CachePicture:
@@ -377,7 +304,8 @@ class LiveWatch:
     def _rendered(self) -> CachePicture:
         began_seconds = thread_time()
         picture = self._renderer.render(self._version, self._requests())
-        return replace(picture, cost_seconds=thread_time() - began_seconds)
+        cost_seconds = thread_time() - began_seconds + self._snapshot_seconds
+        return replace(picture, cost_seconds=cost_seconds)
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         await self.look()
@@ -387,15 +315,3 @@ class LiveWatch:
         n_tokens, block = found
         token_ids = await self._ask(partial(self._snapshots.token_ids, node_id, block, most_tokens))
         return None if token_ids is None else NodeTokens(node_id, n_tokens, token_ids)
-
-
-@asynccontextmanager
-async def watching(
-    ask: Ask, snapshots: SnapshotTaker, watch: LiveWatch
-) -> AsyncGenerator[LiveWatch]:
-    """Ends the watch with the block: no changes are noted any more."""
-    try:
-        yield watch
-    finally:
-        with suppress(EngineStopped):
-            await asyncio.shield(asyncio.ensure_future(ask(snapshots.close)))

@@ -1,24 +1,27 @@
-"""What the engine thread tells a watcher between two steps: the changes since the last snapshot.
+"""What the engine thread copies for a picture between two steps.
 
-Its cost grows with these, with the live sequences and, at the speed of a copy, with the slots of
-windows and states in use; not with the tree.
+The cost grows with the nodes that are shown, the live sequences and the slots of windows and states
+in use. It does not grow with the depth of the tree, and a tree that has not changed is not walked.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from time import thread_time
 
-from engine.core.metrics import LatencyTracker
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
+from engine.core.statistics import saved_bytes
 from engine.values.picture import GroupSlots, RequestState
 from engine.values.request import WaitReason
-from engine.values.stats import LoopStats, RecentHits
-from kvstore.lease import Lease
+from engine.values.stats import RecentHits
 from kvstore.recurrent import RecurrentGroup
-from kvstore.replica import Change, TreeJournal
+from kvstore.sizes import StorageBytes
 from kvstore.slots import Group
+from kvstore.snapshot import EMPTY, AdoptionView, TreeView, adoption_views, tree_view
 from kvstore.tokens import Digest, root_digest
+from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
 from kvstore.window import WindowGroup
 
@@ -26,7 +29,7 @@ UNSALTED_ID = "0"
 
 
 def namespace_id(namespace: Namespace) -> str:
-    """That of an adapter or a salt; UNSALTED_ID for the model's own."""
+    """The id of the namespace of an adapter or a salt; UNSALTED_ID for the model's own."""
     is_own = not (namespace.adapter or namespace.cache_salt)
     return UNSALTED_ID if is_own else _root_id(root_digest(namespace))
 
@@ -36,7 +39,7 @@ def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | No
 
 
 def find_root(name: str, roots: Iterable[Digest]) -> Digest | None:
-    """Of namespaces of which only the digest is known: salted ones, those of former adapters."""
+    """Finds a namespace of which only the digest is known, such as a salted one on disk."""
     return next((root for root in roots if _root_id(root) == name), None)
 
 
@@ -44,13 +47,16 @@ def _root_id(root: Digest) -> str:
     return root.hex()[:12]
 
 
+SHOWN_NODES = 580
+"""The most nodes in a picture: more would not fit into its bytes."""
+
 SHOWN_REQUESTS = 128
 NEXT_EVICTED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A live sequence. `node` is the tree's node with the last of its blocks that are there."""
+    """A live sequence. `node` is the serial of the node with the last of its indexed blocks."""
 
     id: str
     namespace: Namespace
@@ -60,82 +66,109 @@ class Live:
     computed_tokens: int
     output_tokens: int
     node: int | None
-    has_all: bool  # of the node, its last block included
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All but the tree, at one moment."""
+    """Everything but the tree at one moment."""
 
-    live: tuple[Live, ...]  # all that run, and the first of those that wait
+    live: tuple[Live, ...]  # all running sequences, and the first waiting ones
     waiting: int
     blocks: tuple[int, int, int, int]  # in all, free, cached, held
     saved_bytes: int
     groups: tuple[GroupSlots, ...]
-    windows: tuple[frozenset[BlockId], ...]  # of each, the blocks with a slot attached
-    states: Mapping[BlockId, tuple[int, ...]]  # of each block, the tokens at which it has one
+    windows: tuple[frozenset[BlockId], ...]  # for each window, the blocks with a slot attached
+    states: Mapping[BlockId, tuple[int, ...]]  # for each block, the tokens at which it has a state
     next_evicted: tuple[int, ...]
     recent_hits: tuple[RecentHits, ...]
-    counters: tuple[int, int, int, int, int, float]  # as PictureCounters has them, but `requests`
+    counters: tuple[int, int, int, int, int, float]  # as in PictureCounters, without `requests`
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The changes since the snapshot before. `is_whole`: they now add up to the whole tree."""
+    """`tree` is the same object as in the snapshot before if no node of the tree has changed."""
 
     seconds: float  # of the tree's clock
-    changes: Sequence[Change]
-    is_whole: bool
+    tree: TreeView
+    adoptions: tuple[AdoptionView, ...]
     moment: Moment
+    cost_seconds: float = 0.0  # of the engine thread
 
 
 class SnapshotTaker:
-    """Takes snapshots on the engine thread, from its making until `close`."""
+    """Takes snapshots on the engine thread."""
 
     def __init__(
-        self, scheduler: Scheduler, latency: LatencyTracker, published: Callable[[], LoopStats]
+        self, scheduler: Scheduler, sizes: StorageBytes, most_nodes: int = SHOWN_NODES
     ) -> None:
         self._scheduler = scheduler
-        self._latency = latency
-        self._published = published
-        self._index = scheduler.store.index
-        self._journal = TreeJournal(self._index)
+        self._metrics = scheduler.metrics
+        self._sizes = sizes
+        self._most_nodes = most_nodes
+        self._tree = scheduler.store.tree
+        self._n_changes = -1
+        self._holders = Counter[Node]()
+        self._view = EMPTY
 
     def take(self) -> Snapshot:
-        changes, is_whole = self._journal.take()
-        return Snapshot(self._latency.now(), changes, is_whole, self._moment())
-
-    def close(self) -> None:
-        self._journal.close()
+        began_seconds, tree = thread_time(), self._tree
+        holders = self._count_holders()
+        if tree is not None and (tree.n_changes != self._n_changes or holders != self._holders):
+            self._n_changes, self._holders = tree.n_changes, holders
+            self._view = tree_view(tree, holders, self._most_nodes)
+        adoptions = () if tree is None else adoption_views(tree)
+        moment, now = self._moment(), self._metrics.now()
+        return Snapshot(now, self._view, adoptions, moment, thread_time() - began_seconds)
 
     def token_ids(self, serial: int, block: BlockId, most_tokens: int) -> tuple[int, ...] | None:
-        """The node's first tokens, or None if the block is not in that node any more."""
-        node = self._index.node_of(block)
+        """The first tokens of a node, or None if the block is no longer in that node."""
+        node = None if self._tree is None else self._tree.node_of(block)
         if node is None or node.serial != serial:
             return None
         return node.token_ids(most_tokens)
 
+    def _count_holders(self) -> Counter[Node]:
+        """For each node in use, how many running sequences hold its last block; 0 if only blocks
+        before the last are held.
+        """
+        holders = Counter[Node]()
+        for sequence in self._scheduler.running:
+            if (last := self._last_indexed(sequence)) is None:
+                continue
+            block, node = last
+            holders.update(node.path())
+            if node.blocks[-1] != block:
+                holders[node] -= 1
+        return holders
+
+    def _last_indexed(self, sequence: LiveSequence) -> tuple[BlockId, Node] | None:
+        lease = sequence.lease
+        if lease is None or not lease.indexed_blocks or self._tree is None:
+            return None
+        block = lease.table[lease.indexed_blocks - 1]
+        node = self._tree.node_of(block)
+        return None if node is None else (block, node)
+
     def _moment(self) -> Moment:
         scheduler, store = self._scheduler, self._scheduler.store
         waiting = islice(scheduler.waiting, SHOWN_REQUESTS)
-        pool, groups, published = store.pool, store.groups, self._published()
+        pool, groups = store.pool, store.groups
+        evicted = () if self._tree is None else self._tree.next_evicted(NEXT_EVICTED)
         return Moment(
             live=tuple(map(self._live, (*scheduler.running, *waiting))),
             waiting=scheduler.n_waiting,
             blocks=(pool.n_blocks, pool.n_free, pool.n_evictable, pool.n_referenced),
-            saved_bytes=published.cache.saved_bytes,
+            saved_bytes=saved_bytes(store, self._sizes),
             groups=tuple(_slots(group) for group in groups),
             windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
             states=_states(groups),
-            next_evicted=tuple(node.serial for node in self._index.next_evicted(NEXT_EVICTED)),
-            recent_hits=tuple(published.hits.recent(self._latency.now())),
+            next_evicted=tuple(node.serial for node in evicted),
+            recent_hits=self._metrics.recent_hits(),
             counters=self._counters(),
         )
 
     def _live(self, sequence: LiveSequence) -> Live:
-        block = None if sequence.lease is None else _last_indexed(sequence.lease)
-        node = None if block is None else self._index.node_of(block)
-        request = sequence.request
+        request, last = sequence.request, self._last_indexed(sequence)
         return Live(
             id=request.id if sequence.index == 0 else f"{request.id}#{sequence.index}",
             namespace=sequence.namespace,
@@ -144,8 +177,7 @@ class SnapshotTaker:
             cached_tokens=sequence.cached_tokens,
             computed_tokens=sequence.computed_tokens,
             output_tokens=sequence.output_tokens,
-            node=None if node is None else node.serial,
-            has_all=node is not None and node.blocks[-1] == block,
+            node=None if last is None else last[1].serial,
         )
 
     def _state(self, sequence: LiveSequence) -> RequestState:
@@ -158,19 +190,15 @@ class SnapshotTaker:
                 return "waiting"
 
     def _counters(self) -> tuple[int, int, int, int, int, float]:
-        counters, cached = self._scheduler.counters, self._scheduler.admission_counters
+        metrics = self._metrics
         return (
-            counters.computed_prompt_tokens + cached.cached_prompt_tokens,
-            cached.cached_prompt_tokens,
-            counters.generated_tokens,
+            metrics.computed_prompt_tokens + metrics.cached_prompt_tokens,
+            metrics.cached_prompt_tokens,
+            metrics.generated_tokens,
             self._scheduler.store.counters.evictions,
-            self._latency.first_tokens,
-            self._latency.first_token_seconds,
+            metrics.first_token_seconds.count,
+            metrics.first_token_seconds.sum_seconds,
         )
-
-
-def _last_indexed(lease: Lease) -> BlockId | None:
-    return lease.table[lease.indexed_blocks - 1] if lease.indexed_blocks else None
 
 
 def _slots(group: Group) -> GroupSlots:
@@ -181,7 +209,7 @@ def _slots(group: Group) -> GroupSlots:
 
 
 def _states(groups: Sequence[Group]) -> Mapping[BlockId, tuple[int, ...]]:
-    """There is one kind of recurrent layers at most."""
+    """There is at most one group of recurrent layers."""
     for group in groups:
         if isinstance(group, RecurrentGroup):
             return {b: tuple(group.slots.attached_to(b)) for b in group.slots.blocks()}

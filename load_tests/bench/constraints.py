@@ -27,7 +27,6 @@ from engine.mlx_backend.measuring.random_checkpoint import SPECIAL_TOKENS, write
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.settings import EngineConfig
 from load_tests.shapes import CONFIGS
-from server.metrics.telemetry import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 
@@ -88,7 +87,7 @@ class Rows:
 
 async def measure(model: Path) -> str:
     config = EngineConfig(model=str(model), kv_cache_bytes=64 << 20, max_running=2 * ROWS)
-    engine = await launch(config, EngineTelemetry(), lambda line: None)
+    engine = await launch(config, lambda line: None)
     rows = Rows(engine)
     free: list[Constraint | None] = [None] * ROWS
     held: list[Constraint | None] = [HELD] * ROWS

@@ -1,11 +1,11 @@
 """What drafts add to the bookkeeping of a step: `python -m load_tests.bench.draft_steps`.
 
-No model, no tensors. Sequences generate tokens behind prompts of the given length, each with drafts
-and without: runs that come again, of which drafts have many right, or unrelated tokens, of which no
-source knows any. Plan is to decide whether to wait for drafts, to make them and to plan the step,
-in microseconds a row; commit is to learn what the step took and to take in its tokens, in
-microseconds a token. Results are made up, and so is what steps take. Times are the thread's own,
-medians over steps.
+No model, no tensors. Sequences generate tokens after prompts of the given length, with drafts and
+without: runs that repeat, for which many draft tokens are right, or unrelated tokens, which no
+source knows. Plan decides whether to wait for drafts, makes them and plans the step, in
+microseconds a row. Commit learns from the step's time and appends its tokens, in microseconds a
+token. Results and the seconds of steps are invented. Times are the thread's own, medians over
+steps.
 """
 
 import random
@@ -13,18 +13,29 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, prepare
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
-from engine.core.step import Chunk, SampledToken, SequenceId, StepPlan, StepResult
-from engine.drafts.proposer import NO_SPECULATOR, LiveSpeculator
-from engine.output.text import OutputFactory
+from engine.core.step import (
+    Prefill,
+    Prefilled,
+    Row,
+    RowResult,
+    Sampled,
+    SampledToken,
+    StepResult,
+    Verified,
+    Verify,
+)
+from engine.drafts.policy import DraftPolicy
+from engine.output.text import output_factory
 from engine.values.request import Request
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
@@ -41,7 +52,7 @@ CASES = ((1, 1_000), (1, 32_000), (8, 8_000), (32, 1_000), (32, 8_000))
 """Sequences, tokens of prompt."""
 
 _STEP_SECONDS, _ROW_SECONDS, _DRAFT_SECONDS = 20e-3, 1e-3, 0.5e-3
-"""What a step takes, and each of its rows and draft tokens, as the scheduler is told."""
+"""The invented seconds of a step, and of each of its rows and draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,79 +96,82 @@ class Workload:
         )
         self.scheduler = Scheduler(
             store,
-            OutputFactory(frozenset(), silent),
+            output_factory(frozenset(), silent),
             limits,
             lambda: 7,
-            speculator=LiveSpeculator(store) if drafts else NO_SPECULATOR,
+            Metrics(),
+            drafts=DraftPolicy(store) if drafts else None,
         )
         self._answers = dict[str, list[int]]()
-        self._in_flight = StepPlan()
+        self._in_flight: Step | None = None
         self._committing = 0.0  # seconds
         for index in range(sequences):
             prompt = [index, *text(source, prompt_tokens - 1)]
             request = Request(f"{index}", tuple(prompt), answer_tokens)
             self._answers[request.id] = text(source, answer_tokens)
             self.scheduler.add(prepare(request, limits))
-        while any(sequence.remaining_tokens > 1 for sequence in self._sequences()):
+        while self.scheduler.n_waiting or self.scheduler.sequences.prefilling:
             self.step()
 
     def steps(self) -> Iterator[Times]:
         """Each step in which all sequences decode: seconds a row, and seconds a token."""
         n_rows = self.scheduler.n_running
         while self.scheduler.n_running == n_rows:
-            self._committing, before = 0.0, self.scheduler.counters.generated_tokens
+            self._committing, before = 0.0, self.scheduler.metrics.generated_tokens
             planning = self.step()
-            if n_tokens := self.scheduler.counters.generated_tokens - before:
+            if n_tokens := self.scheduler.metrics.generated_tokens - before:
                 yield Times(planning / n_rows, self._committing / n_tokens)
 
     def step(self) -> float:
-        """Seconds that planning a step takes. It goes as the pipeline does."""
-        before, self._in_flight = self._in_flight, StepPlan()
+        """Seconds that planning a step takes, in the order of the engine's loop."""
+        before, self._in_flight = self._in_flight, None
         start = time.thread_time()
-        is_early = before.is_drafted or (before.is_due and self.scheduler.awaits_tokens)
+        is_early = before is not None and (before.n_drafts > 0 or self.scheduler.prefers_sync)
         planning = time.thread_time() - start
-        if is_early:
+        if is_early and before is not None:
             self._commit(before)
-            before = StepPlan()
+            before = None
         start = time.thread_time()
         self._in_flight = self.scheduler.plan()
         planning += time.thread_time() - start
         self.scheduler.take_admissions()
-        if before.is_due:
+        if before is not None:
             self._commit(before)
         return planning
 
-    def _commit(self, plan: StepPlan) -> None:
-        result = StepResult(dict(self._sampled(plan)), {})
-        work = plan.work
-        rows = work.decode_rows + len(plan.chunks)
-        seconds = _STEP_SECONDS + rows * _ROW_SECONDS + work.draft_tokens * _DRAFT_SECONDS
+    def _commit(self, step: Step) -> None:
+        pairs = zip(step.sequences, step.plan.rows, strict=True)
+        result = StepResult([self._result(sequence, row) for sequence, row in pairs])
+        shape = step.budget.shape
+        rows = shape.decode_rows + len(shape.chunks)
+        n_drafts = sum(n_tokens for _, n_tokens in shape.drafts)
+        seconds = _STEP_SECONDS + rows * _ROW_SECONDS + n_drafts * _DRAFT_SECONDS
         start = time.thread_time()
-        self.scheduler.took(plan, (), seconds)
-        self.scheduler.commit(plan, result)
+        self.scheduler.observe(step, (), seconds)
+        self.scheduler.commit(step, result)
         self._committing = time.thread_time() - start
 
     def _sequences(self) -> Iterator[LiveSequence]:
         yield from self.scheduler.waiting
         yield from self.scheduler.running
 
-    def _sampled(self, plan: StepPlan) -> Iterator[tuple[SequenceId, tuple[SampledToken, ...]]]:
-        """As much of each row's answer as the step has computed."""
-        chunks = {chunk.sequence_id: chunk for chunk in plan.chunks}
-        for key in plan.sampling():
-            sequence = self.scheduler.sequence(key)
-            if sequence is not None:
-                answer = self._answers[sequence.request.id][sequence.output_tokens :]
-                n_right = _n_right(chunks.get(key), answer)
-                yield key, tuple(SampledToken(token) for token in answer[: n_right + 1])
+    def _result(self, sequence: LiveSequence, row: Row) -> RowResult:
+        """As much of the sequence's answer as the step has computed."""
+        answer = self._answers[sequence.request.id][sequence.output_tokens :]
+        match row:
+            case Prefill(samples=False):
+                return Prefilled()
+            case Verify(draft=draft):
+                n_tokens = _n_right(draft, answer) + 1
+                return Verified(tuple(map(SampledToken, answer[:n_tokens])))
+            case _:  # a sequence that has ended meanwhile has no more of an answer
+                return Sampled(SampledToken(next(iter(answer), 0)))
 
 
-def _n_right(chunk: Chunk | None, answer: list[int]) -> int:
-    """How many of the chunk's draft tokens are the next of the answer."""
-    if chunk is None or not chunk.n_drafts:
-        return 0
-    drafted = chunk.tokens[-chunk.n_drafts :]
-    return next((at for at in count() if drafted[at : at + 1] != tuple(answer[at : at + 1])), 0)
+def _n_right(draft: tuple[int, ...], answer: list[int]) -> int:
+    """How many of the draft's tokens are the next of the answer."""
+    pairs = zip(draft, answer, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def measure(text: Text, sequences: int, prompt_tokens: int, answer_tokens: int) -> Figures:
@@ -165,8 +179,8 @@ def measure(text: Text, sequences: int, prompt_tokens: int, answer_tokens: int) 
         Workload(text, sequences, prompt_tokens, answer_tokens, drafts) for drafts in (True, False)
     )
     on_times, off_times = list(on.steps()), list(off.steps())
-    counters = on.scheduler.counters
-    accepted = sum(each.accepted_tokens for each in counters.drafts.values())
+    metrics = on.scheduler.metrics
+    accepted = sum(each.accepted_tokens for each in metrics.drafts.values())
     return Figures(
         text=text.__name__,
         sequences=sequences,
@@ -175,7 +189,7 @@ def measure(text: Text, sequences: int, prompt_tokens: int, answer_tokens: int) 
         plan_on=1e6 * statistics.median(each.plan for each in on_times),
         commit_off=1e6 * statistics.median(each.commit for each in off_times),
         commit_on=1e6 * statistics.median(each.commit for each in on_times),
-        accepted_percent=100 * accepted / counters.generated_tokens,
+        accepted_percent=100 * accepted / metrics.generated_tokens,
     )
 
 

@@ -1,11 +1,11 @@
 """What drafting costs: `python -m load_tests.bench.drafting [--json PATH]`. No model, no tensors.
 
-Behind prompts of several lengths a sequence generates tokens, and drafts in front of each. Texts
-are made of runs that come again, as they do in code and JSON, or of unrelated tokens, so that all
-sources are asked in vain. Others' answers are of the same kind, as many as are remembered. The tree
-has the prompt and an answer that the sequence leaves at once, so it is looked at again and again.
-Build is the first draft; lookup is what the tree says behind the prompt, 512 tokens. Medians of the
-sequences' own medians.
+A sequence generates tokens after prompts of several lengths, and makes a draft before each token.
+Texts are runs that repeat, as in code and JSON, or unrelated tokens, for which all sources are
+tried in vain. Remembered answers are of the same kind, as many as fit. The prefix cache has the
+prompt and another answer to it, so it is looked up again and again. Build is the first draft.
+Accept compares a token with the draft. Lookup is the prefix cache alone, for 512 tokens. Figures
+are medians of the sequences' own medians.
 """
 
 import random
@@ -19,7 +19,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from engine.drafts.sources import MOST_TOKENS, TREE_TOKENS, Answers, Drafter
+from engine.drafts.proposer import Proposer, first_rates
+from engine.drafts.sources import MAX_ANSWER_TOKENS, TREE_TOKENS, Answers, Drafter
 from engine.drafts.suffix_index import SortedText
 from kvstore.lease import Refusal
 from kvstore.pool import BlockPool, blocks_for
@@ -57,14 +58,14 @@ TEXTS: tuple[Text, ...] = (repeated, unrelated)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one sequence, in seconds."""
+    """Seconds of one sequence."""
 
     build: float
     accept: float
     drafts: tuple[float, ...]
     lookup: float
     found: float
-    """The share of tokens in front of which there was a draft."""
+    """The share of tokens for which there was a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Figures:
 
 
 class Workload:
-    """A tree and answers as a daemon has them, and sequences of one kind of text."""
+    """A prefix cache and answers as a daemon has them, and sequences of one kind of text."""
 
     def __init__(self, text: Text, prompt_tokens: int) -> None:
         self._random = random.Random(1)
@@ -90,26 +91,27 @@ class Workload:
         self._prompt = text(self._random, prompt_tokens)
         self._store = self._serving([*self._prompt, *text(self._random, ANSWER_TOKENS)])
         self._answers = Answers()
-        for _ in range(MOST_TOKENS // ANSWER_TOKENS):
+        for _ in range(MAX_ANSWER_TOKENS // ANSWER_TOKENS):
             self._answers.add(NAMESPACE, text(self._random, ANSWER_TOKENS))
         self._answers.propose(NAMESPACE, self._prompt, 1)  # what was added is indexed now
 
     def sequence(self) -> Times:
-        """Generate an answer behind the prompt."""
+        """Generate an answer after the prompt."""
         tokens = Tokens(self._prompt)
         continuation = partial(self._store.continuation, NAMESPACE, tokens)
         answers = partial(self._answers.propose, NAMESPACE)
-        drafter = Drafter(SortedText(self._prompt), (), continuation, answers, tuple)
+        drafter = Drafter(SortedText(self._prompt), (), continuation, answers)
+        proposer = Proposer(drafter.draft, first_rates())
         lookup = _seconds(partial(continuation, TREE_TOKENS))
         drafts, accepting, n_found = [], 0.0, 0
-        drafter.accept(0)  # the tree's answer goes on in another way, so that all else is asked
+        proposer.accept(0)  # the tree's answer is another, so all other sources are tried
         tokens.append(0)
-        build = _seconds(partial(drafter.draft, DRAFT_TOKENS))
+        build = _seconds(partial(proposer.draft, DRAFT_TOKENS))
         for token_id in self._text(self._random, ANSWER_TOKENS):
             tokens.append(token_id)
-            accepting += _seconds(partial(drafter.accept, token_id))
-            drafts.append(_seconds(partial(drafter.draft, DRAFT_TOKENS)))
-            n_found += drafter.draft(DRAFT_TOKENS) is not None
+            accepting += _seconds(partial(proposer.accept, token_id))
+            drafts.append(_seconds(partial(proposer.draft, DRAFT_TOKENS)))
+            n_found += proposer.draft(DRAFT_TOKENS) is not None
         n_drafts = len(drafts)
         return Times(build, accepting / n_drafts, tuple(drafts), lookup, n_found / n_drafts)
 
@@ -121,8 +123,8 @@ class Workload:
         lease = store.admit(NAMESPACE, tokens)
         if isinstance(lease, Refusal):
             raise RuntimeError(f"the pool is too small for the benchmark: {lease}")
-        store.extend(lease, len(tokens))
-        store.publish(lease, len(tokens))
+        store.plan(lease, len(tokens))
+        store.commit(lease, len(tokens))
         store.donate(lease)
         return store
 
@@ -134,7 +136,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def measure(text: Text, prompt_tokens: int, repeats: int) -> Figures:
-    """Generate so many sequences behind a prompt of that length."""
+    """Generate `repeats` sequences after a prompt of that length."""
     workload = Workload(text, prompt_tokens)
     taken = [workload.sequence() for _ in range(repeats)]
     return Figures(
@@ -179,7 +181,7 @@ def table(all_figures: list[Figures]) -> Table:
 def main(
     repeats: int = 9, json_path: Annotated[Path | None, typer.Option("--json")] = None
 ) -> None:
-    """Measure drafting behind prompts of several lengths."""
+    """Measure drafting after prompts of several lengths."""
     figures = [measure(text, n, repeats) for text in TEXTS for n in PROMPT_TOKENS]
     show_figures(table(figures), figures, json_path)
 

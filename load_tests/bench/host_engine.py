@@ -8,20 +8,28 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from engine.constraints.matcher import LookAhead, Matcher
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
-from engine.core.metrics import LatencyTracker
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, prepare
 from engine.core.scheduler import Scheduler
-from engine.core.step import SampledToken, SequenceId, StepMasks, StepPlan, StepResult
-from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache, TieredCache
+from engine.core.step import (
+    Prefill,
+    Prefilled,
+    Row,
+    RowResult,
+    Sampled,
+    SampledToken,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.drafts.proposer import LiveSpeculator
-from engine.measuring.telemetry import SilentTelemetry
+from engine.drafts.policy import DraftPolicy
 from engine.output.detokenizer import detokenizer_factory
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from kvstore.pool import BlockPool
@@ -48,7 +56,9 @@ class HostEngine:
         self._words = word_ids(build_tokenizer())
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer())
         pool = BlockPool((PROMPT_TOKENS + MOST_STEPS) // BLOCK_TOKENS * (rows + 4))
-        store = KVStore(pool, RadixTree(pool, BLOCK_TOKENS, time.monotonic), BLOCK_TOKENS)
+        has_disk = disk_directory is not None
+        tree = RadixTree(pool, BLOCK_TOKENS, time.monotonic, hashes_blocks=has_disk)
+        store = KVStore(pool, tree, BLOCK_TOKENS)
         limits = Limits(
             vocab_size=VOCABULARY,
             max_context_tokens=2 * MOST_STEPS,
@@ -59,30 +69,29 @@ class HostEngine:
             step_stretch=4.0,
         )
         inbox = Inbox()
-        disk: DiskCache = NO_DISK_CACHE
+        disk: DiskCache | None = None
         if disk_directory is not None:
             limits_of_tier = TierLimits(max_bytes=1 << 30, buffer_bytes=1 << 26)
             tier = DiskTier.open(disk_directory, "host", limits_of_tier)
             part_bytes = (BLOCK_BYTES, 0)
-            disk = TieredCache(
+            disk = DiskCache(
                 tier, store, part_bytes, 1 << 30, inbox.post, WriteRules(), LoadRules()
             )
         self._scheduler = Scheduler(
             store,
-            OutputFactory(frozenset(), detokenizer_factory(tokenizer)),
+            output_factory(frozenset(), detokenizer_factory(tokenizer)),
             limits,
             lambda: 7,
+            Metrics(),
             disk=disk,
-            speculator=LiveSpeculator(store),
+            drafts=DraftPolicy(store),
         )
         self._loop = EngineLoop(
             self._scheduler,
             self,
             inbox,
             _ignore,
-            LatencyTracker(time.monotonic, SilentTelemetry()),
             StorageBytes(block=BLOCK_BYTES, slots=(), arenas=0),
-            NoAnswers(),
         )
         self._plans = deque[StepPlan]()
         for index in range(rows):
@@ -108,38 +117,20 @@ class HostEngine:
     def submit(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
-        masks()
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None: ...
 
     def collect(self) -> StepResult:
         began = time.perf_counter()
         plan = self._plans.popleft()
-        choose, words = self._random.choice, self._words
-        tokens: dict[SequenceId, tuple[SampledToken, ...]] = {
-            sequence_id: (SampledToken(choose(words)),) for sequence_id in plan.sampling()
-        }
         read = tuple((bytes(BLOCK_BYTES), None) for _ in plan.reads)
-        result = StepResult(tokens, {}, read=read)
+        result = StepResult(tuple(map(self._result, plan.rows)), read)
         self.runner_seconds += time.perf_counter() - began
         return result
 
-
-class NoAnswers:
-    """No sequence has a grammar."""
-
-    n_words = 0
-
-    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        raise AssertionError("no sequence has a grammar")
-
-    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
-        raise AssertionError("no sequence has a grammar")
-
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
-
-    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None: ...
-
-    def close(self) -> None: ...
+    def _result(self, row: Row) -> RowResult:
+        if isinstance(row, Prefill) and not row.samples:
+            return Prefilled()
+        return Sampled(SampledToken(self._random.choice(self._words)))
 
 
 def _ignore(events: list[OutputEvent]) -> None:

@@ -63,7 +63,8 @@ class Workload:
         self.base = self.unrelated(prompt_tokens)
         room_blocks = 4 * blocks_for(prompt_tokens, BLOCK_SIZE_TOKENS)
         pool = BlockPool(indexed_blocks + room_blocks)
-        self.store = KVStore(pool, RadixTree(pool, BLOCK_SIZE_TOKENS), BLOCK_SIZE_TOKENS)
+        self.tree = RadixTree(pool, BLOCK_SIZE_TOKENS)
+        self.store = KVStore(pool, self.tree, BLOCK_SIZE_TOKENS)
         self._fill(indexed_blocks)
 
     def unrelated(self, n_tokens: int) -> list[int]:
@@ -79,9 +80,11 @@ class Workload:
         lease = self.store.admit(NAMESPACE, tokens)
         if isinstance(lease, Refusal):
             raise RuntimeError(f"the pool is too small for the benchmark: {lease}")
-        self.store.extend(lease, len(tokens) - lease.written_tokens)
-        self.store.publish(lease, len(tokens))
+        n_tokens = len(tokens) - lease.written_tokens
+        self.store.plan(lease, n_tokens)
+        self.store.commit(lease, n_tokens)
         self.store.donate(lease)
+        self.store.take_ops()
 
     def _fill(self, indexed_blocks: int) -> None:
         self.serve(Tokens(self.base))
@@ -105,12 +108,12 @@ def median_seconds(operation: Callable[[Tokens], object], prompts: list[Tokens])
     return statistics.median(times)
 
 
-def eviction_seconds(store: KVStore, evictions: int) -> list[float]:
+def eviction_seconds(tree: RadixTree, evictions: int) -> list[float]:
     """How long each of that many evictions takes, least first."""
     times = []
     for _ in range(evictions):
         start = time.perf_counter()
-        store.index.evict()
+        tree.evict()
         times.append(time.perf_counter() - start)
     return sorted(times)
 
@@ -119,7 +122,7 @@ def measure(indexed_blocks: int, prompt_tokens: int, repeats: int, evictions: in
     """Fill a store and measure it. Evictions come last, as they empty it."""
     workload = Workload(indexed_blocks, prompt_tokens, seed=1)
     store = workload.store
-    filled_nodes, filled_blocks = store.index.n_nodes, store.pool.n_evictable
+    filled_nodes, filled_blocks = workload.tree.n_nodes, store.pool.n_evictable
     prompts: dict[str, Callable[[], list[int]]] = {
         "resent": lambda: workload.base,
         "leaving half way": workload.leaving_half_way,
@@ -130,7 +133,7 @@ def measure(indexed_blocks: int, prompt_tokens: int, repeats: int, evictions: in
         drawn = [Tokens(draw()) for _ in range(repeats)]
         probes[name] = median_seconds(lambda tokens: store.probe(NAMESPACE, tokens), drawn)
         requests[name] = median_seconds(workload.serve, drawn)
-    times = eviction_seconds(store, min(evictions, store.pool.n_evictable))
+    times = eviction_seconds(workload.tree, min(evictions, store.pool.n_evictable))
     return Figures(
         indexed_blocks=filled_blocks,
         prompt_tokens=prompt_tokens,

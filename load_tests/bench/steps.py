@@ -19,11 +19,21 @@ from typing import Annotated
 
 import typer
 
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, prepare
 from engine.core.scheduler import Scheduler
-from engine.core.step import SampledToken, StepPlan, StepResult
+from engine.core.step import (
+    Prefill,
+    Prefilled,
+    Row,
+    RowResult,
+    Sampled,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 from engine.output.detokenizer import Detokenizer
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.request import Request, SamplingParams
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
@@ -93,9 +103,10 @@ class Workload:
         )
         self._scheduler = Scheduler(
             self.store,
-            OutputFactory(frozenset(), silent),
+            output_factory(frozenset(), silent),
             self._limits,
             lambda: 7,
+            Metrics(),
         )
         self._fill(context_tokens)
         for index in range(sequences):
@@ -108,12 +119,13 @@ class Workload:
     def step(self) -> float:
         """Seconds that planning and committing take."""
         start = time.thread_time()
-        plan = self._scheduler.plan()
+        step = self._scheduler.plan()
         planned = time.thread_time()
-        result = self._result(plan)
+        assert step is not None
+        result = self._result(step.plan)
         computed = time.thread_time()
         self._scheduler.take_admissions()
-        self._scheduler.commit(plan, result)
+        self._scheduler.commit(step, result)
         return planned - start + time.thread_time() - computed
 
     def _groups(self, sequences: int) -> Sequence[Group]:
@@ -135,16 +147,18 @@ class Workload:
         self._scheduler.add(prepare(request, self._limits))
 
     def _has_prompts(self) -> bool:
-        return any(sequence.remaining_tokens > 1 for sequence in self._scheduler.running)
+        return bool(self._scheduler.sequences.prefilling)
 
     def _tokens(self, n_tokens: int) -> list[int]:
         return self._random.choices(range(VOCABULARY), k=n_tokens)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        tokens = {
-            key: (SampledToken(self._random.randrange(VOCABULARY)),) for key in plan.sampling()
-        }
-        return StepResult(tokens, {})
+        return StepResult(tuple(map(self._row_result, plan.rows)))
+
+    def _row_result(self, row: Row) -> RowResult:
+        if isinstance(row, Prefill) and not row.samples:
+            return Prefilled()
+        return Sampled(SampledToken(self._random.randrange(VOCABULARY)))
 
 
 def measure(

@@ -1,11 +1,10 @@
-"""What a watcher takes of a daemon's throughput.
+"""How much throughput a daemon loses while somebody watches its cache.
 
     python -m load_tests.bench.watched --target http://127.0.0.1:8000 [--streams 8] [--rounds 10]
 
-Each round asks for as many answers at once with nobody watching and with one who reads
-`/admin/cache/tree/stream`, in turns who goes first. Prompts are unlike each other from their first
-token on, so that a round costs what every other costs. The ratio is of one round; the last row has
-their median.
+Each round requests `--streams` answers at once, with nobody watching and with one reader of
+`/admin/cache/tree/stream`; which comes first alternates. Prompts share no first token, so that
+all rounds cost the same. Each row has the ratio of its round, the last row their median.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ LIMIT_SECONDS = 900.0
 
 
 class Bursts:
-    """Answers of one daemon, so many at once."""
+    """Requests `streams` answers at once of one daemon."""
 
     def __init__(self, http: httpx.AsyncClient, streams: int, tokens: int) -> None:
         self._http = http
@@ -54,7 +53,7 @@ class Bursts:
 
 @asynccontextmanager
 async def watching(http: httpx.AsyncClient, pictures: list[int]) -> AsyncIterator[None]:
-    """Somebody reads the stream, and notes how many bytes each picture has."""
+    """Read the stream, and record the size in bytes of each picture."""
 
     async def read() -> None:
         async with http.stream("GET", "/admin/cache/tree/stream") as answer:
@@ -76,7 +75,7 @@ async def measure(target: str, streams: int, tokens: int, rounds: int) -> Table:
     rows, ratios = list[tuple[str, ...]](), list[float]()
     async with httpx.AsyncClient(base_url=target, timeout=LIMIT_SECONDS, trust_env=False) as http:
         bursts = Bursts(http, streams, tokens)
-        await bursts.tokens_per_second()  # whatever is done once
+        await bursts.tokens_per_second()  # warm up
         for number in range(rounds):
             pictures, rates = list[int](), dict[bool, float]()
             for is_watched in (False, True) if number % 2 else (True, False):
@@ -103,7 +102,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 200,
     rounds: Annotated[int, typer.Option(min=1)] = 10,
 ) -> None:
-    """Ask a daemon with nobody watching, and with one who does."""
+    """Compare the throughput of a daemon with and without a watcher."""
     Console(width=100).print(asyncio.run(measure(target, streams, tokens, rounds)).rich())
 
 

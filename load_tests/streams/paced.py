@@ -15,12 +15,23 @@ import typer
 from pydantic import ByteSize
 from uvicorn.loops.auto import auto_loop_factory
 
-from engine.api import Telemetry
 from engine.build import assemble
 from engine.child_process import start_child
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
-from engine.core.step import SampledToken, StepMasks, StepPlan, StepResult
+from engine.core.step import (
+    Prefill,
+    Prefilled,
+    Row,
+    RowResult,
+    Sampled,
+    SampledToken,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    Verified,
+    Verify,
+)
 from engine.core.thread import EngineParts
 from engine.mlx_backend.backend import load_backend
 from engine.remote.engine import RemoteEngine
@@ -37,7 +48,7 @@ class PacedRunner:
     """Implements `ModelRunner`: each step ends at the next beat, with the same token for all."""
 
     def __init__(self, token_id: int, tokens_per_second: float) -> None:
-        self._tokens = (SampledToken(token_id),)
+        self._token = SampledToken(token_id)
         self._period_seconds = 1 / tokens_per_second
         self._beat = time.monotonic()
         self._submitted: deque[StepPlan] = deque()
@@ -46,15 +57,24 @@ class PacedRunner:
         """See `ModelRunner.submit`."""
         self._submitted.append(plan)
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
         """See `ModelRunner.sample`."""
 
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""
-        sampled = dict.fromkeys(self._submitted.popleft().sampling(), self._tokens)
-        if sampled:
+        results = tuple(map(self._result, self._submitted.popleft().rows))
+        if any(isinstance(result, Sampled | Verified) for result in results):
             self._wait()
-        return StepResult(sampled, {})
+        return StepResult(results)
+
+    def _result(self, row: Row) -> RowResult:
+        match row:
+            case Prefill(samples=False):
+                return Prefilled()
+            case Verify():
+                return Verified((self._token,))
+            case _:
+                return Sampled(self._token)
 
     def _wait(self) -> None:
         """A beat that was missed is left out: nothing is caught up with."""
@@ -65,7 +85,6 @@ class PacedRunner:
 
 def build(
     config: EngineConfig,
-    telemetry: Telemetry,
     tokens_per_second: float,
     word: str,
     inbox: Inbox,
@@ -75,7 +94,7 @@ def build(
     backend = load_backend(config, _silent)
     (token_id,) = backend.tokenizer.encode(word, add_special_tokens=False)
     paced = replace(backend, runner=PacedRunner(token_id, tokens_per_second))
-    return assemble(paced, config, telemetry, _silent, inbox, deliver)
+    return assemble(paced, config, _silent, inbox, deliver)
 
 
 def _silent(line: str) -> None:

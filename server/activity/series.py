@@ -3,13 +3,13 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from anyio import current_time, sleep
 
-from engine.values.stats import EngineStats, LoopStats
+from engine.values.stats import EngineStats, Latency
 from server.schemas.admin import SeriesPoint
 
 KEPT_SECONDS = 900.0
@@ -73,17 +73,18 @@ class SeriesRecord:
     def add(self, stats: Mapping[str, EngineStats]) -> None:
         """Of now, by model; the first time there is nothing yet to compare with."""
         now = self._clock()
-        counted = {name: _counted(each.loop) for name, each in stats.items()}
+        counted = {name: _counted(each) for name, each in stats.items()}
         if self._last is not None and now > self._last_seconds:
             counts = _sum(
                 _since(self._last.get(name, _NOTHING), each) for name, each in counted.items()
             )
-            loops = [each.loop for each in stats.values()]
-            self._points.append(self._point(counts, now - self._last_seconds, loops))
+            self._points.append(self._point(counts, now - self._last_seconds, stats.values()))
             self._n_points += 1
         self._last, self._last_seconds = counted, now
 
-    def _point(self, counts: _Counted, seconds: float, loops: Sequence[LoopStats]) -> SeriesPoint:
+    def _point(
+        self, counts: _Counted, seconds: float, stats: Collection[EngineStats]
+    ) -> SeriesPoint:
         prompt = counts.computed_tokens + counts.cached_tokens
         first_tokens = counts.first_tokens
         return SeriesPoint(
@@ -94,8 +95,8 @@ class SeriesRecord:
             hit_share=counts.cached_tokens / prompt if prompt else None,
             first_token_seconds=counts.first_token_seconds / first_tokens if first_tokens else None,
             evicted_blocks_per_second=counts.evictions / seconds,
-            running=sum(loop.running for loop in loops),
-            waiting=sum(loop.waiting for loop in loops),
+            running=sum(each.running for each in stats),
+            waiting=sum(each.waiting for each in stats),
         )
 
 
@@ -110,12 +111,13 @@ def _sum(counts: Iterable[_Counted]) -> _Counted:
     return _Counted(*map(sum, zip(_NOTHING, *counts, strict=True)))
 
 
-def _counted(loop: LoopStats) -> _Counted:
+def _counted(stats: EngineStats) -> _Counted:
+    first_tokens = stats.latencies[Latency.FIRST_TOKEN]
     return _Counted(
-        generated_tokens=loop.generated_tokens,
-        computed_tokens=loop.computed_prompt_tokens,
-        cached_tokens=loop.cached_prompt_tokens,
-        first_tokens=loop.first_tokens,
-        first_token_seconds=loop.first_token_seconds,
-        evictions=loop.cache.evictions,
+        generated_tokens=stats.generated_tokens,
+        computed_tokens=stats.computed_prompt_tokens,
+        cached_tokens=stats.cache.hit_tokens,
+        first_tokens=first_tokens.count,
+        first_token_seconds=first_tokens.sum_seconds,
+        evictions=stats.cache.evictions,
     )

@@ -1,4 +1,4 @@
-"""Metrics of the disk cache, where there is one."""
+"""Metrics of the disk cache, for models that have one."""
 
 from collections.abc import Iterator
 
@@ -44,6 +44,6 @@ def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
         "What could not be read or written, by fault; it is computed instead.",
         labels=["fault"],
     )
-    for fault in DISK_FAULTS:  # from 0 on, or Prometheus had no rate of the first
+    for fault in DISK_FAULTS:  # all from the start, or Prometheus has no rate of the first one
         failures.add_metric([fault], disk.failures.get(fault, 0))
     yield failures

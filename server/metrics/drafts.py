@@ -1,4 +1,4 @@
-"""What was drafted, as metrics."""
+"""Metrics of speculative decoding."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,5 +1,6 @@
-"""Prometheus metrics: histograms that the engine's thread fills, counts of HTTP responses, and the
-engine's published statistics. A scrape never waits for the engine.
+"""Prometheus metrics: the statistics of the engines, and counts of HTTP responses.
+
+A scrape never waits for the end of a step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,19 +15,19 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from engine.values.model import ModelCard
-from engine.values.stats import CacheStats, EngineStats, LoopStats, SequenceCounts
+from engine.values.stats import CacheStats, EngineStats, Latencies, SequenceCounts
 from server.access.refusals import Refusals
 from server.metrics.disk import disk_families
 from server.metrics.drafts import draft_families
+from server.metrics.histograms import histogram_families
 from server.metrics.models import ModelFigures, joined, labelled, state_families
-from server.metrics.telemetry import without_created
 from server.transport.unsent import UnsentBudget
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OTHER = "other"  # a label's value for whatever a client makes up
+OTHER = "other"  # the label's value for routes and methods that do not exist
 
-Alias = Callable[[Iterable[Metric], EngineStats, str], Iterable[Metric]]
-"""Other names for the same figures: from histograms, the engine's stats and the model's name."""
+Alias = Callable[[Latencies, EngineStats, str], Iterable[Metric]]
+"""Other names for the same figures, from the model's latencies, its stats and its name."""
 
 
 class HttpAnswers:
@@ -45,8 +46,11 @@ class HttpAnswers:
         known_method = method if method in HTTP_METHODS else OTHER
         self._answers.labels(route or OTHER, known_method, status).inc()
 
-    def collect(self) -> Iterable[Metric]:
-        return without_created(self._answers.collect())
+    def collect(self) -> Iterator[Metric]:
+        """Without the `_created` samples, which few scrapers understand."""
+        for metric in self._answers.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
 
 
 class Metrics:
@@ -65,7 +69,7 @@ class Metrics:
         self._aliases = aliases
 
     def render(self, models: Sequence[ModelFigures]) -> bytes:
-        """The text format. Of a dead engine the last counters stand."""
+        """Everything in the text format. Counters of a dead engine stand as last read."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Fixed(self._families(models)))
         return generate_latest(registry)
@@ -88,29 +92,29 @@ class Metrics:
 
 def _model_families(model: ModelFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(model.is_up))
-    yield from model.telemetry.collect()
+    yield from histogram_families(model.latencies)
     card, stats = model.card, model.stats
     if card is None or stats is None:
         return
     yield _model_info(card, model.name)
     yield from sequence_families(stats.sequences)
-    yield from loop_families(stats.loop)
-    yield from draft_families(stats.loop.drafts)
-    yield from cache_families(stats.loop.cache)
-    yield from group_families(stats.loop.cache)
+    yield from loop_families(stats)
+    yield from draft_families(stats.drafts)
+    yield from cache_families(stats.cache)
+    yield from group_families(stats.cache)
     yield from memory_families(stats)
-    if stats.loop.cache.disk is not None:
-        yield from disk_families(stats.loop.cache.disk)
+    if stats.cache.disk is not None:
+        yield from disk_families(stats.cache.disk)
 
 
 def _aliased(alias: Alias, model: ModelFigures) -> Iterable[Metric]:
     if model.stats is None:
         return ()
-    return alias(model.telemetry.collect(), model.stats, model.name)
+    return alias(model.latencies, model.stats, model.name)
 
 
 class _Fixed(Collector):
-    """Hands a registry what has been collected already."""
+    """Gives a registry metrics that have been collected already."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)
@@ -139,7 +143,7 @@ def sequence_families(counts: SequenceCounts) -> Iterator[Metric]:
     yield finished
 
 
-def loop_families(stats: LoopStats) -> Iterator[Metric]:
+def loop_families(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rootstock_requests_running", "Sequences that are computed.", stats.running
     )
@@ -152,7 +156,7 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         labels=["source"],
     )
     prompt.add_metric(["computed"], stats.computed_prompt_tokens)
-    prompt.add_metric(["cached"], stats.cached_prompt_tokens)
+    prompt.add_metric(["cached"], stats.cache.hit_tokens)
     yield prompt
     yield CounterMetricFamily(
         "rootstock_generated_tokens", "Tokens sampled.", stats.generated_tokens
@@ -170,13 +174,13 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "rootstock_rows_sat_out",
         "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
-        stats.rows_sat_out,
+        stats.late_rows,
     )
     yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
     yield CounterMetricFamily(
         "rootstock_kv_contradictions",
         "Counts of the KV store that a recount, while the engine was idle, found to be wrong.",
-        stats.n_contradictions,
+        stats.contradictions,
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of each model, under its name."""
+"""Metrics of several models, each labelled with its model's name."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,32 +6,31 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.values.model import ModelCard
-from engine.values.stats import EngineStats
-from server.metrics.telemetry import EngineTelemetry
+from engine.values.stats import EngineStats, Latencies
 from server.pool.states import ModelState, State
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """Of one model, loaded or not."""
+    """What `/metrics` shows of one model, which may or may not be loaded."""
 
     name: str
     state: ModelState
-    telemetry: EngineTelemetry
+    latencies: Latencies  # of all its engines together
     is_up: bool
-    card: ModelCard | None  # None before it was loaded for the first time
-    stats: EngineStats | None  # its last ones, where it is not loaded any more
+    card: ModelCard | None  # None before the model is first loaded
+    stats: EngineStats | None  # the last ones if it is not loaded any more
 
 
 def labelled(families: Iterable[tuple[str, Metric]]) -> Iterator[Metric]:
-    """The families of several models, each with its name, joined where they are the same: a label
-    `model` tells whose a sample is.
+    """Families of several models, given with the model's name. Families with the same name are
+    joined, and the label `model` says to which model a sample belongs.
     """
     return joined(_labelled(family, model) for model, family in families)
 
 
 def joined(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Families of one name as one family."""
+    """Join families with the same name into one family."""
     by_name: dict[str, Metric] = {}
     for family in families:
         whole = by_name.setdefault(

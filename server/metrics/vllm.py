@@ -1,50 +1,36 @@
 """vLLM's metric names over Rootstock's figures, so that dashboards made for vLLM work.
 
-Names and types: https://docs.vllm.ai/en/latest/usage/metrics.html. A colon in a name is against
-Prometheus' advice (`promtool check metrics` says so), but these names are theirs.
+Names and types: https://docs.vllm.ai/en/latest/usage/metrics.html. Prometheus advises against
+colons in names (`promtool check metrics` warns), but vLLM's names have them.
 """
 
-from collections.abc import Iterable, Iterator
-from types import MappingProxyType
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.values.output import FinishReason
-from engine.values.stats import EngineStats, LoopStats, SequenceCounts
+from engine.values.stats import EngineStats, Latencies, Latency, SequenceCounts
+from server.metrics.histograms import ABOUT_LATENCIES, histogram
 
-HISTOGRAMS = MappingProxyType(
-    {
-        "rootstock_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-        "rootstock_time_between_tokens_seconds": "vllm:inter_token_latency_seconds",
-        "rootstock_request_seconds": "vllm:e2e_request_latency_seconds",
-        "rootstock_queue_wait_seconds": "vllm:request_queue_time_seconds",
-    }
+HISTOGRAMS = (
+    (Latency.FIRST_TOKEN, "vllm:time_to_first_token_seconds"),
+    (Latency.TOKEN_GAP, "vllm:inter_token_latency_seconds"),
+    (Latency.REQUEST, "vllm:e2e_request_latency_seconds"),
+    (Latency.QUEUE_WAIT, "vllm:request_queue_time_seconds"),
 )
 SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 
 
-def vllm_families(histograms: Iterable[Metric], stats: EngineStats, model: str) -> Iterator[Metric]:
-    """An Alias, as server.metrics.metrics knows it."""
-    yield from vllm_histograms(histograms, model)
-    yield from vllm_stats(stats.loop, model)
+def vllm_families(latencies: Latencies, stats: EngineStats, model: str) -> Iterator[Metric]:
+    """The model's figures under vLLM's names and with its label. Implements `metrics.Alias`."""
+    labels = {"model_name": model}
+    for latency, name in HISTOGRAMS:
+        yield histogram(name, ABOUT_LATENCIES[latency], latencies[latency], labels)
+    yield from vllm_stats(stats, model)
     yield _successes(stats.sequences, model)
 
 
-def vllm_histograms(metrics: Iterable[Metric], model: str) -> Iterator[Metric]:
-    """The histograms that vLLM has too, under its names and with its label."""
-    for metric in metrics:
-        name = HISTOGRAMS.get(metric.name)
-        if name is None:
-            continue
-        renamed = Metric(name, metric.documentation, metric.type)
-        for sample in metric.samples:
-            suffix = sample.name.removeprefix(metric.name)
-            labels = {"model_name": model, **sample.labels}
-            renamed.add_sample(name + suffix, labels, sample.value)
-        yield renamed
-
-
-def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
+def vllm_stats(stats: EngineStats, model: str) -> Iterator[Metric]:
     cache = stats.cache
     held_share = cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
     gauges = (
@@ -56,7 +42,7 @@ def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
         gauge.add_metric([model], value)
         yield gauge
-    prompt_tokens = stats.computed_prompt_tokens + stats.cached_prompt_tokens
+    prompt_tokens = stats.computed_prompt_tokens + cache.hit_tokens
     preemptions = stats.preemptions + stats.client_preemptions
     drafts = stats.drafts.values()
     counters = (

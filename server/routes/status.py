@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter
 
 from engine.api import EngineStopped
-from engine.values.stats import LoopStats
+from engine.values.stats import EngineStats
 from server import __version__
 from server.openapi import errors
 from server.schemas.status import Health, Load, Version
@@ -31,16 +31,16 @@ async def health(service: ServiceDependency) -> Health:
         if service.models.is_returning(name)
     ]
     for stats in (await service.stats()).values():
-        reasons += _losses(stats.loop)
+        reasons += _losses(stats)
     if reasons:
         return Health(status="degraded", reason="; ".join(reasons))
     return Health(status="ok")
 
 
-def _losses(loop: LoopStats) -> Iterator[str]:
-    if loop.n_contradictions:
+def _losses(stats: EngineStats) -> Iterator[str]:
+    if stats.contradictions:
         yield "the KV store contradicts itself: the log says how; another start empties it"
-    disk = loop.cache.disk
+    disk = stats.cache.disk
     if disk is not None and disk.ended_threads:
         yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
 
@@ -52,8 +52,8 @@ async def load(service: ServiceDependency) -> Load:
     stats = (await service.stats()).values()
     return Load(
         server_load=sum(each.sequences.live for each in stats),
-        running=sum(each.loop.running for each in stats),
-        waiting=sum(each.loop.waiting for each in stats),
+        running=sum(each.running for each in stats),
+        waiting=sum(each.waiting for each in stats),
     )
 
 

@@ -122,6 +122,6 @@ class CacheStatsResponse(BaseModel):
 
     @classmethod
     def of(cls, stats: EngineStats) -> Self:
-        cache = stats.loop.cache
+        cache = stats.cache
         counts = {name: getattr(cache, name) for name in cache.__slots__}
         return cls.model_validate({**counts, "memory": stats.memory})

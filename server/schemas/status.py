@@ -18,5 +18,5 @@ class Load(BaseModel):
     """In sequences: a request with `n: 4` is four."""
 
     server_load: int  # asked for and not over yet; vLLM's name
-    running: int  # computed in the step that the engine published last
-    waiting: int  # queued then
+    running: int  # computed in the present step
+    waiting: int  # queued now

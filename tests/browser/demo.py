@@ -8,7 +8,6 @@ import httpx
 from playwright.sync_api import ViewportSize
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.hosting import launched
@@ -24,11 +23,10 @@ CLIENT_SECONDS = 60
 @contextmanager
 def demo_daemon(kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[httpx.Client]:
     """A client of a daemon of its own."""
-    telemetry = EngineTelemetry()
     config = EngineConfig(model="", kv_cache_bytes=kv_cache_bytes)
-    engine = launched(config, telemetry)
+    engine = launched(config)
     with (
-        running(engine, Settings(port=0), telemetry) as url,
+        running(engine, Settings(port=0)) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
         yield client

@@ -13,7 +13,6 @@ from playwright.sync_api import Page, expect
 
 from engine.values.picture import HiddenRequests, PictureRequest
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
@@ -40,10 +39,9 @@ def tiered_daemon(family: str, directory: Path) -> Iterator[httpx.Client]:
         block_size=8,
         disk=DiskCacheConfig(directory / "disk", DISK_BYTES, DiskWrites.ALL),
     )
-    telemetry = EngineTelemetry()
-    engine = launched(config, telemetry)
+    engine = launched(config)
     with (
-        running(engine, Settings(port=0, model=model), telemetry) as url,
+        running(engine, Settings(port=0, model=model)) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
         yield client

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from engine.api import Engine, ModelError, Telemetry
+from engine.api import Engine, ModelError
 from engine.launch import Progress, fetch_repository
 from engine.values.settings import EngineConfig
 from server.registry import ModelRegistry
@@ -38,9 +38,7 @@ class Engines:
         self.failure = ""
         self.started: list[FakeEngine] = []
 
-    async def __call__(
-        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
-    ) -> Engine:
+    async def __call__(self, config: EngineConfig, report: Callable[[str], None]) -> Engine:
         report(LINE)
         if self.gate is not None:
             await self.gate.passed()

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, ROOT, Client
 from tests.clients.checks import REPORT
@@ -70,14 +69,13 @@ def _rows(model: str, clients: Sequence[Client]) -> Iterator[Row]:
 @contextmanager
 def _daemon(model: str) -> Iterator[str]:
     """Its base URL, without /v1."""
-    telemetry = EngineTelemetry()
     if model == SCRIPTED:
         with running(AgentEngine(), Settings(port=0, served_model_name=(model,))) as url:
             yield url
     else:
         config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES, pooling="last")
-        engine = launched(config, telemetry)
-        with running(engine, Settings(port=0), telemetry) as url:
+        engine = launched(config)
+        with running(engine, Settings(port=0)) as url:
             yield url
 
 

@@ -30,9 +30,8 @@ from engine.api import Engine
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
-from engine.values.stats import LoopStats
+from engine.values.stats import EngineStats
 from load_tests.report import Table
-from server.metrics.telemetry import EngineTelemetry
 from tests.golden.driving import NEAR_TIE, shortfall
 from tests.hosting import launched
 from tools.demo_model.score import Question, held_out, is_right
@@ -107,10 +106,10 @@ def questions(per_task: int) -> list[Question]:
     return [question for of_task in found.values() for question in of_task[:per_task]]
 
 
-def hardships(stats: LoopStats) -> list[str]:
+def hardships(stats: EngineStats) -> list[str]:
     """What the daemon's run was to meet and did not."""
     met = {
-        "nothing was cached": stats.cached_prompt_tokens,
+        "nothing was cached": stats.cache.hit_tokens,
         "nothing was evicted": stats.cache.evictions,
         "nothing was preempted": stats.preemptions,
     }
@@ -130,7 +129,7 @@ class Compared:
 
 
 def demo_engine() -> tuple[Engine, Scorer]:
-    engine = launched(CONFIG, EngineTelemetry())
+    engine = launched(CONFIG)
     peer: Module = load_model(DEFAULT_CHECKPOINT)[0]
     peer.set_dtype(mx.float32)  # in which the daemon computes on a CPU
     (eos_token_id,) = engine.card.eos_token_ids
@@ -147,7 +146,7 @@ async def asked_daemon(
 ) -> tuple[list[list[Answer]], list[str]]:
     """The answers of each round, and what the rounds have not met."""
     found = [await scorer.of_daemon(asked, seed) for seed in range(rounds)]
-    missing = hardships((await engine.stats()).loop)
+    missing = hardships(await engine.stats())
     await engine.drain(timeout_seconds=10)
     return found, missing
 

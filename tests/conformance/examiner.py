@@ -91,7 +91,7 @@ class Examiner:
     def _preemption(self) -> None:
         daemon = self._daemon(n_blocks=16)
         self._ask(daemon, {f"tight{i}": random_tokens(17 + 3 * i, seed=10 + i) for i in range(4)})
-        if daemon.scheduler.counters.preemptions == 0:
+        if daemon.scheduler.metrics.preemptions == 0:
             self.problems.append("nothing was preempted")
 
     def _ask(self, daemon: OfflineDaemon, prompts: Prompts) -> Answers:

@@ -13,7 +13,6 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import CLIENT_KEY_VARIABLE, Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Script
@@ -53,9 +52,8 @@ def base_url(shared_engine: FakeEngine, no_settings_from_outside: None) -> Itera
 @pytest.fixture(scope="session")
 def demo_url(no_settings_from_outside: None) -> Iterator[str]:
     """A daemon with the embedded model and default settings, one for all modules of a worker."""
-    telemetry = EngineTelemetry()
-    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
-    with running(engine, Settings(port=0), telemetry) as url:
+    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
+    with running(engine, Settings(port=0)) as url:
         yield url
 
 
@@ -66,6 +64,7 @@ def engine(shared_engine: FakeEngine) -> FakeEngine:
     for name in ("submitted", "at_gate", "aborted", "cleared"):
         setattr(shared_engine, name, getattr(blank, name))
     shared_engine.script = Script()
+    shared_engine.latencies = blank.latencies
     return shared_engine
 
 

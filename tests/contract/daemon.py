@@ -10,11 +10,10 @@ from types import MappingProxyType
 from anyio import create_task_group
 from fastapi import FastAPI
 
-from engine.api import Engine, ModelError, Telemetry
+from engine.api import Engine, ModelError
 from engine.values.settings import EngineConfig
 from server.app import create_app
 from server.lifecycle import DrainingServer
-from server.metrics.telemetry import EngineTelemetry
 from server.registry import ModelRegistry, public_name
 from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
@@ -40,26 +39,19 @@ class Starts:
     def __init__(self, engine: Engine) -> None:
         self._engines = [engine]
 
-    async def __call__(
-        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
-    ) -> Engine:
+    async def __call__(self, config: EngineConfig, report: Callable[[str], None]) -> Engine:
         if not self._engines:
             raise ModelError("it was loaded once")
         return self._engines.pop()
 
 
-def registry_of(
-    engine: Engine, settings: Settings, telemetry: EngineTelemetry | None = None
-) -> ModelRegistry:
+def registry_of(engine: Engine, settings: Settings) -> ModelRegistry:
     """One model, called as its card says where the settings do not name it."""
     if not settings.served_model_name and not settings.model:
         settings = settings.model_copy(
             update={"served_model_name": (public_name(engine.card.name),)}
         )
-    models = ModelRegistry(settings, Starts(engine))
-    for known in models.known.values():
-        known.telemetry = telemetry or known.telemetry
-    return models
+    return ModelRegistry(settings, Starts(engine))
 
 
 async def serve(
@@ -77,14 +69,13 @@ async def serve(
 def running(
     engine: Engine,
     settings: Settings,
-    telemetry: EngineTelemetry | None = None,
     socket_options: Mapping[int, int] = MappingProxyType({}),
 ) -> Iterator[str]:
     """The base URL, without `/v1`, of a daemon that stops (and drains the engine) at the end.
 
     Connections inherit the options of the listening socket.
     """
-    with serving(registry_of(engine, settings, telemetry), settings, socket_options) as base_url:
+    with serving(registry_of(engine, settings), settings, socket_options) as base_url:
         yield base_url
 
 

@@ -12,6 +12,7 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
+from engine.core.metrics import Histogram
 from engine.remote.request_counters import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
@@ -32,6 +33,8 @@ from engine.values.picture import (
 from engine.values.request import Pooling, Request, WaitReason
 from engine.values.stats import (
     ALL_TIERS,
+    LATENCY_BOUNDS_SECONDS,
+    NO_LATENCIES,
     CacheStats,
     CacheTier,
     Cleared,
@@ -39,8 +42,8 @@ from engine.values.stats import (
     DraftCounts,
     DraftSource,
     EngineStats,
-    HitRecord,
-    LoopStats,
+    Latencies,
+    Latency,
     MemoryPromise,
     MemoryStats,
     Probed,
@@ -92,6 +95,14 @@ DISK = DiskCacheStats(
     load_seconds=0.25,
     failures={"checksum": 1, "io": 0},
 )
+
+
+def observed(latency: Latency, *durations_seconds: float) -> Latencies:
+    """The latencies of an engine that has measured these durations alone."""
+    histogram = Histogram(LATENCY_BOUNDS_SECONDS[latency])
+    for seconds in durations_seconds:
+        histogram.observe(seconds)
+    return {**NO_LATENCIES, latency: histogram.stats()}
 
 
 @dataclass(frozen=True)
@@ -228,6 +239,7 @@ class FakeEngine:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
     n_contradictions: int = 0
+    latencies: Latencies = field(default_factory=lambda: NO_LATENCIES)
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     waits_for: WaitReason | None = None  # what is asked of it
@@ -279,21 +291,18 @@ class FakeEngine:
         self._seen.append((request.cache_salt, request.prompt))
 
     async def stats(self) -> EngineStats:
-        loop = LoopStats(
+        return EngineStats(
             running=len(self._live),
             waiting=0,
             computed_prompt_tokens=100,
-            cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
             client_preemptions=2,
-            rows_sat_out=3,
-            n_contradictions=self.n_contradictions,
-            first_tokens=8,
-            first_token_seconds=1.5,
+            late_rows=3,
+            contradictions=self.n_contradictions,
             steps=40,
             drafts=DRAFTS,
-            hits=HitRecord(),
+            latencies=self.latencies,
             cache=CacheStats(
                 block_size=32,
                 blocks_total=128,
@@ -315,8 +324,9 @@ class FakeEngine:
                 recent_hits=RECENT_HITS,
                 disk=self.disk,
             ),
+            memory=MEMORY,
+            sequences=self._counters.counts(),
         )
-        return EngineStats(self._counters.counts(), loop, MEMORY)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

@@ -12,7 +12,6 @@ import pytest
 from engine.values.settings import AdapterConfig, EngineConfig
 from server.generation.models import namings, served_models
 from server.generation.replays import Replays
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from server.settings.conversation import ConversationSettings
 from server.workers import Workers
@@ -37,10 +36,9 @@ def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     adapters = tuple(starmap(AdapterConfig, folders.items()))
     config = EngineConfig(model=str(model), kv_cache_bytes=8 << 20, block_size=8, adapters=adapters)
-    telemetry = EngineTelemetry()
-    engine = loaded(config, telemetry)
+    engine = loaded(config)
     settings = Settings(port=0, served_model_name=("tiny", "alias"), adapters=folders)
-    with running(engine, settings, telemetry) as url:
+    with running(engine, settings) as url:
         yield url
 
 

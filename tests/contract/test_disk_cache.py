@@ -12,13 +12,11 @@ import pytest
 from engine.api import Engine
 from engine.build import builder
 from engine.launch import launch
-from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from kvstore.tier.types import MIB, TierError
-from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
@@ -57,11 +55,11 @@ class Lives:
 
     def serve_here(self, *prompts: Sequence[int]) -> list[int]:
         """The same without a process of its own: what is patched here is patched there."""
-        build = builder(self.config, SilentTelemetry(), self.said.append)
+        build = builder(self.config, self.said.append)
         return asyncio.run(_serve(hosted(build, Letters()), prompts))
 
     def _launch(self) -> Engine:
-        return asyncio.run(launch(self.config, EngineTelemetry(), self.said.append))
+        return asyncio.run(launch(self.config, self.said.append))
 
 
 async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -99,7 +97,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)
         config = Lives(model, disk).config
-        engine = launched(config, EngineTelemetry())
+        engine = launched(config)
         try:
             await _ask(engine, "only", PROMPT)
             async with asyncio.timeout(PATIENCE):
@@ -113,7 +111,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
 
 
 async def _is_written(engine: Engine, n_blocks: int) -> bool:
-    disk = (await engine.stats()).loop.cache.disk
+    disk = (await engine.stats()).cache.disk
     assert disk is not None
     return disk.entries >= n_blocks and disk.buffered_bytes == 0
 
@@ -153,7 +151,7 @@ def test_exit_writes_at_the_end_alone_and_all_at_once(
 ) -> None:
     disk = DiskCacheConfig(tmp_path, 64 * MIB, DiskWrites(mode), shutdown_seconds=60.0)
     lives = Lives(model, disk)
-    engine = asyncio.run(launch(lives.config, EngineTelemetry(), lives.said.append))
+    engine = asyncio.run(launch(lives.config, lives.said.append))
 
     async def served() -> None:
         await _ask(engine, "one", PROMPT[:300])
@@ -176,7 +174,7 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
 
     async def serve(forgotten: Collection[str], salts: Sequence[str]) -> tuple[list[int], str]:
         """How many tokens were cached, and the name of the salt that came last."""
-        engine = launched(config, EngineTelemetry())
+        engine = launched(config)
         try:
             for name in forgotten:
                 await engine.clear_cache(name, [CacheTier.DISK])

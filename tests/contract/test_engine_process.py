@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from engine.api import EngineStopped
 from engine.launch import launch
-from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import connection
 from engine.remote import engine as remote_engine
 from engine.remote.engine import RemoteEngine
@@ -36,14 +35,13 @@ KEEPER = """
 import asyncio, sys
 from engine.launch import launch
 from tests.contract.test_engine_process import CONFIG, pid_of
-from engine.measuring.telemetry import SilentTelemetry
-print(pid_of(asyncio.run(launch(CONFIG, SilentTelemetry(), lambda line: None))), flush=True)
+print(pid_of(asyncio.run(launch(CONFIG, lambda line: None))), flush=True)
 sys.stdin.read()
 """
 
 
 def launched() -> RemoteEngine:
-    engine = asyncio.run(launch(CONFIG, SilentTelemetry(), lambda line: None))
+    engine = asyncio.run(launch(CONFIG, lambda line: None))
     assert isinstance(engine, RemoteEngine)
     return engine
 
@@ -57,7 +55,7 @@ def pid_of(engine: object) -> int:
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[RemoteEngine]:
-    made = await launch(CONFIG, SilentTelemetry(), lambda line: None)
+    made = await launch(CONFIG, lambda line: None)
     assert isinstance(made, RemoteEngine)
     yield made
     await made.drain(0.0)
@@ -121,13 +119,13 @@ async def test_who_only_looks_does_not_wait_for_a_stopped_process(
     finally:
         os.kill(pid_of(engine), signal.SIGCONT)
     assert stats.sequences.live == 1
-    assert stats.loop.generated_tokens >= before.loop.generated_tokens
+    assert stats.generated_tokens >= before.generated_tokens
     assert info.request_id == running.request_id
     await asyncio.wait_for(task, PATIENCE)
     assert answer[-1].finish_reason is FinishReason.LENGTH
     monkeypatch.undo()
     assert await engine.requests() == ()
-    assert (await engine.stats()).loop.generated_tokens == LONG.max_tokens
+    assert (await engine.stats()).generated_tokens == LONG.max_tokens
 
 
 async def test_drained_it_is_gone(engine: RemoteEngine) -> None:

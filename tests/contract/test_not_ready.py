@@ -10,7 +10,7 @@ import pytest
 from anyio import Event, create_task_group, fail_after
 from anyio.lowlevel import checkpoint
 
-from engine.api import Engine, Telemetry
+from engine.api import Engine
 from engine.values.settings import EngineConfig
 from server.not_ready import answering_not_ready
 from server.settings import Settings
@@ -85,9 +85,7 @@ async def test_commands_say_that_a_daemon_is_starting_and_do_not_wait_for_it() -
 async def test_requests_are_answered_by_the_models_as_soon_as_they_are_loaded() -> None:
     is_loaded = Event()
 
-    async def load(
-        config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
-    ) -> Engine:
+    async def load(config: EngineConfig, report: Callable[[str], None]) -> Engine:
         await is_loaded.wait()
         return FakeEngine()
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from engine.api import Engine, Telemetry
+from engine.api import Engine
 from engine.values.settings import EngineConfig
 from server import openapi
 from server.registry import ModelRegistry
@@ -52,7 +52,7 @@ enabled = false
 """
 
 
-async def fresh(config: EngineConfig, telemetry: Telemetry, report: object) -> Engine:
+async def fresh(config: EngineConfig, report: object) -> Engine:
     """Another engine each time: a client may have one unloaded."""
     return FakeEngine()
 

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from engine.api import ModelError
 from engine.values.request import Pooling
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import CLIENT_SECONDS
@@ -43,11 +42,10 @@ Vectors = npt.NDArray[np.float32]
 @contextmanager
 def daemon(model: Path, **settings: Any) -> Iterator[httpx.Client]:
     config = EngineConfig(model=str(model), kv_cache_bytes=4 << 20, block_size=8, **settings)
-    telemetry = EngineTelemetry()
-    engine = loaded(config, telemetry)
+    engine = loaded(config)
     served = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with (
-        running(engine, served, telemetry) as url,
+        running(engine, served) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
         yield client
@@ -370,7 +368,7 @@ def test_what_would_be_wrong_is_refused(tmp_path: Path) -> None:
     def refusal(checkpoint: Path, **settings: Any) -> str:
         config = EngineConfig(model=str(checkpoint), kv_cache_bytes=4 << 20, **settings)
         with pytest.raises(ModelError) as refused:
-            loaded(config, EngineTelemetry())
+            loaded(config)
         return str(refused.value)
 
     generator = write_family(FAMILIES["llama"], tmp_path)

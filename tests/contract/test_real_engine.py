@@ -11,7 +11,6 @@ import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import strict_client
@@ -37,10 +36,9 @@ def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         max_running=16,
         step_tokens=64,
     )
-    telemetry = EngineTelemetry()
-    engine = launched(config, telemetry)
+    engine = launched(config)
     settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
-    with running(engine, settings, telemetry) as url:
+    with running(engine, settings) as url:
         yield url
 
 

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api import ModelError
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
@@ -35,10 +34,9 @@ def config_for(model: Path, kv_cache_bytes: int = 4 << 20) -> EngineConfig:
 @pytest.fixture(scope="module", params=["gemma3_text", "qwen3_next", "rwkv7", "recurrent_gemma"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_family(FAMILIES[request.param], tmp_path_factory.mktemp("models"))
-    telemetry = EngineTelemetry()
-    engine = loaded(config_for(model), telemetry)
+    engine = loaded(config_for(model))
     settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
-    with running(engine, settings, telemetry) as daemon_url:
+    with running(engine, settings) as daemon_url:
         yield daemon_url
 
 
@@ -86,8 +84,8 @@ def test_what_went_and_what_was_found_in_vain_is_counted_by_group(url: str) -> N
 def test_too_little_memory_for_one_window_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     model = write_family(FAMILIES["gemma3_text"], tmp_path)
     with pytest.raises(ModelError, match="raise kv_cache_bytes to at least") as refusal:
-        loaded(config_for(model, kv_cache_bytes=1000), EngineTelemetry())
+        loaded(config_for(model, kv_cache_bytes=1000))
     needed = int(str(refusal.value).split("at least ")[1].split(", or")[0].replace(",", ""))
-    engine = loaded(config_for(model, needed), EngineTelemetry())
+    engine = loaded(config_for(model, needed))
     assert engine.card.arena_tokens == MAX_RUNNING * 8
     asyncio.run(engine.drain(1.0))

@@ -15,13 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import server
 from engine.values.model import ModelCard
-from engine.values.stats import CacheTier
+from engine.values.stats import CacheTier, HistogramStats, Latency
 from server.app import create_app
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
 from tests.contract.daemon import registry_of, running
-from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script
+from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script, observed
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
@@ -415,23 +414,29 @@ def test_metrics_follow_promtools_rules(http: httpx.Client) -> None:
         assert name.startswith(("rootstock_", "vllm:"))
 
 
-def test_histograms_are_cumulative_and_fed_by_telemetry() -> None:
-    telemetry = EngineTelemetry()
-    observe = (
-        (telemetry.first_token, "time_to_first_token"),
-        (telemetry.token_gap, "time_between_tokens"),
-        (telemetry.finished, "request"),
-        (telemetry.queue_wait, "queue_wait"),
-        (telemetry.step, "step"),
-    )
-    for count, (call, _) in enumerate(observe, 1):
-        for _ in range(count):
-            call(0.25)
-    with running(FakeEngine(), Settings(port=0), telemetry) as base_url:
-        text = httpx.get(f"{base_url}/metrics").text
-    for count, (_, name) in enumerate(observe, 1):
+HISTOGRAMS = {
+    Latency.FIRST_TOKEN: "time_to_first_token",
+    Latency.TOKEN_GAP: "time_between_tokens",
+    Latency.REQUEST: "request",
+    Latency.QUEUE_WAIT: "queue_wait",
+    Latency.STEP: "step",
+    Latency.MASK: "mask",
+}
+
+
+def test_histograms_are_cumulative_and_of_the_engines_latencies(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    latencies: dict[Latency, HistogramStats] = {}
+    for count, latency in enumerate(HISTOGRAMS, 1):
+        latencies[latency] = observed(latency, *[0.25] * count)[latency]
+    engine.latencies = latencies
+    text = http.get("/metrics").text
+    for count, name in enumerate(HISTOGRAMS.values(), 1):
         assert value(text, f"rootstock_{name}_seconds_count") == count
         assert value(text, f"rootstock_{name}_seconds_sum") == pytest.approx(count / 4)
+        assert value(text, f"rootstock_{name}_seconds_bucket", le="0.1") == 0
+        assert value(text, f"rootstock_{name}_seconds_bucket", le="0.25") == count
         buckets = metric_families(text)[f"rootstock_{name}_seconds"].samples
         counts = [sample.value for sample in buckets if sample.name.endswith("_bucket")]
         assert all(left <= right for left, right in pairwise(counts))

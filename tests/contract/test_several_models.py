@@ -15,10 +15,10 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from engine.api import Engine, ModelError, Telemetry
+from engine.api import Engine, ModelError
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats, MemoryPromise, MemoryStats, RequestInfo
+from engine.values.stats import EngineStats, Latency, MemoryPromise, MemoryStats, RequestInfo
 from server import model_cache, registry
 from server.registry import ModelRegistry
 from server.settings import Settings
@@ -26,9 +26,9 @@ from server.settings.models import ModelSettings
 from server.workers import SMALL_AT_ONCE
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
+from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script, observed
 from tests.contract.test_disconnect import WAIT_SECONDS, HeldTokenizer, posted
-from tests.contract.test_service_routes import metric_families
+from tests.contract.test_service_routes import metric_families, value
 
 HI = {"role": "user", "content": "hi"}
 MIB = 1 << 20
@@ -53,9 +53,7 @@ class Engines:
         self.failure: Exception | None = None
         self.tokenizer = ByteTokenizer()
 
-    async def __call__(
-        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
-    ) -> Engine:
+    async def __call__(self, config: EngineConfig, report: Callable[[str], None]) -> Engine:
         self.started.append(config)
         report("loading weights")
         if self.gate is not None:
@@ -164,6 +162,31 @@ def test_the_least_recently_used_gives_way_within_the_budget(
     assert engines.made[1].drained.qsize() == 1
     given = [config.memory_bytes or 0 for config in engines.started]
     assert all(400 * MIB < each < 800 * MIB for each in given)
+
+
+def test_a_model_that_is_loaded_again_counts_anew_and_its_histograms_go_on(
+    serve: Serve, engines: Engines
+) -> None:
+    """Counters are the engine's, and Prometheus knows restarts. Latencies are the model's."""
+    client = serve()
+
+    def figures() -> tuple[float, float, float]:
+        text = client.get("/metrics").text
+        names = ("kv_contradictions_total", "step_seconds_count", "step_seconds_sum")
+        contradictions, count, seconds = (
+            value(text, f"rootstock_{name}", model="one") for name in names
+        )
+        return contradictions, count, seconds
+
+    (first,) = engines.made
+    first.n_contradictions, first.latencies = 3, observed(Latency.STEP, 0.25, 0.25)
+    client.post("/admin/models/unload", params={"model": "one"}).raise_for_status()
+    assert figures() == (3, 2, 0.5), "they stand, as the engine has left them"
+    client.post("/admin/models/load", params={"model": "one"}).raise_for_status()
+    assert figures() == (0, 2, 0.5)
+    engines.made[-1].latencies = observed(Latency.STEP, 0.5)
+    assert figures() == (0, 3, 1.0)
+    assert figures() == (0, 3, 1.0), "a scrape adds nothing"
 
 
 def test_an_unknown_name_is_no_other_model(serve: Serve, engines: Engines) -> None:

@@ -12,7 +12,6 @@ from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from kvstore.tier.types import MIB
-from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 
@@ -43,7 +42,7 @@ def test_a_conversation_is_found_when_its_model_comes_back(tmp_path: Path) -> No
     async def start(name: str) -> Engine:
         model = str(tmp_path / name)
         config = EngineConfig(model, kv_cache_bytes=32 * MIB, max_running=2, disk=disk)
-        return await launch(config, EngineTelemetry(), lambda line: None)
+        return await launch(config, lambda line: None)
 
     async def swap() -> int:
         one = await start("one")

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.hosting import loaded
@@ -34,10 +33,9 @@ def parameters(**city: Any) -> dict[str, Any]:
 
 @contextmanager
 def daemon(**settings: Any) -> Iterator[httpx.Client]:
-    telemetry = EngineTelemetry()
-    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
+    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
     with (
-        running(engine, Settings(port=0, **settings), telemetry) as url,
+        running(engine, Settings(port=0, **settings)) as url,
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         yield http

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.answering import QWEN3
 from tests.checkpoints import SHALLOW, write_family
@@ -59,10 +58,9 @@ def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["demo", "reasoning"])
 def url(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[str]:
     model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
-    telemetry = EngineTelemetry()
-    engine = loaded(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry)
+    engine = loaded(EngineConfig(model, kv_cache_bytes=32 << 20))
     settings = Settings(port=0, served_model_name=(request.param,))
-    with running(engine, settings, telemetry) as url:
+    with running(engine, settings) as url:
         yield url
 
 

@@ -8,13 +8,21 @@ import numpy as np
 from engine.constraints.masks import mask_words
 from engine.core.step import (
     NO_MASKS,
-    Chunk,
+    Decode,
+    Late,
     Masks,
+    Prefill,
+    Resample,
+    Row,
+    RowResult,
+    Sampled,
     SampledToken,
     Sampling,
     StepMasks,
     StepPlan,
     StepResult,
+    Verified,
+    Verify,
 )
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.values.request import SamplingParams
@@ -70,63 +78,75 @@ class DraftingDriver(Driver):
         return Speaker(self.subject(prompt, sampling=sampling), len(prompt), masked)
 
     def turn(self, speakers: Sequence[Speaker], drafts: Drafts) -> StepResult:
-        """One step of all: those with drafts verify them, others decode, or compute a chunk."""
-        chunks = {speaker: _chunk(speaker, drafts) for speaker in speakers}
-        counts = [
-            (speaker.subject, len(chunk.tokens) if chunk else 1)
-            for speaker, chunk in chunks.items()
-        ]
-        found = [chunk for chunk in chunks.values() if chunk]
-        decodes = tuple(speaker.subject.id for speaker, chunk in chunks.items() if not chunk)
-        plan = replace(self.plan(counts), chunks=tuple(found), decodes=decodes)
-        result = compute(self.runner, plan, lambda: _masks(chunks))
-        for speaker, chunk in chunks.items():
-            self._commit(speaker, chunk, result.sampled.get(speaker.subject.id, ()))
+        """One step of all: those with drafts verify them, others decode, or prefill."""
+        rows = {speaker: _row(speaker, drafts) for speaker in speakers}
+        counts = [(speaker.subject, _n_tokens(row)) for speaker, row in rows.items()]
+        plan = replace(self.plan(counts), rows=list(rows.values()))
+        result = compute(self.runner, plan, lambda: _masks(rows))
+        for (speaker, row), own in zip(rows.items(), result.rows, strict=True):
+            self._commit(speaker, row, own)
         invariants.check(self.store)
         return result
 
     def late_turn(self, speaker: Speaker, drafts: Drafts) -> None:
-        """Two steps: its masks are late in one, so it samples in the next, from what it kept."""
-        chunk = _chunk(speaker, drafts)
-        assert chunk is not None
+        """Two steps: its masks are late in one, so it samples in the next, from saved logits."""
+        row = _row(speaker, drafts)
+        assert isinstance(row, Verify)
         name = speaker.subject.id
-        plan = replace(self.plan([(speaker.subject, len(chunk.tokens))]), chunks=(chunk,))
+        plan = replace(self.plan([(speaker.subject, _n_tokens(row))]), rows=[row])
         late = compute(self.runner, plan, lambda: StepMasks(late=(name,)))
-        assert late == StepResult({}, {})
-        again = compute(self.runner, StepPlan(kept=(name,)), lambda: _masks({speaker: None}))
-        self._commit(speaker, chunk, again.sampled[name])
+        assert late == StepResult((Late(),))
+        resample = Resample(name)
+        [again] = compute(
+            self.runner, StepPlan(rows=[resample]), lambda: _masks({speaker: resample})
+        ).rows
+        self._commit(speaker, Verify(name, row.start, row.token, row.draft), again)
 
-    def _commit(
-        self, speaker: Speaker, chunk: Chunk | None, sampled: Sequence[SampledToken]
-    ) -> None:
-        """What has been verified is the speaker's; the rest is computed again."""
-        subject = speaker.subject
-        n_own = len(chunk.tokens) - chunk.n_drafts if chunk else 1
-        speaker.said += sampled
-        subject.append([token.token_id for token in sampled])
-        written_tokens = subject.lease.written_tokens + n_own + max(len(sampled) - 1, 0)
-        self.store.publish(subject.lease, written_tokens)
-        subject.lease.planned_tokens = written_tokens
+    def _commit(self, speaker: Speaker, row: Row, result: RowResult) -> None:
+        """The sampled tokens are the speaker's; a rejected draft is forgotten."""
+        tokens = tuple[SampledToken, ...]()
+        if isinstance(result, Sampled):
+            tokens = (result.token,)
+        elif isinstance(result, Verified):
+            tokens = result.tokens
+        speaker.said += tokens
+        speaker.subject.append([token.token_id for token in tokens])
+        n_accepted = len(tokens) if isinstance(row, Verify) else _n_tokens(row)
+        self.store.commit(speaker.subject.lease, _n_tokens(row), n_accepted)
 
 
-def _chunk(speaker: Speaker, drafts: Drafts) -> Chunk | None:
-    """What a speaker computes: None where it decodes."""
+def _row(speaker: Speaker, drafts: Drafts) -> Row:
+    """What a speaker computes."""
     subject, n_left = speaker.subject, speaker.subject.remaining_tokens
     if n_left > CHUNK_TOKENS:
-        return subject.chunk(CHUNK_TOKENS, samples=False)
-    chunk, drafted = subject.chunk(n_left, samples=True), tuple(drafts(speaker))
-    if not drafted and n_left == 1:
-        return None
-    return replace(chunk, tokens=(*chunk.tokens, *drafted), n_drafts=len(drafted))
+        return subject.prefill(CHUNK_TOKENS, samples=False)
+    prefill = subject.prefill(n_left, samples=True)
+    if n_left > 1 or not speaker.said:
+        return prefill
+    if drafted := tuple(drafts(speaker)):
+        return Verify(subject.id, prefill.start, prefill.tokens[0], drafted)
+    return Decode(subject.id)
 
 
-def _masks(chunks: dict[Speaker, Chunk | None]) -> StepMasks:
+def _n_tokens(row: Row) -> int:
+    match row:
+        case Prefill(tokens=tokens):
+            return len(tokens)
+        case Verify(draft=draft):
+            return 1 + len(draft)
+        case Decode():
+            return 1
+        case Resample():
+            return 0
+
+
+def _masks(rows: dict[Speaker, Row]) -> StepMasks:
     """One for each draw of a speaker that is masked."""
     masks = [
         (speaker.subject.id, speaker.mask(len(speaker.said) + nth))
-        for speaker, chunk in chunks.items()
-        if speaker.masked and (chunk is None or chunk.samples)
-        for nth in range(min(1 + (chunk.n_drafts if chunk else 0), speaker.most_masks))
+        for speaker, row in rows.items()
+        if speaker.masked and not (isinstance(row, Prefill) and not row.samples)
+        for nth in range(min(_n_tokens(row) if isinstance(row, Verify) else 1, speaker.most_masks))
     ]
     ids = [sequence_id for sequence_id, _ in masks]
     return StepMasks(ids, np.stack([mask for _, mask in masks]) if masks else NO_MASKS)

@@ -11,9 +11,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.core.step import (
     BatchEntry,
-    Chunk,
     Masks,
     ModelRunner,
+    Prefill,
+    RowResult,
+    Sampled,
+    SampledToken,
     Sampling,
     SequenceId,
     StepMasks,
@@ -29,7 +32,6 @@ from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.request import SamplingParams
 from kvstore import invariants
 from kvstore.lease import Lease, Refusal
-from kvstore.ops import StepOps
 from kvstore.pool import BlockPool
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -64,10 +66,10 @@ class Subject:
         for token in tokens:
             self.lease.tokens.append(token)
 
-    def chunk(self, n_tokens: int, samples: bool) -> Chunk:
+    def prefill(self, n_tokens: int, samples: bool) -> Prefill:
         start = self.lease.written_tokens
         tokens = tuple(self.lease.tokens.ids(start, start + n_tokens))
-        return Chunk(self.id, start, tokens, samples)
+        return Prefill(self.id, start, tokens, samples)
 
 
 class LogitsReader(Sampler):
@@ -119,12 +121,12 @@ class Driver:
 
     def run(self, rows: Sequence[tuple[Subject, int]]) -> list[Logits]:
         """Compute so many tokens of each subject in one step; logits after each one's last."""
-        self.step([subject.chunk(n_tokens, samples=True) for subject, n_tokens in rows], rows)
+        self.step([subject.prefill(n_tokens, samples=True) for subject, n_tokens in rows], rows)
         return [self.reader.seen[subject.id] for subject, _ in rows]
 
     def prefill(self, subject: Subject, n_tokens: int) -> None:
         """Compute tokens of a prompt of which more is to come."""
-        self.step([subject.chunk(n_tokens, samples=False)], [(subject, n_tokens)])
+        self.step([subject.prefill(n_tokens, samples=False)], [(subject, n_tokens)])
 
     def logits(self, subjects: Sequence[Subject], lasts: int) -> list[Logits]:
         """Compute all but the last tokens of all in one step, then one token of each at a time.
@@ -135,31 +137,26 @@ class Driver:
         steps += [self.run([(subject, 1) for subject in subjects]) for _ in range(lasts)]
         return [np.stack(rows) for rows in zip(*steps, strict=True)]
 
-    def step(self, chunks: Sequence[Chunk], rows: Sequence[tuple[Subject, int]]) -> StepResult:
-        """Compute the chunks, which are those rows."""
-        result = compute(self.runner, replace(self.plan(rows), chunks=tuple(chunks)))
+    def step(self, prefills: Sequence[Prefill], rows: Sequence[tuple[Subject, int]]) -> StepResult:
+        """Compute the prefills, which are those rows."""
+        result = compute(self.runner, replace(self.plan(rows), rows=list(prefills)))
         for subject, n_tokens in rows:
-            self.store.publish(subject.lease, subject.lease.written_tokens + n_tokens)
+            self.store.commit(subject.lease, n_tokens)
         invariants.check(self.store)
         return result
 
     def plan(self, rows: Sequence[tuple[Subject, int]]) -> StepPlan:
         """A step in which so many tokens of each subject find room; it computes none yet."""
-        step_ops = [self._extend(subject, n_tokens) for subject, n_tokens in rows]
-        entering, self._entering = tuple(self._entering), []
+        for subject, n_tokens in rows:
+            assert self.store.plan(subject.lease, n_tokens) is None
+        entering, self._entering = self._entering, []
         return StepPlan(
             enter=entering,
-            patches=tuple(
+            patches=[
                 (subject.id, patch) for subject, _ in rows for patch in subject.lease.take_patches()
-            ),
-            before=tuple(op for each in step_ops for op in each.before),
-            after=tuple(op for each in step_ops for op in each.after),
+            ],
+            ops=self.store.take_ops(),
         )
-
-    def _extend(self, subject: Subject, n_tokens: int) -> StepOps:
-        step_ops = self.store.extend(subject.lease, n_tokens)
-        assert not isinstance(step_ops, Refusal)
-        return step_ops
 
     def _subject(
         self, lease: Lease | Refusal, adapter: str = "", sampling: Sampling | None = None
@@ -173,12 +170,24 @@ class Driver:
 
 
 def compute(
-    runner: ModelRunner, plan: StepPlan, masks: Callable[[], StepMasks] = StepMasks
+    runner: ModelRunner, plan: StepPlan, masks: Callable[[], StepMasks] | None = None
 ) -> StepResult:
     """One step, with none in flight."""
     runner.submit(plan)
     runner.sample(masks)
     return runner.collect()
+
+
+def compute_one(runner: ModelRunner, plan: StepPlan) -> RowResult:
+    """The result of the only row of a step."""
+    [result] = compute(runner, plan).rows
+    return result
+
+
+def sampled_token(result: RowResult) -> SampledToken:
+    """The token that a row has sampled."""
+    assert isinstance(result, Sampled)
+    return result.token
 
 
 def random_tokens(n_tokens: int, seed: int) -> list[int]:

@@ -25,7 +25,6 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family
@@ -46,7 +45,7 @@ SCHEMA = {
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     model = write_family(FAMILIES["qwen3"], tmp_path_factory.mktemp("models"))
     config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
-    made = await launch(config, EngineTelemetry(), lambda line: None)
+    made = await launch(config, lambda line: None)
     yield made
     await made.drain(0.0)
 

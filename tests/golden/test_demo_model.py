@@ -113,5 +113,5 @@ def test_together(daemon: OfflineDaemon, prompts: Answers, said: Answers) -> Non
 def test_with_too_few_blocks(demo: Served, prompts: Answers, said: Answers) -> None:
     daemon = OfflineDaemon(demo, GatherAttention(), Room(48))
     answers = daemon.serve(*(_request(name, prompt) for name, prompt in prompts.items()))
-    assert daemon.scheduler.counters.preemptions > 0
+    assert daemon.scheduler.metrics.preemptions > 0
     assert answers == {(name, 0): said[name] for name in prompts}

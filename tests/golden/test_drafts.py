@@ -1,4 +1,4 @@
-"""With drafts a sequence says what it says without them, whatever they are and whoever is beside.
+"""The output with drafts is the output without, whatever the drafts and the other rows are.
 
 The runner alone, of families without recurrent layers; test_speculation.py has the others.
 """
@@ -13,7 +13,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.constraints.masks import mask_words
-from engine.core.step import SampledToken, StepMasks
+from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.model.batching import LADDER
 from engine.values.request import SamplingParams
@@ -73,14 +73,14 @@ ASKED = (
     ),
     (SamplingParams(seed=4, min_p=0.02, repetition_penalty=1.1), ()),
 )
-"""How tokens are chosen, and those that are ruled out before min_tokens."""
+"""How tokens are chosen, and which ones are ruled out before min_tokens."""
 
 SHARES = ((3, 3), (0, 0), (5, 2), (1, 0), (0, 0), (9, 9), (2, 1), (12, 5), (4, 0))
-"""Of so many drafts so many are right, one time after another."""
+"""The number of draft tokens and how many of them are right, one draft after another."""
 
 
 def speakers(driver: DraftingDriver) -> list[Speaker]:
-    """Twice each way of choosing, the second time with masks."""
+    """Make a speaker for each way of choosing tokens, without masks and with masks."""
     found = []
     for masked in (False, True):
         for at, (params, banned) in enumerate(ASKED):
@@ -94,7 +94,7 @@ def no_drafts(speaker: Speaker) -> Sequence[int]:
 
 
 def generate(driver: DraftingDriver, drafts: Drafts) -> tuple[list[Speaker], int]:
-    """What all say, and in how many steps. They come one after another."""
+    """Return what all speakers generate, and in how many steps. They start one after another."""
     all_of_them = speakers(driver)
     for n_turns in count(1):
         going = [
@@ -105,12 +105,12 @@ def generate(driver: DraftingDriver, drafts: Drafts) -> tuple[list[Speaker], int
         if not going:
             return all_of_them, n_turns
         result = driver.turn(going, drafts)
-        assert not result.failed
+        assert not any(isinstance(row, Failed) for row in result.rows)
     raise AssertionError
 
 
 class PartlyRight:
-    """Drafts by what is known to come; the first that is to be wrong is another token."""
+    """Drafts known tokens; the first that is to be wrong is replaced by another token."""
 
     def __init__(self, known: Sequence[Speaker]) -> None:
         self._known = {speaker.subject.id: speaker.token_ids for speaker in known}
@@ -182,7 +182,7 @@ def test_what_rejected_drafts_have_written_is_never_seen(
     family: str,
     attention: str,
 ) -> None:
-    """Decodes behind them overwrite it, token by token and across blocks."""
+    """Decodes after them overwrite their KV, token by token and across blocks."""
     driver = DraftingDriver(served_of(family), ATTENTION[attention]())
     prompt = random_tokens(2 * BLOCK_SIZE - 3, seed=1)
     speaker = driver.speaker(prompt, GREEDY)
@@ -207,7 +207,7 @@ def next_of(known: Speaker, n_drafts: int) -> Drafts:
 
 
 def plain_and_drafted(served: Served) -> tuple[Speaker, DraftingDriver, Speaker]:
-    """What a speaker with masks says without drafts; a driver, and the same to be drafted."""
+    """Return a masked speaker's output without drafts, and a driver with the same speaker anew."""
     params, prompt = SamplingParams(seed=1, top_logprobs=1), random_tokens(5, seed=1)
     drivers = [DraftingDriver(served, ATTENTION["gather"]()) for _ in range(2)]
     plain, drafted = (driver.speaker(prompt, params, masked=True) for driver in drivers)
@@ -218,8 +218,9 @@ def plain_and_drafted(served: Served) -> tuple[Speaker, DraftingDriver, Speaker]
 
 def test_a_row_has_as_many_draws_as_masks(served_of: Callable[[str], Served]) -> None:
     plain, driver, drafted = plain_and_drafted(served_of("qwen3"))
+    driver.turn([drafted], no_drafts)
     drafted.most_masks = 3
-    for n_said in range(3, OUTPUT_TOKENS, 4):
+    for n_said in range(4, OUTPUT_TOKENS, 4):
         driver.turn([drafted], next_of(plain, 6))
         assert len(drafted.said) == n_said
         driver.turn([drafted], no_drafts)
@@ -232,7 +233,8 @@ def test_late_rows_draw_none_of_their_drafts(
     served_of: Callable[[str], Served], family: str
 ) -> None:
     plain, driver, drafted = plain_and_drafted(served_of(family))
-    for n_said in range(1, OUTPUT_TOKENS, 6):
+    driver.turn([drafted], no_drafts)
+    for n_said in range(2, OUTPUT_TOKENS, 6):
         driver.late_turn(drafted, next_of(plain, 4))
         assert len(drafted.said) == n_said
         driver.turn([drafted], no_drafts)
@@ -251,17 +253,13 @@ def test_a_draw_that_is_none_fails_its_row_only_where_it_counts(
     driver.turn([speaker, other], no_drafts)
     driver.turn([other], no_drafts)
     draft = (other.token_ids[1] + (not is_right)) % VOCAB_SIZE
-    chunk = speaker.subject.chunk(1, samples=True)
-    chunk = replace(chunk, tokens=(*chunk.tokens, draft), n_drafts=1)
+    name, last = speaker.subject.id, speaker.subject.prefill(1, samples=True)
+    verify = Verify(name, last.start, last.tokens[0], (draft,))
     plan = replace(
         driver.plan([(speaker.subject, 2), (other.subject, 1)]),
-        chunks=(chunk,),
-        decodes=(other.subject.id,),
+        rows=[verify, Decode(other.subject.id)],
     )
     masks = np.zeros((2, mask_words(VOCAB_SIZE)), dtype=np.int32)
     masks[0] = -1
-    name = speaker.subject.id
     result = compute(driver.runner, plan, lambda: StepMasks((name, name), masks))
-    assert (name in result.failed) is fails
-    assert (name in result.sampled) is not fails
-    assert other.subject.id in result.sampled
+    assert [type(row) for row in result.rows] == [Failed if fails else Verified, Sampled]

@@ -76,7 +76,7 @@ def test_preempted_and_brought_back(served: Served, peer: Module, attention: Att
     daemon = OfflineDaemon(served, attention, Room(16))
     prompts = {f"r{i}": random_tokens(17 + 3 * i, seed=10 + i) for i in range(4)}
     said = daemon.serve(*(request(name, prompt) for name, prompt in prompts.items()))
-    assert daemon.scheduler.counters.preemptions > 0
+    assert daemon.scheduler.metrics.preemptions > 0
     for name, prompt in prompts.items():
         expect_greedy(peer, prompt, said[name, 0])
 

@@ -8,7 +8,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.core.step import BatchEntry, Chunk, RunnerLost, Sampling, SequenceId, StepPlan
+from engine.core.step import (
+    BatchEntry,
+    Failed,
+    Prefill,
+    RunnerLost,
+    Sampled,
+    Sampling,
+    SequenceId,
+    StepPlan,
+)
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -20,7 +29,7 @@ from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.types import SlotId
 from tests.golden.conftest import ATTENTION
-from tests.golden.driving import BLOCK_SIZE, Driver, compute, random_tokens
+from tests.golden.driving import BLOCK_SIZE, Driver, compute, compute_one, random_tokens
 from tests.offline import Room, Served, cached_model
 
 GREEDY = SamplingParams(temperature=0)
@@ -35,18 +44,18 @@ def one_chunk(index: int, tokens: list[int], sampling: Sampling) -> StepPlan:
     """A sequence that enters with a block of its own, computes its tokens, and samples."""
     name = SequenceId(index)
     return StepPlan(
-        enter=(BatchEntry(name, sampling),),
-        patches=((name, TablePatch(None, 0, (index,))),),
-        chunks=(Chunk(name, 0, tuple(tokens), samples=True),),
+        enter=[BatchEntry(name, sampling)],
+        patches=[(name, TablePatch(None, 0, (index,)))],
+        rows=[Prefill(name, 0, tuple(tokens), samples=True)],
     )
 
 
 def together(*plans: StepPlan) -> StepPlan:
     """One step of what several do."""
     return StepPlan(
-        enter=tuple(entry for plan in plans for entry in plan.enter),
-        patches=tuple(patch for plan in plans for patch in plan.patches),
-        chunks=tuple(chunk for plan in plans for chunk in plan.chunks),
+        enter=[entry for plan in plans for entry in plan.enter],
+        patches=[patch for plan in plans for patch in plan.patches],
+        rows=[row for plan in plans for row in plan.rows],
     )
 
 
@@ -63,11 +72,8 @@ def test_a_row_with_every_token_banned_fails_alone(
         for index, sampling in enumerate((sound, hopeless, sound))
     ]
     result = compute(runner, together(*rows))
-    assert result.sampled.keys() == {0, 2}
-    assert result.failed.keys() == {1}
-    alone = compute(runner, one_chunk(3, [5, 6, 7], hopeless))
-    assert alone.sampled == {}
-    assert alone.failed.keys() == {3}
+    assert [type(row) for row in result.rows] == [Sampled, Failed, Sampled]
+    assert isinstance(compute_one(runner, one_chunk(3, [5, 6, 7], hopeless)), Failed)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +150,4 @@ def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
     sampling = Sampling(GREEDY, seed=0)
     with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
         runner.submit(one_chunk(0, [5] * 9, sampling))
-    assert compute(runner, one_chunk(1, [5, 6], sampling)).sampled.keys() == {1}
+    assert isinstance(compute_one(runner, one_chunk(1, [5, 6], sampling)), Sampled)

@@ -12,7 +12,6 @@ from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES, write_family
 
 PROMPT = tuple(range(5, 25))
@@ -38,7 +37,7 @@ def _card(config: EngineConfig) -> ModelCard:
 
 
 async def _greedy(checkpoint: Path) -> list[OutputEvent]:
-    engine = await launch(_config(checkpoint), EngineTelemetry(), lambda line: None)
+    engine = await launch(_config(checkpoint), lambda line: None)
     request = Request("greedy", PROMPT, 12, SamplingParams(temperature=0))
     events = [event async for event in engine.generate(request)]
     await engine.drain(0.0)

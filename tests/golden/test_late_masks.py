@@ -13,7 +13,7 @@ from engine.constraints.factory import GuideMaker
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
-from engine.core.step import SequenceId, StepMasks, StepPlan
+from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -91,7 +91,7 @@ def said(
     for request in requests():
         verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
         daemon.add(request, maker.guides(request, verdicts))
-    return daemon.rest(defaultdict(list)), daemon.scheduler.counters.rows_sat_out
+    return daemon.rest(defaultdict(list)), daemon.scheduler.metrics.late_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,15 +116,15 @@ def test_kept_logits_are_computed_before_the_next_step_is_submitted(
     # So many that MLX copies one row's logits: of few it would keep all.
     subjects = [driver.subject(random_tokens(BLOCK_SIZE, seed)) for seed in range(16)]
     rows = [(subject, BLOCK_SIZE) for subject in subjects]
-    late, *others = (subject.id for subject in subjects)
-    chunks = tuple(subject.chunk(BLOCK_SIZE, samples=True) for subject in subjects)
-    driver.runner.submit(replace(driver.plan(rows), chunks=chunks))
+    late = subjects[0].id
+    prefills = [subject.prefill(BLOCK_SIZE, samples=True) for subject in subjects]
+    driver.runner.submit(replace(driver.plan(rows), rows=list(prefills)))
     driver.runner.sample(lambda: StepMasks(late=(late,)))
     mx.synchronize()  # all that has been launched is computed
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    assert driver.runner.collect().sampled.keys() == set(others)
+    assert [type(row) for row in driver.runner.collect().rows] == [Late, *[Sampled] * 15]
     assert mx.get_peak_memory() <= before, "collecting the step has computed something"
-    driver.runner.submit(StepPlan(kept=(late,)))
-    driver.runner.sample(StepMasks)
-    assert driver.runner.collect().sampled.keys() == {late}
+    driver.runner.submit(StepPlan(rows=[Resample(late)]))
+    driver.runner.sample(None)
+    assert [type(row) for row in driver.runner.collect().rows] == [Sampled]

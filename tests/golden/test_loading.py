@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from mlx_lm.utils import load_model
 
 from engine.api import ModelError
-from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
+from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
@@ -37,7 +37,7 @@ from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
 from tests.checkpoints import FAMILIES, Family, write_family
 from tests.devices import tolerance
-from tests.golden.driving import Driver, compute, random_tokens, reference, rms
+from tests.golden.driving import Driver, compute_one, random_tokens, reference, rms, sampled_token
 from tests.offline import Served, load
 
 
@@ -321,15 +321,15 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
     prompt = backend.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
     name = SequenceId(0)
     plan = StepPlan(
-        enter=(BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)),),
-        patches=((name, TablePatch(None, 0, (0, 1, 2, 3))),),
-        chunks=(Chunk(name, 0, tuple(prompt), samples=True),),
+        enter=[BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0))],
+        patches=[(name, TablePatch(None, 0, (0, 1, 2, 3)))],
+        rows=[Prefill(name, 0, tuple(prompt), samples=True)],
     )
-    (sampled,) = compute(backend.runner, plan).sampled[name]
+    sampled = sampled_token(compute_one(backend.runner, plan))
     assert 0 <= sampled.token_id < backend.card.vocab_size
     again = load_backend(config, lines.append)
     assert again.card == backend.card
-    assert compute(again.runner, plan).sampled[name] == (sampled,)
+    assert sampled_token(compute_one(again.runner, plan)) == sampled
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.core.step import Chunk
+from engine.core.step import Prefill, Prefilled, Score
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.model.forward import Forward, TokenSpan
@@ -156,10 +156,10 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     driver = Driver(served, attention)
     tokens = random_tokens(150, seed=17)
     subject = driver.subject(tokens)
-    chunk = Chunk(
-        subject.id, 0, tuple(tokens), False, prompt_logprobs=0, next_tokens=tuple(tokens[1:])
-    )
-    scored = driver.step([chunk], [(subject, len(tokens))]).scored[subject.id]
+    row = Prefill(subject.id, 0, tuple(tokens), score=Score(tuple(tokens[1:]), n_top=0))
+    [result] = driver.step([row], [(subject, len(tokens))]).rows
+    assert isinstance(result, Prefilled)
+    scored = result.scores
     logits = mx.array(reference(peer, tokens)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(149), tokens[1:]]

@@ -10,8 +10,10 @@ import pytest
 
 from engine.core.step import (
     BatchEntry,
-    Chunk,
+    Decode,
     ModelRunner,
+    Prefill,
+    Sampled,
     Sampling,
     SequenceId,
     StepMasks,
@@ -49,8 +51,8 @@ class Recorder:
         self.calls.append(pickle.dumps(plan))
         self._runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
-        ruled_out = masks()
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+        ruled_out = StepMasks() if masks is None else masks()
         self.calls.append(pickle.dumps(ruled_out))
         self._runner.sample(lambda: ruled_out)
 
@@ -86,7 +88,7 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
             for i in range(4)
         ),
     )
-    assert daemon.scheduler.counters.preemptions > 0
+    assert daemon.scheduler.metrics.preemptions > 0
     model, launch = cached_model(served, attention, ROOM), launches()[-1]
     again = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     results = []
@@ -109,8 +111,9 @@ def test_a_decode_takes_few_bytes(served_of: Callable[[str], Served]) -> None:
     greedy = SamplingParams(temperature=0)
     daemon.serve(*(Request(str(i), (i, 1, 2), 7, greedy) for i in range(8)))
     plans = [call for call in map(pickle.loads, recorder.calls) if isinstance(call, StepPlan)]
-    [full] = [plan for plan in plans[-2:] if len(plan.decodes) == 8 and not plan.patches]
-    assert len(pickle.dumps(full)) - len(pickle.dumps(StepPlan())) < 8 * 8
+    [full] = [plan for plan in plans[-2:] if len(plan.rows) == 8 and not plan.patches]
+    assert all(isinstance(row, Decode) for row in full.rows)
+    assert len(pickle.dumps(full)) - len(pickle.dumps(StepPlan())) < 8 * 16
 
 
 @pytest.mark.device
@@ -140,18 +143,16 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
     monkeypatch.setattr(UnreadView, "attend", note_and_attend)  # the check at load attends, too
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(i) for i in range(2)]
-    enter = tuple(
-        BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
-    )
-    tables = tuple((name, TablePatch(None, 0, (2 * name, 2 * name + 1))) for name in names)
-    first = Chunk(names[0], 0, (1, 2, 3), samples=True)
-    compute(runner, StepPlan(enter=enter, patches=tables, chunks=(first,)))
+    enter = [BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names]
+    tables = [(name, TablePatch(None, 0, (2 * name, 2 * name + 1))) for name in names]
+    first, decode = Prefill(names[0], 0, (1, 2, 3), samples=True), Decode(names[0])
+    compute(runner, StepPlan(enter=enter, patches=tables, rows=[first]))
     assert seen == []
-    unread = Chunk(names[1], 0, (1, 2, 3, 4, 5), samples=False)
-    compute(runner, StepPlan(chunks=(unread,), decodes=(names[0],)))
+    unread = Prefill(names[1], 0, (1, 2, 3, 4, 5))
+    compute(runner, StepPlan(rows=[decode, unread]))
     assert seen == [5]
-    read = Chunk(names[1], 5, (6, 7), samples=True)
-    compute(runner, StepPlan(chunks=(read,), decodes=(names[0],)))
+    read = Prefill(names[1], 5, (6, 7), samples=True)
+    compute(runner, StepPlan(rows=[decode, read]))
     assert seen == [5]
 
 
@@ -164,19 +165,18 @@ def test_a_result_that_cannot_be_read_leaves_no_step_behind(
     name = SequenceId(0)
     entry = BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0))
     table, prompt = TablePatch(None, 0, tuple(range(8))), tuple(random_tokens(9, seed=1))
-    first = Chunk(name, 0, prompt, samples=True)
-    mlx_runner.submit(StepPlan(enter=(entry,), patches=((name, table),), chunks=(first,)))
-    mlx_runner.sample(StepMasks)
-    mlx_runner.submit(StepPlan(decodes=(name,)))
+    first = Prefill(name, 0, prompt, samples=True)
+    mlx_runner.submit(StepPlan(enter=[entry], patches=[(name, table)], rows=[first]))
+    mlx_runner.sample(None)
+    mlx_runner.submit(StepPlan(rows=[Decode(name)]))
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_result", _out_of_memory)
+        patched.setattr(runner, "_drawn_tokens", _out_of_memory)
         with pytest.raises(MemoryError):
             mlx_runner.collect()
-    mlx_runner.submit(
-        StepPlan(leave=(name,), enter=(entry,), patches=((name, table),), chunks=(first,))
-    )
-    mlx_runner.sample(StepMasks)
-    assert list(mlx_runner.collect().sampled) == [name]
+    mlx_runner.submit(StepPlan(leave=[name], enter=[entry], patches=[(name, table)], rows=[first]))
+    mlx_runner.sample(None)
+    [result] = mlx_runner.collect().rows
+    assert isinstance(result, Sampled)
 
 
 def _out_of_memory(_: object) -> StepResult:

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
+from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -17,11 +17,11 @@ from engine.values.request import SamplingParams
 from kvstore.ops import (
     FillBlock,
     FillState,
-    FillWindow,
     Parts,
     ReadBlock,
-    StorageOp,
+    StepOp,
     TablePatch,
+    When,
 )
 from kvstore.pool import blocks_for
 from kvstore.recurrent import RecurrentState
@@ -53,18 +53,23 @@ def reads(subject: Subject) -> list[ReadBlock]:
     ]
 
 
-def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[StorageOp]:
+def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[StepOp]:
     """The same parts into the targets' places."""
-    ops: list[StorageOp] = []
+    ops: list[StepOp] = []
     for target, (block, *windows, state) in zip(targets, contents, strict=True):
         assert block is not None
-        ops.append(FillBlock(target.block, bytes(block)))
+        ops.append((When.FIRST, FillBlock(target.block, bytes(block))))
         for group, (slot, data) in enumerate(zip(target.windows, windows, strict=True)):
             if slot is not None and data is not None:
-                ops.append(FillWindow(group, slot, bytes(data)))
+                fill = FillBlock(BlockId(slot), bytes(data), group)
+                ops.append((When.FIRST, fill))
         if target.state is not None and state is not None:
-            ops.append(FillState(target.state, bytes(state)))
+            ops.append((When.FIRST, FillState(target.state, bytes(state))))
     return ops
+
+
+def reading(blocks: Sequence[ReadBlock]) -> tuple[StepOp, ...]:
+    return tuple((When.READ, read) for read in blocks)
 
 
 @pytest.mark.parametrize("n_tokens", [2 * BLOCK_SIZE, 45])
@@ -76,7 +81,7 @@ def test_what_was_read_continues_elsewhere_bit_for_bit(
     first = Driver(served, attention, seed=1)
     subject = first.subject(tokens)
     first.prefill(subject, n_tokens)
-    plan = pickle.loads(pickle.dumps(StepPlan(reads=tuple(reads(subject)))))
+    plan = pickle.loads(pickle.dumps(StepPlan(ops=reading(reads(subject)))))
     contents = compute(first.runner, plan).read
     assert len(contents) == blocks_for(n_tokens, BLOCK_SIZE)
     for parts in contents:
@@ -86,15 +91,16 @@ def test_what_was_read_continues_elsewhere_bit_for_bit(
     second = Driver(served, attention, seed=2)
     assert second.model.storage.kv_format == first.model.storage.kv_format
     other = second.subject(tokens)
-    second.store.extend(other.lease, n_tokens)
+    second.store.plan(other.lease, n_tokens)
+    second.store.take_ops()  # nothing is computed: the state's reset comes before its fill
     targets = list(reads_of(other, n_tokens))
-    filling = StepPlan(before=tuple(fills(targets, contents)))
+    filling = StepPlan(ops=tuple(fills(targets, contents)))
     compute(second.runner, pickle.loads(pickle.dumps(filling)))
-    again = compute(second.runner, StepPlan(reads=tuple(targets))).read
+    again = compute(second.runner, StepPlan(ops=reading(targets))).read
     for found, read in zip(again, contents, strict=True):
         assert all(a == b for a, b in zip(found, read, strict=True) if b is not None)
 
-    second.store.publish(other.lease, n_tokens)
+    second.store.commit(other.lease, n_tokens)
     expected = first.logits([subject], LASTS - 1)[0]
     found_logits = second.logits([other], LASTS - 1)[0]
     assert np.array_equal(found_logits, expected)
@@ -114,7 +120,7 @@ def test_what_lies_behind_a_tail_is_not_read(served_of: Callable[[str], Served])
     driver.prefill(subject, BLOCK_SIZE)
     block = subject.lease.table[0]
     wanted = tuple(ReadBlock(block, n) for n in (3, BLOCK_SIZE))
-    tail, whole = (parts[0] for parts in compute(driver.runner, StepPlan(reads=wanted)).read)
+    tail, whole = (parts[0] for parts in compute(driver.runner, StepPlan(ops=reading(wanted))).read)
     assert tail is not None
     assert whole is not None
     room = (-1, BLOCK_SIZE, driver.model.storage.full.layers[0].shape.key_dim)
@@ -135,38 +141,36 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     n_windows = len(model.storage.windows)
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(i) for i in range(4)]
-    enter = tuple(
-        BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
-    )
+    enter = [BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names]
     ids = {name: tuple(range(100 * name, 100 * name + 100)) for name in names}
-    tables = tuple(
+    tables = [
         (name, TablePatch(group, 0, ids[name]))
         for name in names
         for group in (None, *range(n_windows))
-    )
-    prompts = tuple(Chunk(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names)
+    ]
+    prompts: list[Row] = [
+        Prefill(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names
+    ]
     block, read = BlockId(1_000), ReadBlock(BlockId(0), BLOCK_SIZE, (SlotId(0),) * n_windows)
-    runner.submit(StepPlan(enter=enter, patches=tables, chunks=prompts, reads=(read,)))
-    runner.sample(StepMasks)
+    runner.submit(StepPlan(enter=enter, patches=tables, rows=prompts, ops=reading([read])))
+    runner.sample(None)
     [parts] = [result.read[0] for result in [runner.collect()]]
     target = ReadBlock(block, BLOCK_SIZE, (SlotId(1_000),) * n_windows)
     ops = tuple(fills([target], [parts]))
-    runner.submit(StepPlan(before=ops, decodes=tuple(names)))
-    runner.sample(StepMasks)
+    runner.submit(StepPlan(ops=ops, rows=list(map(Decode, names))))
+    runner.sample(None)
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for step in range(20):
-        chunk = Chunk(names[0], 100 + 30 * step, tuple(random_tokens(30, step)), samples=False)
+        prefill = Prefill(names[0], 100 + 30 * step, tuple(random_tokens(30, step)))
         plan = StepPlan(
-            before=ops if step % 3 else (),
-            chunks=(chunk,),
-            decodes=tuple(names[1:]),
-            reads=(target, read) if step % 2 else (),
+            ops=(ops if step % 3 else ()) + (reading([target, read]) if step % 2 else ()),
+            rows=[*map(Decode, names[1:]), prefill],
         )
         runner.submit(plan)
         runner.collect()
-        runner.sample(StepMasks)
+        runner.sample(None)
     assert runner.collect().read[0][0] == parts[0]
     pools = [model.storage.full, *model.storage.windows]
     pool_bytes = min(arena.layers[0].arrays()[0].nbytes for arena in pools)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.inbox import Inbox
-from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.mlx_backend.storage.storage import Storage
@@ -31,10 +31,12 @@ class Daemon:
     def __init__(self, served: Served, directory: Path) -> None:
         self._inbox = Inbox()
         self._directory = directory
-        self._engine = OfflineDaemon(served, ATTENTION["gather"](), ROOM, disk=self._disk)
+        self._engine = OfflineDaemon(
+            served, ATTENTION["gather"](), ROOM, disk=self._disk, inbox=self._inbox
+        )
 
-    def _disk(self, store: KVStore, storage: Storage) -> TieredCache:
-        return TieredCache(
+    def _disk(self, store: KVStore, storage: Storage) -> DiskCache:
+        return DiskCache(
             DiskTier.open(self._directory, storage.kv_format, TierLimits(LIMIT_BYTES)),
             store,
             storage.part_bytes,
@@ -51,8 +53,7 @@ class Daemon:
         self._engine.add(Request(name, tuple(prompt), max_tokens=8, sampling=sampling))
         said = list[int]()
         engine = self._engine
-        while engine.scheduler.has_work or not engine.pipeline.is_empty:
-            self._inbox.handle()
+        while not engine.loop.is_idle:
             for event in engine.turn():
                 assert event.error is None
                 said += event.token_ids
@@ -62,11 +63,8 @@ class Daemon:
         return said, cached_tokens
 
     def end(self) -> None:
-        disk, engine = self._engine.scheduler.disk, self._engine
-        disk.end()
-        while disk.is_ending or not engine.pipeline.is_empty:
-            engine.turn()
-        disk.close()
+        self._engine.loop.stop()
+        self._engine.loop.run()
 
 
 @pytest.mark.parametrize(

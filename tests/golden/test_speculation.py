@@ -1,4 +1,4 @@
-"""Scheduler, store and runner with drafts on real models, hybrids too: what is said is the same."""
+"""Scheduler, store and runner with drafts on real models, also hybrids: the output is the same."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.core.step_builder import StepBuilder
+from engine.core.scheduler import Step
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -25,7 +25,7 @@ PROMPTS = {f"r{at}": random_tokens(13 + 9 * at, seed=70 + at) for at in range(3)
 def drafting(
     served: Served, attention: Attention, n_blocks: int, launch: Launch = SERVING_LAUNCH
 ) -> OfflineDaemon:
-    """Its clock stands still, so that how many drafts are verified depends on no machine."""
+    """Make a daemon whose clock stands still: no machine decides how many drafts are verified."""
     return OfflineDaemon(served, attention, Room(n_blocks), clock=lambda: 0.0, launch=launch)
 
 
@@ -40,7 +40,7 @@ def wrong(tokens: Sequence[int], places: Sequence[int]) -> list[int]:
 def served_with(
     daemon: OfflineDaemon, scripts: Mapping[str, Sequence[int]], sampling: SamplingParams
 ) -> dict[str, Sequence[int]]:
-    """What is said where these are drafted."""
+    """Return the outputs where these scripts are drafted."""
     for name, script in scripts.items():
         daemon.add(request(name, sampling))
         daemon.speculate(name, ScriptedDrafter(script))
@@ -64,7 +64,7 @@ def test_greedy(served: Served, peer: Module, attention: Attention) -> None:
         expect_greedy(peer, prompt, said[name])
     assert daemon.usage["r0"].accepted_draft_tokens > OUTPUT_TOKENS // 2
     assert daemon.usage["r1"].rejected_draft_tokens > 0
-    assert daemon.scheduler.counters.steps < plain.scheduler.counters.steps
+    assert daemon.scheduler.metrics.steps < plain.scheduler.metrics.steps
     again = daemon.serve(replace(request("r1", sampling), id="again"))
     expect_greedy(peer, PROMPTS["r1"], again["again", 0])
 
@@ -90,7 +90,7 @@ def test_what_is_computed_again_may_take_several_steps(
 ) -> None:
     sampling = SamplingParams(temperature=0)
     truth = OfflineDaemon(served, attention, Room(64)).serve(request("r0", sampling))["r0", 0]
-    monkeypatch.setattr(StepBuilder, "allow", lambda builder, sequence, n_tokens: most)
+    monkeypatch.setattr(Step, "allow", lambda step, sequence: min(sequence.unplanned_tokens, most))
     daemon = drafting(served, attention, 64, launch)
     said = served_with(daemon, {"r0": wrong(truth, (4, 9, 10, 23, 37))}, sampling)
     assert said == {"r0": truth}

@@ -5,96 +5,110 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.budget import StepBudget, StepCosts
-from engine.core.step import StepWork, chunk_beginning
-from tests.unit.simulated_machine import beside
+from engine.core.budget import StepBudget, StepCosts, StepShape
+from tests.unit.simulated_machine import limited
 
 counts = st.integers(0, 100_000)
-works = st.builds(StepWork, st.integers(1, 64), *[counts] * 7)
-seconds = st.floats(0, 1000)
-histories = st.lists(st.tuples(works, seconds), max_size=60)
 tokens = st.integers(1, 100_000)
 positions = st.integers(0, 1_000_000)
+spans = st.lists(st.tuples(positions, tokens), max_size=4).map(tuple)
+seconds = st.floats(0, 1000)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> StepShape:
+    """Of a step with at least one forward. A row with a draft is one of its decodes."""
+    drafts = draw(spans)
+    keys = draw(counts) + sum(start + 1 for start, _ in drafts)
+    chunks = draw(spans)
+    least_rows = 0 if chunks and not drafts else max(len(drafts), 1)
+    rows = draw(st.integers(least_rows, 100_000))
+    return StepShape(rows, keys if rows else 0, chunks, drafts)
+
+
+histories = st.lists(st.tuples(shapes(), seconds), max_size=40)
 limits = st.floats(0.001, 10)
 
 
-def _learned(history: list[tuple[StepWork, float]]) -> StepCosts:
+def _learned(history: list[tuple[StepShape, float]]) -> StepCosts:
     costs = StepCosts()
-    for work, taken in history:
-        costs.observe(work, taken)
+    for shape, taken in history:
+        costs.observe(shape, taken)
     return costs
 
 
 def _budget(costs: StepCosts, limit: float, rows: int, context: int) -> StepBudget:
-    return beside(costs, limit, [context] * rows)
+    return limited(costs, limit, [context] * rows)
 
 
-@given(histories, works, works)
+@given(histories, shapes(), counts, counts, spans)
 def test_a_prediction_is_not_negative_and_grows_with_the_work(
-    history: list[tuple[StepWork, float]], work: StepWork, more: StepWork
+    history: list[tuple[StepShape, float]],
+    shape: StepShape,
+    more_rows: int,
+    more_keys: int,
+    more_chunks: tuple[tuple[int, int], ...],
 ) -> None:
     costs = _learned(history)
-    assert 0 <= costs.seconds(work) <= costs.seconds(work.plus(more)) < math.inf
+    rows, keys = shape.decode_rows + more_rows, shape.decode_keys + more_keys
+    more = StepShape(rows, keys, shape.chunks + more_chunks, shape.drafts)
+    assert 0 <= costs.predict(shape) <= costs.predict(more) * (1 + 1e-9) < math.inf
+
+
+@given(histories, positions, tokens, tokens)
+def test_a_longer_chunk_and_a_longer_draft_never_take_less(
+    history: list[tuple[StepShape, float]], start: int, n_tokens: int, more: int
+) -> None:
+    costs = _learned(history)
+    longer = n_tokens + more
+    assert costs.prompt_seconds(start, n_tokens) <= costs.prompt_seconds(start, longer)
+    assert costs.draft_seconds(start, n_tokens) <= costs.draft_seconds(start, longer)
+    assert costs.verify_seconds() >= 0
 
 
 @given(histories, limits, st.integers(0, 64), positions, positions, tokens)
 def test_a_first_chunk_is_never_empty_and_never_more_than_wanted(
-    history: list[tuple[StepWork, float]],
+    history: list[tuple[StepShape, float]],
     limit: float,
     rows: int,
     context: int,
     start: int,
     wanted: int,
 ) -> None:
-    assert 1 <= _budget(_learned(history), limit, rows, context).allow(start, wanted) <= wanted
+    assert (
+        1 <= _budget(_learned(history), limit, rows, context).chunk_tokens(start, wanted) <= wanted
+    )
 
 
 @given(histories, limits, limits, positions, tokens)
 def test_more_time_never_allows_fewer_tokens(
-    history: list[tuple[StepWork, float]], limit: float, other: float, start: int, wanted: int
+    history: list[tuple[StepShape, float]], limit: float, other: float, start: int, wanted: int
 ) -> None:
     costs = _learned(history)
     worse, better = (_budget(costs, each, 4, 100) for each in sorted((limit, other)))
-    assert worse.allow(start, wanted) <= better.allow(start, wanted)
+    assert worse.chunk_tokens(start, wanted) <= better.chunk_tokens(start, wanted)
 
 
 @given(histories, limits, positions, positions, tokens)
 def test_with_less_before_them_the_same_time_never_computes_fewer_tokens(
-    history: list[tuple[StepWork, float]], taken: float, start: int, other: int, wanted: int
+    history: list[tuple[StepShape, float]], taken: float, start: int, other: int, wanted: int
 ) -> None:
     costs = _learned(history)
     near, far = sorted((start, other))
-    assert costs.chunk_tokens(far, taken, wanted) <= costs.chunk_tokens(near, taken, wanted)
+    assert costs.tokens_within(taken, far, wanted) <= costs.tokens_within(taken, near, wanted)
 
 
 @given(histories, limits, positions, tokens)
 def test_what_is_allowed_is_predicted_to_end_in_time(
-    history: list[tuple[StepWork, float]], limit: float, start: int, wanted: int
+    history: list[tuple[StepShape, float]], limit: float, start: int, wanted: int
 ) -> None:
     costs = _learned(history)
     budget = _budget(costs, limit, 4, 100)
-    decodes = budget.work
-    allowed = budget.allow(start, wanted)
-    budget.chunk(start, allowed)
-    gather = costs.seconds(StepWork(gathered_keys=start))
-    before = costs.seconds(decodes.plus(chunk_beginning(start)))
+    decodes = budget.shape
+    allowed = budget.chunk_tokens(start, wanted)
+    budget.add_chunk(start, allowed)
+    gather = costs.gather_seconds(start)
+    before = costs.predict(decodes) + costs.begin_seconds(start)
     least = before + max(0.25 * (before - gather), gather)
     if allowed > 1:
-        assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)
-
-
-@given(histories, st.lists(st.tuples(positions, tokens), max_size=5))
-def test_chunks_are_counted_as_positions_that_see_all_before_them_and_gather_it(
-    history: list[tuple[StepWork, float]], chunks: list[tuple[int, int]]
-) -> None:
-    budget = StepBudget(_learned(history), 1.0)
-    for start, n_tokens in chunks:
-        budget.chunk(start, min(n_tokens, 100))
-    assert budget.work == StepWork(
-        forwards=len(chunks),
-        prompt_tokens=sum(min(n, 100) for _, n in chunks),
-        prompt_keys=sum(
-            position + 1 for start, n in chunks for position in range(start, start + min(n, 100))
-        ),
-        gathered_keys=sum(start + min(n, 100) for start, n in chunks),
-    )
+        assert costs.predict(budget.shape) <= max(limit, least) * (1 + 1e-9)

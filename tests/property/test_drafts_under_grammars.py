@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from engine.constraints.drafted import GuidedDraft, forced_tokens
 from engine.constraints.factory import GuideMaker, untried
-from engine.constraints.guide import Guide, GuideFactory, matcher_of
+from engine.constraints.guide import FreeGuide, Guide, GuideFactory, matcher_of
 from engine.constraints.masks import mask_words, masks_of
 from engine.constraints.remote.trials import Verdict
 from engine.constraints.worker.grammar import GrammarError, compile_grammar
@@ -194,7 +194,7 @@ def guides(request: Request) -> GuideFactory:
     instead = request.constraint and request.constraint.instead
     if instead and instead.constraint:
         verdicts[instead.constraint.grammar] = Verdict(None, 0.0)
-    return GuideMaker(frozenset({END})).guides(request, verdicts)
+    return GuideMaker(frozenset({END})).guides(request, verdicts) or FreeGuide
 
 
 def settle(guide: Guide) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from kvstore import invariants
-from kvstore.in_flight import PendingPrompt
+from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease, Refusal
 from kvstore.ops import CopyBlock
 from kvstore.pool import BlockPool
@@ -93,7 +93,8 @@ class KVStoreMachine(RuleBasedStateMachine):
     @initialize(n_blocks=st.integers(3, 60), block_size=st.integers(2, 4))
     def start(self, n_blocks: int, block_size: int) -> None:
         pool = BlockPool(n_blocks)
-        self.store = KVStore(pool, RadixTree(pool, block_size), block_size)
+        self.tree = RadixTree(pool, block_size, hashes_blocks=True)
+        self.store = KVStore(pool, self.tree, block_size)
         self.arena = Arena(n_blocks, block_size)
         self.block_size = block_size
         self.indexed = {namespace: Indexed(set()) for namespace in NAMESPACES}
@@ -103,7 +104,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         self.published: dict[Lease, Ids] = {}  # whole blocks that are indexed and held
         self.planned: dict[Lease, int] = {}  # tokens that the next step writes
         self.copies: list[CopyBlock] = []
-        self.pending: list[PendingPrompt] = []
+        self.pending: list[QueuedPrompt] = []
         self.admitted_tokens: dict[Lease, int] = {}
 
     # Looking and coming.
@@ -145,28 +146,27 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, prompt=prompts)
     def expect(self, namespace: Namespace, prompt: Prompt) -> None:
-        pending = self.store.in_flight.add_pending(namespace, Tokens(self.ids_for(prompt)))
+        pending = QueuedPrompt(namespace, Tokens(self.ids_for(prompt)))
         self.pending.append(pending)
-        assert self.store.in_flight.must_wait(pending) is self.is_worth_a_wait(pending)
+        assert self.must_wait(pending) is self.is_worth_a_wait(pending)
 
     @precondition(lambda self: self.pending)
     @rule(at=which)
     def admit_or_wait(self, at: int) -> None:
         """As the scheduler does."""
         pending = self.pending[at % len(self.pending)]
-        if self.store.in_flight.must_wait(pending):
+        if self.must_wait(pending):
             return
         before = self.snapshot()
         lease = self.store.admit(pending.namespace, pending.tokens)
         self.joined(lease, before)
         if isinstance(lease, Lease):
             self.pending.remove(pending)
-            self.store.in_flight.remove_pending(pending)
 
     @precondition(lambda self: self.pending)
     @rule(at=which)
     def withdraw(self, at: int) -> None:
-        self.store.in_flight.remove_pending(self.pending.pop(at % len(self.pending)))
+        self.pending.pop(at % len(self.pending))
 
     # Of a lease outside the step: else the fork would share a block that is about to be written.
     @precondition(lambda self: self.idle())
@@ -208,7 +208,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         for lease, n_tokens in self.planned.items():
             self.write(lease, n_tokens)
         for lease, n_tokens in self.planned.items():
-            self.publish(lease, lease.written_tokens + n_tokens)
+            self.commit(lease, n_tokens)
         self.planned.clear()
         self.copies.clear()
 
@@ -256,7 +256,7 @@ class KVStoreMachine(RuleBasedStateMachine):
             return
         for lease in self.live:
             self.check_slots(lease.namespace, lease.table[:], ids_of(lease)[: lease.written_tokens])
-        for namespace, path, node in self.store.index.walk():
+        for namespace, path, node in self.tree.walk():
             ids = unpacked(path)
             first = (len(path) - len(node.packed)) // TOKEN_BYTES
             self.check_slots(namespace, node.blocks, ids, first)
@@ -272,9 +272,9 @@ class KVStoreMachine(RuleBasedStateMachine):
     @invariant()
     def who_waits_is_waiting_for_more_than_there_is(self) -> None:
         for pending in self.pending:
-            if pending.is_waiting:
-                assert pending.awaited is not None
-                lease = pending.awaited.lease
+            assert self.store.in_flight is not None
+            lease = pending.awaited
+            if lease and self.store.in_flight.will_be_indexed(lease, pending.until_tokens):
                 assert lease in self.live
                 assert lease.written_tokens < pending.until_tokens <= self.shared(lease, pending)
 
@@ -282,7 +282,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         for lease in self.live:
             self.store.release(lease)
         invariants.check_idle(self.store)
-        while self.store.index.evict() is not None:
+        while self.tree.evict() is not None:
             invariants.check_idle(self.store)
         assert self.store.pool.n_free == self.store.pool.n_blocks
 
@@ -317,7 +317,18 @@ class KVStoreMachine(RuleBasedStateMachine):
             assert self.store.available_blocks >= spare
         return lease
 
-    def is_worth_a_wait(self, pending: PendingPrompt) -> bool:
+    def must_wait(self, pending: QueuedPrompt) -> bool:
+        """What the store says, which asking why a prompt waits does not change."""
+        assert self.store.in_flight is not None
+        before = (pending.awaited, pending.until_tokens)
+        expected = self.store.in_flight.find(pending)
+        assert before == (pending.awaited, pending.until_tokens)
+        found = self.store.in_flight.must_wait(pending)
+        assert found is (expected is not None)
+        assert not found or expected == (pending.awaited, pending.until_tokens)
+        return found
+
+    def is_worth_a_wait(self, pending: QueuedPrompt) -> bool:
         """Whether a lease computes more of it than is indexed, and will soon be that far."""
         indexed = self.store.probe(pending.namespace, pending.tokens)
         return any(
@@ -327,9 +338,9 @@ class KVStoreMachine(RuleBasedStateMachine):
             for lease in self.live
         )
 
-    def shared(self, lease: Lease, pending: PendingPrompt) -> int:
+    def shared(self, lease: Lease, pending: QueuedPrompt) -> int:
         """How many tokens both begin with, in whole blocks that the lease was admitted with."""
-        own, other = ids_of(lease)[: self.admitted_tokens[lease]], unpacked(pending.packed)
+        own, other = ids_of(lease)[: self.admitted_tokens[lease]], all_of(pending.tokens)[:-1]
         common = common_prefix(own, other)
         return common - common % self.block_size
 
@@ -346,12 +357,11 @@ class KVStoreMachine(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         before = self.snapshot()
-        step_ops = self.store.extend(lease, n_tokens)
-        if isinstance(step_ops, Refusal):
+        if self.store.plan(lease, n_tokens) is not None:
             self.check_refused(before)
         else:
             self.planned[lease] = n_tokens
-            self.copies += [op for op in step_ops.before if isinstance(op, CopyBlock)]
+            self.copies += [op for _, op in self.store.take_ops() if isinstance(op, CopyBlock)]
 
     def joined(self, lease: Lease | Refusal, before: object) -> None:
         if isinstance(lease, Refusal):
@@ -380,13 +390,14 @@ class KVStoreMachine(RuleBasedStateMachine):
             assert (pool.ref_count(block), pool.is_cached(block)) == (1, False), "others read it"
             self.arena.write(block, position, (lease.namespace, ids[: position + 1]))
 
-    def publish(self, lease: Lease, n_tokens: int) -> None:
-        whole_tokens = n_tokens // self.block_size * self.block_size
+    def commit(self, lease: Lease, n_tokens: int) -> None:
+        written = lease.written_tokens + n_tokens
+        whole_tokens = written // self.block_size * self.block_size
         if whole_tokens > lease.written_tokens // self.block_size * self.block_size:
             run = ids_of(lease)[:whole_tokens]
             self.indexed[lease.namespace].runs.add(run)
             self.published[lease] = run
-        self.store.publish(lease, n_tokens)
+        self.store.commit(lease, n_tokens)
 
     def note_evictions(self) -> None:
         if self.store.counters.evictions > self.evictions:
@@ -419,14 +430,18 @@ class KVStoreMachine(RuleBasedStateMachine):
         return (
             replace(self.store.counters),
             self.store.pool.free_blocks(),
-            [(n, path, tuple(node.blocks)) for n, path, node in self.store.index.walk()],
+            [(n, path, tuple(node.blocks)) for n, path, node in self.tree.walk()],
             [(lease.written_tokens, tuple(lease.table)) for lease in self.live],
             len(self.store.leases),
         )
 
 
 def ids_of(lease: Lease) -> Ids:
-    return tuple(lease.tokens.ids(0, len(lease.tokens)))
+    return all_of(lease.tokens)
+
+
+def all_of(tokens: Tokens) -> Ids:
+    return tuple(tokens.ids(0, len(tokens)))
 
 
 def unpacked(path: bytes) -> Ids:

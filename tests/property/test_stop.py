@@ -17,7 +17,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def shown(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+def shown(pieces: list[str], stops: list[str]) -> tuple[str, str | int | None]:
     checker = StopChecker(tuple(stops))
     text = ""
     for piece in pieces:

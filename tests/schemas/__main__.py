@@ -10,7 +10,6 @@ import typer
 
 from engine.launch import launch
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
 from tests.schemas.suite import report
@@ -42,7 +41,7 @@ async def _answer(seeds: range, max_tokens: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as parent:
         model = write_family(SHALLOW, Path(parent))
         config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
-        engine = await launch(config, EngineTelemetry(), lambda line: None)
+        engine = await launch(config, lambda line: None)
         try:
             return dict(await answers_conform(engine, seeds, max_tokens))
         finally:

@@ -9,7 +9,6 @@ import pytest
 
 from engine.launch import launch
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
 
@@ -23,7 +22,7 @@ async def test_every_complete_answer_conforms_and_every_other_schema_is_refused(
 ) -> None:
     model = write_family(SHALLOW, tmp_path)
     config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
-    engine = await launch(config, EngineTelemetry(), lambda line: None)
+    engine = await launch(config, lambda line: None)
     try:
         ends = await answers_conform(engine, range(SCHEMAS), max_tokens=120)
     finally:

@@ -2,13 +2,14 @@
 
 from random import Random
 
+from engine.core.metrics import Metrics
 from engine.core.request import Limits
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
-from engine.core.step_builder import StepBuilder
+from engine.core.step import Verify
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.proposer import LiveSpeculator
-from engine.output.text import OutputFactory
+from engine.drafts.policy import DraftPolicy
+from engine.output.text import NewOutput
 from kvstore.store import KVStore
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import NAMESPACES
@@ -22,27 +23,29 @@ class CuttingScheduler(Scheduler):
         random: Random,
         census: Census,
         store: KVStore,
-        outputs: OutputFactory,
+        new_output: NewOutput,
         limits: Limits,
-        disk: DiskCache,
+        metrics: Metrics,
+        disk: DiskCache | None,
     ) -> None:
         super().__init__(
             store,
-            outputs,
+            new_output,
             limits,
             lambda: random.getrandbits(32),
+            metrics,
             NAMESPACES,
             disk=disk,
-            speculator=LiveSpeculator(store),
+            drafts=DraftPolicy(store),
         )
         self._random = random
         self._census = census
         self._cut_share = random.choice([0.0, 0.0, 0.5])
 
-    def _schedule(self, sequence: LiveSequence, n_tokens: int, builder: StepBuilder) -> None:
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
         if n_tokens > 1 and self._random.random() < self._cut_share:
             n_tokens = self._random.randrange(1, n_tokens)
-        is_again = sequence.is_sampling and sequence.remaining_tokens > 1
+        is_again = isinstance(sequence.pending, Verify)  # whose rejected draft was rolled back
         self._census[Happening.AGAIN] += is_again
-        self._census[Happening.AGAIN_IN_PARTS] += is_again and n_tokens < sequence.remaining_tokens
-        super()._schedule(sequence, n_tokens, builder)
+        self._census[Happening.AGAIN_IN_PARTS] += is_again and n_tokens < sequence.unplanned_tokens
+        super()._add_prefill(sequence, n_tokens, step)

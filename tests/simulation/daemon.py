@@ -7,26 +7,27 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
+from engine.constraints.stage import GrammarStage
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import LatencyTracker
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, Submission, prepare
 from engine.core.scheduler import Scheduler
 from engine.core.step import SequenceId
-from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
-from engine.measuring.telemetry import SilentTelemetry
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.request import Request
 from engine.values.settings import DiskWrites
+from engine.values.stats import MemoryPromise, MemoryStats
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group
 from kvstore.store import KVStore
-from kvstore.tree import PrefixIndex, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.window import WindowGroup, lease_slots
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
@@ -37,6 +38,7 @@ from tests.simulation.model import ADAPTERS, text_of
 from tests.simulation.troubled_tier import TroubledTier
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
+NO_MEMORY = MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0, 0))
 
 T = TypeVar("T")
 
@@ -130,8 +132,10 @@ class Daemon:
         self.limits = _limits(random, layout, n_blocks)
         self.pool = BlockPool(n_blocks)
         is_cached = tier is not None or random.random() < 0.8
-        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else PrefixIndex()
-        self.store = KVStore(self.pool, index, layout.block_size, self._groups(is_cached))
+        tree: RadixTree | None = None
+        if is_cached:
+            tree = RadixTree(self.pool, layout.block_size, hashes_blocks=tier is not None)
+        self.store = KVStore(self.pool, tree, layout.block_size, self._groups(is_cached))
         self.runner = FakeRunner(
             self.pool,
             self.store.groups,
@@ -143,13 +147,13 @@ class Daemon:
         )
         self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
         self.part_bytes = layout.part_bytes
-        self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
+        self.new_output = output_factory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.inbox = Mailbox()
         self.loader: DiskLoader | None = None
         self.writer: DiskWriter | None = None
-        disk = NO_DISK_CACHE if tier is None else self._disk(tier)
+        disk = None if tier is None else self._disk(tier)
         self.scheduler: Scheduler = CuttingScheduler(
-            random, census, self.store, self.outputs, self.limits, disk
+            random, census, self.store, self.new_output, self.limits, Metrics(world.clock), disk
         )
         fairness.watch(self.scheduler, census)
         self.loop = EngineLoop(
@@ -157,9 +161,12 @@ class Daemon:
             self.runner,
             self.inbox,
             world.deliver,
-            LatencyTracker(world.clock, SilentTelemetry()),
             self.sizes,
-            LateAnswers(random, layout.vocab_size, world.answer_fault, census),
+            GrammarStage(
+                self.scheduler,
+                LateAnswers(random, layout.vocab_size, world.answer_fault, census),
+                self.clock,
+            ),
         )
 
     def prepared(self, request: Request) -> Submission:
@@ -174,12 +181,12 @@ class Daemon:
     @property
     def in_flight(self) -> int:
         """The number of the step that is being computed, 0 when there is none."""
-        return self.loop._pipeline._in_flight.number
+        return 0 if self.loop.in_flight is None else self.loop.in_flight.plan.number
 
     @property
     def wants_sleep(self) -> bool:
         """Whether the next turn would begin by waiting for a call, as long as the disk allows."""
-        return self.loop.is_idle or self.loop._is_waiting
+        return self.loop.sleeps
 
     def _groups(self, is_cached: bool) -> list[Group]:
         """With little room beyond the least."""
@@ -196,10 +203,10 @@ class Daemon:
             groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
         return groups
 
-    def _disk(self, tier: TroubledTier) -> TieredCache:
+    def _disk(self, tier: TroubledTier) -> DiskCache:
         random = self._random
         write_rules, load_rules = draw_rules(random)
-        disk = TieredCache(
+        disk = DiskCache(
             tier,
             self.store,
             self._layout.part_bytes,

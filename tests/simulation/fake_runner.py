@@ -8,8 +8,16 @@ from enum import Enum
 import numpy as np
 
 from engine.core.step import (
-    Chunk,
+    Decode,
+    Failed,
+    Late,
     Masks,
+    Prefill,
+    Prefilled,
+    Resample,
+    Row,
+    RowResult,
+    Sampled,
     SampledToken,
     Sampling,
     SequenceId,
@@ -17,22 +25,23 @@ from engine.core.step import (
     StepPlan,
     StepResult,
     Vector,
+    Verified,
+    Verify,
 )
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling
 from kvstore.ops import (
     CopyBlock,
     CopyState,
-    CopyWindowBlock,
     FillBlock,
     FillState,
-    FillWindow,
     Parts,
     ReadBlock,
     ResetState,
     RollBackState,
     StorageOp,
     TablePatch,
+    When,
 )
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
@@ -82,21 +91,22 @@ class BatchRow:
 
 @dataclass(slots=True)
 class Flight:
-    """A step that has been submitted. `kv`: of its sampling rows, behind their last token and each
-    of their drafts.
+    """A step that has been submitted.
+
+    `kv`: of its sampling rows, after their own last token and after each token of their drafts.
     """
 
     plan: StepPlan
     kv: dict[SequenceId, list[int]] = field(default_factory=dict)
     drafts: dict[SequenceId, tuple[int, ...]] = field(default_factory=dict)
     sampled: dict[SequenceId, tuple[SampledToken, ...]] = field(default_factory=dict)
-    scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
-    failed: dict[SequenceId, str] = field(default_factory=dict)
-    read: tuple[Parts, ...] = ()
-    pooled: dict[SequenceId, Vector] = field(default_factory=dict)
+    late: set[SequenceId] = field(default_factory=set)
+    scores: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    vectors: dict[SequenceId, Vector] = field(default_factory=dict)
+    read: list[Parts] = field(default_factory=list)
 
     def pool(self, sequence_id: SequenceId, kv: Sequence[int]) -> None:
-        self.pooled[sequence_id] = np.array([sum(map(pooled_number, kv))], np.float32)
+        self.vectors[sequence_id] = np.array([sum(map(pooled_number, kv))], np.float32)
 
 
 class FakeRunner:
@@ -144,46 +154,46 @@ class FakeRunner:
         return self._states[slot]
 
     def submit(self, plan: StepPlan) -> None:
-        assert plan.is_due, "a step that does nothing"
+        assert plan.rows or plan.ops, "a step that does nothing"
         assert not any(flight.drafts for flight in self._flights), "nobody knows where it goes on"
         self._change_batch(plan)
         self._fault()
-        for op in plan.before:
-            self._execute(op)
+        self._execute_all(plan.ops_at(When.FIRST))
         self._states_before.clear()
         flight = Flight(plan)
-        for chunk in plan.chunks:
-            self._compute_chunk(flight, chunk)
+        for row in plan.rows:
+            if isinstance(row, Prefill):
+                self._prefill(flight, row)
         if self._launching is Launching.WHEN_IDLE:
             self._fault()  # the launch of a later forward fails: what is before it is computed
-        for op in plan.after_chunks:
-            self._execute(op)
-        for chunk in plan.chunks:
-            if chunk.pooling is Pooling.LAST:
-                last = self._forward(chunk.sequence_id, chunk.tokens[-1:])
-                flight.pool(chunk.sequence_id, last)
-        for sequence_id in plan.kept:
-            row = self._rows[sequence_id]
-            assert row.kept_kv is not None, "a step was sat out by who was not in it"
-            flight.kv[sequence_id], row.kept_kv = [row.kept_kv], None
-        for sequence_id in plan.sampling():
-            if sequence_id in plan.kept:
+        self._execute_all(plan.ops_at(When.AFTER_PREFILLS))
+        for row in plan.rows:
+            if isinstance(row, Prefill) and row.pooling is Pooling.LAST:
+                flight.pool(row.sequence_id, self._forward(row.sequence_id, row.tokens[-1:]))
+        for row in plan.rows:
+            if isinstance(row, Prefill) and not row.samples:
                 continue
-            row = self._rows[sequence_id]
-            assert row.kept_kv is None, "a decode of who has yet to sample"
-            assert row.last_token is not None, "a decode of what has not been sampled"
-            drafts = flight.drafts.get(sequence_id, ())
-            flight.kv[sequence_id] = self._forward(sequence_id, (row.last_token, *drafts))
-        for op in plan.after:
-            self._execute(op)
-        flight.read = tuple(map(self._read, plan.reads))
+            batch_row, draft = self._rows[row.sequence_id], tuple[int, ...]()
+            if isinstance(row, Resample):
+                assert batch_row.kept_kv is not None, "no logits were saved"
+                flight.kv[row.sequence_id], batch_row.kept_kv = [batch_row.kept_kv], None
+                continue
+            assert batch_row.kept_kv is None, "a decode of who has yet to sample"
+            if isinstance(row, Verify):
+                draft = flight.drafts[row.sequence_id] = row.draft
+                assert (row.start, row.token) == (batch_row.position, batch_row.last_token)
+            assert batch_row.last_token is not None, "a decode of what has not been sampled"
+            tokens = (batch_row.last_token, *draft)
+            flight.kv[row.sequence_id] = self._forward(row.sequence_id, tokens)
+        self._execute_all(plan.ops_at(When.LAST))
+        flight.read = [self._read(read) for read in plan.reads]
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
         flight = self._flights[-1]
         try:
-            ruled_out = masks()
+            ruled_out = StepMasks() if masks is None else masks()
             self._fault()
         except BaseException:
             self._flights.pop()
@@ -194,12 +204,12 @@ class FakeRunner:
 
     def _leave_decodes_out(self, plan: StepPlan) -> None:
         """Where another forward comes first, decodes are launched only when the step samples."""
-        chunked = {chunk.sequence_id for chunk in plan.chunks}
-        decodes = [one for one in plan.decodes if one not in chunked] if chunked else []
-        for sequence_id in decodes:
+        if not any(isinstance(row, Prefill | Verify) for row in plan.rows):
+            return
+        for row in plan.rows:
             for index, group in enumerate(self._groups):
-                if not isinstance(group, WindowGroup):
-                    state = self._rows[sequence_id].tables[index][0]
+                if isinstance(row, Decode) and not isinstance(group, WindowGroup):
+                    state = self._rows[row.sequence_id].tables[index][0]
                     self._states[state] = self._states_before.pop(state)
 
     def _sample(self, flight: Flight, masks: StepMasks) -> None:
@@ -212,6 +222,7 @@ class FakeRunner:
             row.position -= len(drafts)
             if sequence_id in masks.late:
                 row.kept_kv = kv[0]
+                flight.late.add(sequence_id)
                 continue
             of_row: Sequence[Masks | None] = by_row.get(sequence_id) or [None] * len(kv)
             tokens = list[SampledToken]()
@@ -237,15 +248,24 @@ class FakeRunner:
         except BaseException:
             self._flights.clear()
             raise
-        for sequence_id, n_tokens in flight.plan.rows():
-            if n_tokens == 0:
-                continue
-            n_drafted = max(len(flight.sampled.get(sequence_id, ())) - 1, 0)
-            self.computed_tokens[sequence_id] += n_tokens + n_drafted
+        results = tuple(self._result(flight, row) for row in flight.plan.rows)
+        return StepResult(results, tuple(flight.read))
+
+    def _result(self, flight: Flight, row: Row) -> RowResult:
+        name = row.sequence_id
+        tokens = flight.sampled.get(name, ())
+        if not isinstance(row, Resample):
+            n_tokens = len(row.tokens) if isinstance(row, Prefill) else 1
+            self.computed_tokens[name] += n_tokens + max(len(tokens) - 1, 0)
             self.n_computed += n_tokens
-            if self._row_fault(sequence_id):
-                flight.failed[sequence_id] = "injected"
-        return StepResult(flight.sampled, flight.scored, flight.failed, flight.read, flight.pooled)
+            if self._row_fault(name):
+                return Failed("injected")
+        scores = flight.scores.get(name, ())
+        if name in flight.late:
+            return Late(scores)
+        if isinstance(row, Verify):
+            return Verified(tokens)
+        return Sampled(tokens[0], scores) if tokens else Prefilled(scores, flight.vectors.get(name))
 
     def _change_batch(self, plan: StepPlan) -> None:
         for sequence_id in plan.leave:
@@ -259,26 +279,22 @@ class FakeRunner:
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].patch(patch)
 
-    def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
-        row = self._rows[chunk.sequence_id]
-        row.position = chunk.start
-        own = chunk.tokens[: len(chunk.tokens) - chunk.n_drafts]
-        if chunk.n_drafts:
-            flight.drafts[chunk.sequence_id] = chunk.tokens[len(own) :]
-        last_apart = chunk.samples or chunk.pooling is Pooling.LAST
-        run = own[:-1] if last_apart else own
-        values = self._forward(chunk.sequence_id, run) if run else []
-        if chunk.samples:
-            row.last_token = own[-1]
-        if chunk.prompt_logprobs is not None:
-            flight.scored[chunk.sequence_id] = tuple(
+    def _prefill(self, flight: Flight, row: Prefill) -> None:
+        """Compute all of its tokens, but a last one that is read: it comes with the decodes."""
+        batch_row = self._rows[row.sequence_id]
+        batch_row.position = row.start
+        last_apart = row.samples or row.pooling is Pooling.LAST
+        run = row.tokens[:-1] if last_apart else row.tokens
+        values = self._forward(row.sequence_id, run) if run else []
+        if row.samples:
+            batch_row.last_token = row.tokens[-1]
+        if row.score is not None:
+            flight.scores[row.sequence_id] = tuple(
                 TokenLogprob(token_id, -float(values[i] % 97))
-                for i, token_id in enumerate(chunk.next_tokens)
+                for i, token_id in enumerate(row.score.next_tokens)
             )
-
-        if chunk.pooling in {Pooling.FIRST, Pooling.MEAN}:
-            pooled = values[:1] if chunk.pooling is Pooling.FIRST else values
-            flight.pool(chunk.sequence_id, pooled)
+        if row.pooling in {Pooling.FIRST, Pooling.MEAN}:
+            flight.pool(row.sequence_id, values[:1] if row.pooling is Pooling.FIRST else values)
 
     def _ruled_out(self, row: BatchRow, words: Masks | None) -> frozenset[int]:
         if words is None:
@@ -288,29 +304,33 @@ class FakeRunner:
         assert bits.any(), "a mask that leaves nothing"
         return frozenset(np.flatnonzero(bits == 0).tolist())
 
+    def _execute_all(self, ops: Sequence[StorageOp]) -> None:
+        for op in ops:
+            self._execute(op)
+
     def _execute(self, op: StorageOp) -> None:
         match op:
-            case CopyBlock(source, target, n_tokens):
+            case CopyBlock(source, target, n_tokens, None):
                 for slot in range(n_tokens):
                     self._slots[target, slot] = self._slots.get((source, slot), (-1, -1))
-            case CopyWindowBlock(group, copied, copy, n_tokens):
+            case CopyBlock(source, target, n_tokens, int(group)):
                 for slot in range(n_tokens):
-                    value = self._windows.get((group, copied, slot), -1)
-                    self._windows[group, copy, slot] = value
+                    value = self._windows.get((group, source, slot), -1)
+                    self._windows[group, target, slot] = value
             case ResetState(state):
                 self._states[state] = ROOT
             case RollBackState(written):
                 self._states[written] = self._states_before.pop(written, self._states[written])
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
-            case FillBlock(filled, data):
+            case FillBlock(filled, data, None):
                 assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
                 kv = unpacked(data)
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
-            case FillWindow(group, own, data):
+            case FillBlock(filled, data, int(group)):
                 for slot, value in enumerate(unpacked(data)):
-                    self._windows[group, own, slot] = value
+                    self._windows[group, filled, slot] = value
             case FillState(state, data):
                 [self._states[state]] = unpacked(data)
 

@@ -20,7 +20,7 @@ EOS = 0
 MAKER = GuideMaker(frozenset({EOS}))
 
 
-def guides(request: Request) -> GuideFactory:
+def guides(request: Request) -> GuideFactory | None:
     return MAKER.guides(request, {grammar: Verdict(None, 0.0) for grammar in untried(request, {})})
 
 

@@ -73,8 +73,16 @@ class LoadWatch:
         by_lease = {load.lease: load for load in self._daemon.loads}
         if not by_lease:
             return
-        for sequence, pending in self._daemon.scheduler._admission._pending.items():
-            if pending.awaited is not None and pending.is_waiting:
-                load = by_lease.get(pending.awaited.lease)
+        in_flight = self._daemon.store.in_flight
+        for sequence in self._daemon.scheduler.waiting:
+            prompt = sequence.queued_prompt
+            lease = None if prompt is None else prompt.awaited
+            if (
+                prompt
+                and lease
+                and in_flight
+                and in_flight.will_be_indexed(lease, prompt.until_tokens)
+            ):
+                load = by_lease.get(lease)
                 if load is not None:
                     yield load, sequence

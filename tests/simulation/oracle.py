@@ -1,18 +1,18 @@
-"""Drafts by somebody who knows what comes, and is wrong now and then."""
+"""Drafts that are mostly right, because the output is known."""
 
 from collections.abc import Sequence
 from random import Random
 
-from engine.drafts.proposer import LiveSpeculation
+from engine.drafts.proposer import Proposer
 from engine.drafts.sources import Draft
 from engine.values.stats import DraftSource
 
 
-class Overconfident(LiveSpeculation):
-    """Whatever it expects is certain: so it is verified where there is time."""
+class Overconfident(Proposer):
+    """Is certain of every draft, so drafts are verified where there is time."""
 
-    def chances(self, ahead: int, most: int) -> Sequence[float]:
-        return [1.0] * len(super().chances(ahead, most))
+    def chances(self, n_unknown: int, most: int) -> Sequence[float]:
+        return [1.0] * len(super().chances(n_unknown, most))
 
 
 class Oracle:
@@ -23,18 +23,14 @@ class Oracle:
         self._random = random
         self._error = error
         self._vocab_size = vocab_size
-        self._n_generated = 0
 
-    def accept(self, token_id: int) -> None:
-        self._n_generated += 1
-
-    def draft(self, most: int) -> Draft | None:
-        """Of any length, perhaps beyond the end."""
+    def __call__(self, output: Sequence[int], most: int) -> Draft | None:
+        """Draft any number of tokens, perhaps beyond the end of the output."""
         random = self._random
         n_tokens = random.choice([0, 1, 2, 5, most])
-        ahead = self._truth[self._n_generated : self._n_generated + n_tokens]
+        ahead = self._truth[len(output) : len(output) + n_tokens]
         tokens = [*ahead, *[0] * (n_tokens - len(ahead))]
         for at in range(n_tokens):
             if random.random() < self._error:
                 tokens[at] = random.randrange(self._vocab_size)
-        return Draft(tuple(tokens), random.choice(list(DraftSource))) if tokens else None
+        return Draft(tuple(tokens), 0, random.choice(list(DraftSource))) if tokens else None

@@ -10,9 +10,8 @@ from random import Random
 
 from engine.api import InvalidRequest, QueueFull
 from engine.core.sequence import LiveSequence
-from engine.core.statistics import loop_stats
 from engine.core.step import SequenceId
-from engine.drafts.proposer import AcceptanceRates, LiveSpeculation, SequenceRates
+from engine.drafts.proposer import Proposer, first_rates
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.stats import CacheTier
 from engine.watch.snapshot import namespace_id
@@ -21,9 +20,10 @@ from kvstore.tokens import root_digest
 from kvstore.types import Namespace
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.disk import DiskCheck
+from tests.simulation.checks.pictures import PictureCheck
 from tests.simulation.checks.progress import Watchdog
 from tests.simulation.checks.records import RecordCheck
-from tests.simulation.checks.replay import Replay
+from tests.simulation.checks.statistics import StatisticsCheck
 from tests.simulation.checks.tree import ContentCheck
 from tests.simulation.checks.waits import WaitCheck
 from tests.simulation.daemon import Daemon, Layout, World
@@ -72,7 +72,7 @@ class Simulation:
         self.tier = TroubledTier(random, Temper.draw(random), check, self.census)
         self._has_disk = random.random() < 0.85
         self._draft_error = random.choice([None, 0.02, 0.3])  # None: nothing is drafted
-        self._speculation = random.choice([LiveSpeculation, Overconfident])
+        self._new_proposer = random.choice([Proposer, Overconfident])
         self._workload = Workload(random, self._layout.vocab_size, self._layout.block_size)
         self._start()
 
@@ -94,12 +94,11 @@ class Simulation:
         self._content = ContentCheck(self.daemon.store, self.daemon.runner)
         self._disk_check = DiskCheck(self.daemon, self.tier)
         self._waits = WaitCheck(self.daemon, self.census)
-        index = self.daemon.store.index
-        self._replays = [Replay(index, Random(self.random.random())) for _ in range(2)]
+        self._statistics = StatisticsCheck(self.daemon)
+        self._pictures = PictureCheck(self.daemon, Random(self.random.random()))
         self._wakes_at = inf
-        self._rates = AcceptanceRates()
+        self._rates = first_rates()
         self._idle_turns = 0
-        self._is_ending = False
 
     def step(self) -> None:
         """Let something happen, then turn the loop once and recount everything."""
@@ -132,31 +131,31 @@ class Simulation:
 
     def _turn(self) -> None:
         self.daemon.inbox.post(lambda: None)
-        counters = self.daemon.scheduler.counters
-        sat_out = counters.rows_sat_out
+        metrics = self.daemon.scheduler.metrics
+        late_rows = metrics.late_rows
         self.loop.turn()
-        self.census[Happening.SAT_OUT] += counters.rows_sat_out - sat_out
+        self.census[Happening.SAT_OUT] += metrics.late_rows - late_rows
         self.daemon.inbox.check()
         self.steps += 1
         self._watch.turned()
         self._recount()
         has_rested = self.daemon.in_flight == 0
-        awaits_answers = bool(self.daemon.scheduler.unanswered)  # that is a sleep of its own
+        awaits_answers = bool(
+            self.daemon.scheduler.sequences.unanswered
+        )  # that is a sleep of its own
         self._idle_turns = self._idle_turns + 1 if has_rested and not awaits_answers else 0
         assert self._idle_turns < 10, "turns and turns without sleep or work"
         self.now += 0.0 if has_rested else 1.0
         self._wakes_at = self.now
         if self.daemon.wants_sleep:
-            seconds = self.daemon.scheduler.disk.wait_seconds()
+            disk = self.daemon.scheduler.disk
+            seconds = None if disk is None else disk.wait_seconds()
             self._wakes_at = inf if seconds is None else self.now + seconds
             self._idle_turns = 0
 
     def _recount(self) -> None:
         daemon = self.daemon
-        if not self._is_ending:  # then nobody is told anything
-            hits, latency = self.loop.stats.hits, self.loop.latency
-            stats = loop_stats(daemon.scheduler, latency, daemon.sizes, hits, 0)
-            assert self.loop.stats == stats, "published too early"
+        self._statistics.check()
         for sequence in daemon.scheduler.running:
             most_tokens = sequence.prompt_tokens + max(sequence.request.max_tokens - 1, 0)
             assert sequence.planned_tokens <= most_tokens, "computed what nobody asks for"
@@ -171,8 +170,7 @@ class Simulation:
         for sequence in self._admitted:
             self._content.check_adopted(sequence)
         self._admitted.clear()
-        for replay in self._replays:
-            replay.step()
+        self._pictures.check()
 
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
@@ -187,8 +185,6 @@ class Simulation:
             turns_left -= 1
             assert turns_left > 0, "the sequences that are left make no progress"
         assert not self.receivers, "somebody never got the terminal events"
-        for replay in self._replays:
-            replay.finish()
         self._end_engine()
         store = self.daemon.store
         store.clear()
@@ -205,6 +201,7 @@ class Simulation:
         truths = [self._expected(sequence) for sequence in sequences]
         self.receivers[request.id] = Receiver(request, sequences, truths)
         for sequence, truth in zip(sequences, truths, strict=True):
+            self._statistics.submitted(sequence)
             self._speculate(sequence, truth)
 
     def _speculate(self, sequence: LiveSequence, truth: Expected) -> None:
@@ -212,7 +209,7 @@ class Simulation:
         if error is None:
             return
         oracle = Oracle(truth.token_ids, self.random, error, self._layout.vocab_size)
-        sequence.speculation = self._speculation(oracle, SequenceRates(self._rates))
+        sequence.proposer = self._new_proposer(oracle, self._rates)
 
     def _abort(self, request_id: str) -> None:
         self._wake()
@@ -238,7 +235,8 @@ class Simulation:
 
     def _check_cleared(self, namespace: Namespace | None, tiers: Collection[CacheTier]) -> None:
         if CacheTier.MEMORY in tiers:
-            indexed = self.daemon.store.index.namespaces
+            tree = self.daemon.store.tree
+            indexed = () if tree is None else tree.namespaces
             assert not [it for it in indexed if namespace in (None, it)], "still in memory"
         if CacheTier.DISK in tiers and self._has_disk:
             root = None if namespace is None else root_digest(namespace)
@@ -260,20 +258,21 @@ class Simulation:
     def _end_engine(self) -> None:
         """As the loop when it has been told to stop."""
         disk = self.daemon.scheduler.disk
-        disk.end()
-        self._is_ending = True
+        if disk is not None:
+            disk.end()
         self._watch.cut_off(Happening.LOAD_OUTLIVED)
         self._wake()
-        while disk.is_ending:
+        while disk is not None and disk.is_ending:
             self.turn()
-        disk.close()
+        if disk is not None:
+            disk.close()
         assert not self.daemon.loads, "loads outlive their engine"
 
     def _wake(self) -> None:
         self._wakes_at = self.now
 
     def _expected(self, sequence: LiveSequence) -> Expected:
-        stop_token_ids = self.daemon.outputs.stop_token_ids(sequence.request)
+        stop_token_ids = self.daemon.new_output(sequence.request).stop_token_ids
         return expected(sequence.request, sequence.seed, self._layout.vocab_size, stop_token_ids)
 
     def _deliver(self, events: list[OutputEvent]) -> None:
@@ -283,6 +282,7 @@ class Simulation:
             receiver = self.receivers[event.request_id]
             receiver.receive(event)
             sequence = receiver.sequences[event.index]
+            self._statistics.delivered(sequence, event)
             if event.admission is not None:
                 self._admitted.append(sequence)
             if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:

@@ -144,6 +144,23 @@ class TroubledTier:
         stored = self.records.get(name)
         return self.path_bytes(stored.parent) + stored.entry.n_bytes if stored else 0
 
+    def path(self, name: Digest) -> Iterator[tuple[Digest, Entry]]:
+        """The entries from this one up to its root, stored or on their way."""
+        buffered = {
+            entry.block_hash: (parent, entry)
+            for extent in self._buffer
+            for parent, entry in extent.with_parents()
+        }
+        while True:
+            if (stored := self.records.get(name)) is not None:
+                parent, entry = stored.parent, stored.entry
+            elif name in buffered:
+                parent, entry = buffered[name]
+            else:
+                return
+            yield name, entry
+            name = parent
+
     def offer(self, extent: Extent) -> bool:
         path_bytes = self.path_bytes(extent.parent)
         is_short = path_bytes + extent.n_bytes <= self.temper.longest_path

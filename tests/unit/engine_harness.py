@@ -4,22 +4,24 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, prepare
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
-from engine.core.step import SequenceId, StepMasks, StepPlan
-from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.drafts.proposer import AcceptanceRates, DraftMaker, LiveSpeculation, SequenceRates
-from engine.output.text import OutputFactory
+from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
+from engine.disk_cache.cache import DiskCache
+from engine.drafts.proposer import MakeDraft, Proposer, first_rates
+from engine.output.text import output_factory
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Pooling, Request, SamplingParams
 from kvstore import invariants
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
 from kvstore.store import KVStore
-from kvstore.tree import PrefixIndex, RadixTree
+from kvstore.tree import RadixTree
 from tests.simulation.daemon import LetterDetokenizer
 from tests.simulation.fake_runner import FakeRunner
+from tests.unit.scripted_drafter import ScriptedPolicy
 
 VOCAB_SIZE = 50
 NEVER_EOS = VOCAB_SIZE - 1
@@ -38,10 +40,12 @@ class Harness:
         eos_token_ids: frozenset[int] = frozenset(),
         row_fault: Callable[[SequenceId], bool] = lambda sequence_id: False,
         groups: Sequence[Group] = (),
-        disk: Callable[[KVStore], DiskCache] = lambda store: NO_DISK_CACHE,
+        disk: Callable[[KVStore], DiskCache] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.pool = BlockPool(n_blocks)
-        self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size, groups)
+        tree = RadixTree(self.pool, block_size, hashes_blocks=True)
+        self.store = KVStore(self.pool, tree, block_size, groups)
         self.fault: Callable[[], None] = lambda: None
         self.runner = FakeRunner(
             self.pool, groups, block_size, VOCAB_SIZE, self._raise_fault, row_fault
@@ -55,16 +59,18 @@ class Harness:
             step_tokens=step_tokens,
             pools=True,
         )
-        self.outputs = OutputFactory(eos_token_ids, lambda _: LetterDetokenizer())
+        self.new_output = output_factory(eos_token_ids, lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
             self.store,
-            self.outputs,
+            self.new_output,
             self.limits,
             lambda: 7,
-            disk=disk(self.store),
+            Metrics(clock),
+            disk=None if disk is None else disk(self.store),
+            drafts=ScriptedPolicy(self.store),
         )
         self.events: dict[str, list[OutputEvent]] = defaultdict(list)
-        self.plans: list[StepPlan] = []
+        self.plans: list[StepPlan] = []  # that were due
         self._ids = count()
 
     def _raise_fault(self) -> None:
@@ -72,8 +78,8 @@ class Harness:
 
     def without_prefix_cache(self) -> "Harness":
         block_size = self.store.block_size
-        self.store = KVStore(self.pool, PrefixIndex(), block_size)
-        self.scheduler = Scheduler(self.store, self.outputs, self.limits, lambda: 7)
+        self.store = KVStore(self.pool, None, block_size)
+        self.scheduler = Scheduler(self.store, self.new_output, self.limits, lambda: 7, Metrics())
         return self
 
     def add(
@@ -109,21 +115,23 @@ class Harness:
         return request.id
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan()
-        self.plans.append(plan)
-        if plan.is_due:
-            self.take(self._compute(plan))
+        """The step's plan; an empty one where nothing was due."""
+        step = self.scheduler.plan()
+        if step is None:
+            return StepPlan()
+        self.plans.append(step.plan)
+        self.take(self._compute(step))
         invariants.check(self.store)
-        return plan
+        return step.plan
 
-    def _compute(self, plan: StepPlan) -> list[OutputEvent]:
+    def _compute(self, step: Step) -> list[OutputEvent]:
         try:
-            self.runner.submit(plan)
-            self.runner.sample(StepMasks)
+            self.runner.submit(step.plan)
+            self.runner.sample(None)
             result = self.runner.collect()
         except RuntimeError as error:
-            return self.scheduler.fail(plan, str(error))
-        return self.scheduler.commit(plan, result)
+            return self.scheduler.fail(step, str(error))
+        return self.scheduler.commit(step, result)
 
     def take(self, events: list[OutputEvent]) -> None:
         for event in events:
@@ -143,10 +151,9 @@ class Harness:
         self.finish()
         return request_id
 
-    def speculate(self, request_id: str, drafter: DraftMaker) -> None:
-        """Have the request's sequence drafted by that drafter, which is trusted."""
-        rates = AcceptanceRates()
-        self.sequence(request_id).speculation = LiveSpeculation(drafter, SequenceRates(rates))
+    def speculate(self, request_id: str, make_draft: MakeDraft) -> None:
+        """Set where the drafts of the request's sequence come from. They are trusted at first."""
+        self.sequence(request_id).proposer = Proposer(make_draft, first_rates())
 
     def usage(self, request_id: str, index: int = 0) -> Usage:
         usage = self.end(request_id, index).usage
@@ -170,6 +177,33 @@ class Harness:
     def sequence(self, request_id: str) -> LiveSequence:
         everyone = self.scheduler.running + self.scheduler.waiting
         return next(s for s in everyone if s.request.id == request_id)
+
+
+def disk_of(harness: Harness) -> DiskCache:
+    """The disk cache of a harness that has one."""
+    assert harness.scheduler.disk is not None
+    return harness.scheduler.disk
+
+
+def row_tokens(plan: StepPlan) -> dict[SequenceId, int]:
+    """How many tokens of each sequence the step computes, drafts included."""
+    return {row.sequence_id: n_tokens(row) for row in plan.rows}
+
+
+def n_tokens(row: Row) -> int:
+    match row:
+        case Prefill(tokens=tokens):
+            return len(tokens)
+        case Verify(draft=draft):
+            return 1 + len(draft)
+        case Decode():
+            return 1
+        case Resample():
+            return 0
+
+
+def has_draft(plan: StepPlan) -> bool:
+    return any(isinstance(row, Verify) for row in plan.rows)
 
 
 def prompt(start: int, n_tokens: int) -> list[int]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from kvstore import invariants
-from kvstore.lease import Lease, Refusal
+from kvstore.in_flight import QueuedPrompt
+from kvstore.lease import Lease
 from kvstore.ops import CopyBlock
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
@@ -18,7 +19,7 @@ BLOCK = 4
 
 def make_store(n_blocks: int, block_size: int = BLOCK) -> KVStore:
     pool = BlockPool(n_blocks)
-    return KVStore(pool, RadixTree(pool, block_size), block_size)
+    return KVStore(pool, RadixTree(pool, block_size, hashes_blocks=True), block_size)
 
 
 def admit(
@@ -39,16 +40,18 @@ def fork(store: KVStore, lease: Lease, tokens: Iterable[int], n_tokens: int) -> 
     return other
 
 
-def extend(store: KVStore, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...]:
-    ops = store.extend(lease, n_tokens)
-    assert not isinstance(ops, Refusal), ops
-    return tuple(op for op in ops.before if isinstance(op, CopyBlock))
+def plan(store: KVStore, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...]:
+    """Plan the lease's next tokens. Returns the copies that were queued."""
+    refusal = store.plan(lease, n_tokens)
+    assert refusal is None, refusal
+    return tuple(op for _, op in store.take_ops() if isinstance(op, CopyBlock))
 
 
 def compute(store: KVStore, lease: Lease) -> tuple[CopyBlock, ...]:
     """One step over all tokens of the lease that have no KV yet."""
-    copies = extend(store, lease, len(lease.tokens) - lease.written_tokens)
-    store.publish(lease, len(lease.tokens))
+    n_tokens = len(lease.tokens) - lease.written_tokens
+    copies = plan(store, lease, n_tokens)
+    store.commit(lease, n_tokens)
     invariants.check(store)
     return copies
 
@@ -80,7 +83,7 @@ def serve(
 def drain(store: KVStore) -> list[BlockId]:
     """Evict all that can be evicted. Returns the blocks in the order in which they went."""
     order = []
-    while (block := store.index.evict()) is not None:
+    while (block := tree_of(store).evict()) is not None:
         invariants.check(store)
         order.append(block)
     return order
@@ -89,3 +92,14 @@ def drain(store: KVStore) -> list[BlockId]:
 def run_of(start: int, n_tokens: int) -> list[int]:
     """`n_tokens` token ids from `start` on: runs with different starts share no first token."""
     return list(range(start, start + n_tokens))
+
+
+def tree_of(store: KVStore) -> RadixTree:
+    assert store.tree is not None
+    return store.tree
+
+
+def waits(store: KVStore, prompt: QueuedPrompt) -> bool:
+    """Whether a queued prompt must wait for a running request now."""
+    assert store.in_flight is not None
+    return store.in_flight.must_wait(prompt)

@@ -1,22 +1,32 @@
-"""A drafter that drafts what a test says."""
+"""Drafts that a test chooses."""
 
 from collections.abc import Sequence
 
-from engine.drafts.sources import Draft
+from engine.drafts.policy import DraftPolicy
+from engine.drafts.proposer import Proposer
+from engine.drafts.sources import Draft, Forced
+from engine.values.request import Request
 from engine.values.stats import DraftSource
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
 
 
 class ScriptedDrafter:
-    """Expects the `script`, whatever comes."""
+    """Drafts the `script`, whatever was generated."""
 
     def __init__(self, script: Sequence[int], source: DraftSource = DraftSource.TREE) -> None:
         self.script = list(script)
         self.source = source
-        self.n_generated = 0
 
-    def accept(self, token_id: int) -> None:
-        self.n_generated += 1
+    def __call__(self, output: Sequence[int], most: int) -> Draft | None:
+        tokens = self.script[len(output) : len(output) + most]
+        return Draft(tuple(tokens), len(output), self.source) if tokens else None
 
-    def draft(self, most: int) -> Draft | None:
-        tokens = self.script[self.n_generated : self.n_generated + most]
-        return Draft(tuple(tokens), self.source, self.n_generated) if tokens else None
+
+class ScriptedPolicy(DraftPolicy):
+    """Begins no proposers: a test sets those of its sequences."""
+
+    def begin(
+        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced | None
+    ) -> Proposer | None:
+        return None

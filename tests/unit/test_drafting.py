@@ -1,11 +1,12 @@
-"""Steps that verify drafts: what is said is the same, with fewer steps, at nobody's expense."""
+"""Steps that verify drafts: the same output in fewer steps, at no other sequence's expense."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from engine.core.step import VERIFICATION, StepMasks, StepPlan, StepWork, draft_work
-from engine.core.step_builder import StepBuilder
+from engine.core.budget import StepShape
+from engine.core.scheduler import Step
+from engine.core.step import Verify
 from engine.values.output import FinishReason
 from engine.values.request import SamplingParams
 from engine.values.stats import DraftSource
@@ -14,7 +15,8 @@ from kvstore.types import Namespace
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.simulation.model import text_of
-from tests.unit.engine_harness import Harness, prompt
+from tests.unit.engine_harness import Harness, has_draft, prompt, row_tokens
+from tests.unit.kv_helpers import tree_of
 from tests.unit.scripted_drafter import ScriptedDrafter
 
 N_TOKENS = 40
@@ -22,7 +24,7 @@ PROMPT = prompt(1, 10)
 
 
 def truth(n_tokens: int = N_TOKENS, stop: Sequence[str] = ()) -> list[int]:
-    """What is generated behind the prompt without drafts."""
+    """Return what is generated after the prompt without drafts."""
     harness = Harness()
     return harness.output(harness.serve(PROMPT, n_tokens, stop=tuple(stop)))
 
@@ -43,14 +45,14 @@ def drafted(script: Sequence[int], n_tokens: int = N_TOKENS, **options: object) 
 def test_right_drafts_save_steps() -> None:
     harness = drafted(truth())
     assert harness.output("request-0") == truth()
-    assert harness.scheduler.counters.steps < N_TOKENS // 3
+    assert harness.scheduler.metrics.steps < N_TOKENS // 3
     usage = harness.usage("request-0")
     assert usage.accepted_draft_tokens > 2 * N_TOKENS // 3
     assert usage.rejected_draft_tokens == 0
 
 
 @pytest.mark.parametrize("places", [(0,), (5,), (2, 3, 17), tuple(range(N_TOKENS))])
-def test_wrong_drafts_change_nothing_that_is_said(places: tuple[int, ...]) -> None:
+def test_wrong_drafts_do_not_change_the_output(places: tuple[int, ...]) -> None:
     harness = drafted(wrong(truth(), *places))
     assert harness.output("request-0") == truth()
     usage = harness.usage("request-0")
@@ -60,9 +62,8 @@ def test_wrong_drafts_change_nothing_that_is_said(places: tuple[int, ...]) -> No
 
 def test_drafts_that_are_always_wrong_are_given_up() -> None:
     harness = drafted(wrong(truth(), *range(N_TOKENS)))
-    plans = [plan for plan in harness.plans if plan.is_drafted]
-    assert plans
-    assert not any(plan.is_drafted for plan in harness.plans[-N_TOKENS // 2 :])
+    assert any(map(has_draft, harness.plans))
+    assert not any(map(has_draft, harness.plans[-N_TOKENS // 2 :]))
 
 
 def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
@@ -70,20 +71,21 @@ def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
     name = harness.add(PROMPT, N_TOKENS)
     harness.speculate(name, ScriptedDrafter(truth()))
     harness.step()
-    decode = StepWork(forwards=1, decode_rows=1, decode_keys=10)
-    verified = decode.plus(draft_work(9, 8)).plus(VERIFICATION)
-    for work, seconds in [(decode, 1.0)] * 5 + [(decode, 1.0), (verified, 20.0)] * 50:
-        harness.scheduler.took(StepPlan(work=work), (), seconds)
+    decode = StepShape(1, 10)
+    verified = StepShape(1, 10, drafts=((9, 8),))
+    for shape, seconds in [(decode, 1.0)] * 5 + [(decode, 1.0), (verified, 20.0)] * 50:
+        harness.scheduler.costs.observe(shape, seconds)
     harness.finish()
     assert harness.output(name) == truth()
-    drafts = [chunk.n_drafts for plan in harness.plans for chunk in plan.chunks if chunk.n_drafts]
+    rows = [row for plan in harness.plans for row in plan.rows]
+    drafts = [len(row.draft) for row in rows if isinstance(row, Verify)]
     assert drafts[:2] == [8, 8], "probes"
 
 
 def test_what_was_rejected_is_in_no_cache() -> None:
     harness = drafted(wrong(truth(), 3, 9, 16, 30))
     said = PROMPT + truth()
-    paths = [node.token_ids(len(said) + 1) for _, _, node in harness.store.index.walk()]
+    paths = [node.token_ids(len(said) + 1) for _, _, node in tree_of(harness.store).walk()]
     assert [token for path in paths for token in path] == said[:-1]
     again = harness.serve([*said, 1, 2, 3])
     assert harness.usage(again).cached_tokens == len(said) - 1
@@ -99,14 +101,14 @@ def test_a_stop_string_within_a_draft_ends_the_sequence() -> None:
 
 
 @pytest.mark.parametrize("place", [5, 12, 20, 29])
-def test_of_a_draft_in_which_a_sequence_stops_the_tokens_behind_are_rejected(place: int) -> None:
+def test_draft_tokens_after_the_end_of_a_sequence_are_rejected(place: int) -> None:
     text = text_of(truth())
     harness = drafted(truth(), stop=(text[place : place + 3],))
     usage = harness.usage("request-0")
-    n_sampling = sum(bool(list(plan.sampling())) for plan in harness.plans)
+    n_sampling = sum(bool(plan.rows) for plan in harness.plans)  # the prompt is one step
     not_drafted = usage.completion_tokens - usage.accepted_draft_tokens
     assert not_drafted in {n_sampling - 1, n_sampling}  # the last step's token may come too late
-    counts = harness.scheduler.counters.drafts[DraftSource.TREE]
+    counts = harness.scheduler.metrics.drafts[DraftSource.TREE]
     assert counts.accepted_tokens == usage.accepted_draft_tokens
     assert counts.drafted_tokens == usage.accepted_draft_tokens + usage.rejected_draft_tokens
 
@@ -124,7 +126,7 @@ def test_drafts_take_what_a_step_has_left() -> None:
         harness.speculate(name, ScriptedDrafter([1] * N_TOKENS))
     harness.finish()
     for plan in harness.plans:
-        assert sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes) <= 8
+        assert sum(row_tokens(plan).values()) <= 8
 
 
 def test_nobody_is_preempted_for_a_draft() -> None:
@@ -136,7 +138,7 @@ def test_nobody_is_preempted_for_a_draft() -> None:
         harness.speculate(name, ScriptedDrafter(tokens))
     harness.finish()
     assert [harness.output(name) for name in names] == expected
-    assert harness.scheduler.counters.preemptions == 0
+    assert harness.scheduler.metrics.preemptions == 0
 
 
 def served(tokens: list[int], n_tokens: int) -> list[int]:
@@ -150,12 +152,13 @@ def test_an_aborted_sequence_keeps_what_it_has_computed() -> None:
     harness.speculate(name, ScriptedDrafter(truth()))
     while harness.sequence(name).output_tokens < 5:
         harness.step()
-    plan = harness.scheduler.plan()
-    assert plan.is_drafted
+    step = harness.scheduler.plan()
+    assert step is not None
+    assert has_draft(step.plan)
     assert harness.scheduler.abort(name) == []
-    harness.runner.submit(plan)
-    harness.runner.sample(StepMasks)
-    harness.take(harness.scheduler.commit(plan, harness.runner.collect()))
+    harness.runner.submit(step.plan)
+    harness.runner.sample(None)
+    harness.take(harness.scheduler.commit(step, harness.runner.collect()))
     assert harness.reason(name) is FinishReason.ABORT
     assert not harness.scheduler.has_work
 
@@ -206,7 +209,7 @@ def test_what_is_computed_again_may_take_several_steps(monkeypatch: pytest.Monke
     harness = Harness(groups=[states])
     name = harness.add(PROMPT, N_TOKENS)
     harness.speculate(name, ScriptedDrafter(wrong(truth(), 4, 11, 17, 23, 30)))
-    monkeypatch.setattr(StepBuilder, "allow", lambda builder, sequence, n_tokens: 1)
+    monkeypatch.setattr(Step, "allow", lambda step, sequence: 1)
     harness.finish()
     assert harness.usage(name).rejected_draft_tokens > 0
     assert harness.output(name) == truth()
@@ -231,7 +234,7 @@ def test_without_room_for_a_state_there_are_no_drafts() -> None:
     harness.speculate(name, ScriptedDrafter(truth()))
     harness.finish()
     assert harness.output(name) == truth()
-    assert not any(plan.is_drafted for plan in harness.plans)
+    assert not any(map(has_draft, harness.plans))
 
 
 def test_with_a_seed_and_bans_the_text_is_the_same() -> None:
@@ -246,15 +249,16 @@ def test_with_a_seed_and_bans_the_text_is_the_same() -> None:
     assert harness.usage(name).accepted_draft_tokens > 0
 
 
-def test_a_rewound_lease_plans_again_what_it_has_not_written() -> None:
+def test_rejected_tokens_of_a_lease_are_planned_again() -> None:
     harness = Harness()
     store = harness.store
     name = harness.add(PROMPT, N_TOKENS)
     harness.step()
     lease = harness.sequence(name).lease
     assert lease is not None
-    store.extend(lease, 5)
-    assert lease.planned_tokens == lease.written_tokens + 5
-    store.rewind(lease)
-    assert lease.planned_tokens == lease.written_tokens
+    written = lease.written_tokens
+    store.plan(lease, 5)
+    assert lease.planned_tokens == written + 5
+    store.commit(lease, 5, 2)
+    assert lease.planned_tokens == lease.written_tokens == written + 2
     assert lease.namespace == Namespace()

@@ -12,15 +12,17 @@ from kvstore.lease import Lease, Refusal
 from kvstore.ops import (
     CopyBlock,
     CopyState,
-    CopyWindowBlock,
+    ReadBlock,
     ResetState,
     RollBackState,
     StorageOp,
+    TablePatch,
+    When,
 )
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup, RecurrentState
 from kvstore.sizes import StorageBytes
-from kvstore.slots import Group, GroupSlotPool
+from kvstore.slots import Group, SlotPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
@@ -44,16 +46,22 @@ def states(n_saved: int = 20, interval_tokens: int = 1000, n_running: int = 4) -
     return RecurrentGroup(n_running, n_saved, BLOCK, interval_tokens)
 
 
+def plan(
+    store: KVStore, lease: Lease, n_tokens: int, sampled_position: int = 0
+) -> list[tuple[When, StorageOp]]:
+    """Plan a step. Returns all ops that were queued for it."""
+    assert store.plan(lease, n_tokens, sampled_position) is None
+    return [(when, op) for when, op in store.take_ops() if not isinstance(op, ReadBlock)]
+
+
 def compute(store: KVStore, lease: Lease, until: int | None = None) -> list[StorageOp]:
     """In steps as the scheduler takes them; all ops that were given."""
     given: list[StorageOp] = []
     end = len(lease.tokens) if until is None else until
     while lease.written_tokens < end:
-        n_tokens = store.max_step_tokens(lease, min(end - lease.written_tokens, STEP))
-        step_ops = store.extend(lease, n_tokens)
-        assert not isinstance(step_ops, Refusal)
-        given += step_ops.before + step_ops.after
-        store.publish(lease, lease.written_tokens + n_tokens)
+        n_tokens = lease.max_step_tokens(min(end - lease.written_tokens, STEP))
+        given += [op for _, op in plan(store, lease, n_tokens)]
+        store.commit(lease, n_tokens)
         invariants.check(store)
     return given
 
@@ -76,9 +84,9 @@ def held(lease: Lease) -> WindowState:
     return state
 
 
-class TestGroupSlotPool:
+class TestSlotPool:
     def test_a_slot_is_free_held_or_cached(self) -> None:
-        slots = GroupSlotPool(2)
+        slots = SlotPool(2)
         slot = slots.allocate()
         assert slot is not None
         assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (1, 1, 0)
@@ -89,7 +97,7 @@ class TestGroupSlotPool:
         assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (2, 0, 0)
 
     def test_the_least_recently_used_goes_first(self) -> None:
-        slots = GroupSlotPool(3)
+        slots = SlotPool(3)
         for block in range(3):
             slot = slots.allocate()
             assert slot is not None
@@ -105,12 +113,12 @@ class TestGroupSlotPool:
         assert slots.evictions == 1
 
     def test_what_is_held_is_never_evicted(self) -> None:
-        slots = GroupSlotPool(1)
+        slots = SlotPool(1)
         assert slots.allocate() is not None
         assert slots.allocate() is None
 
     def test_one_slot_is_attached_to_two_blocks(self) -> None:
-        slots = GroupSlotPool(1)
+        slots = SlotPool(1)
         slot = slots.allocate()
         assert slot is not None
         slots.attach(BlockId(1), 2, slot)
@@ -123,16 +131,16 @@ class TestGroupSlotPool:
         assert slots.n_evictable == 1
 
     def test_misuse_raises(self) -> None:
-        slots = GroupSlotPool(1)
+        slots = SlotPool(1)
         with pytest.raises(ValueError, match="free and cannot be retained"):
             slots.retain(SlotId(0))
         with pytest.raises(ValueError, match="used by no lease"):
             slots.release(SlotId(0))
         with pytest.raises(ValueError, match="at least one slot"):
-            GroupSlotPool(0)
+            SlotPool(0)
 
     def test_problems_are_found(self) -> None:
-        slots = GroupSlotPool(2)
+        slots = SlotPool(2)
         slot = slots.allocate()
         assert slot is not None
         assert not any(slots.problems(Counter({slot: 1})))
@@ -157,9 +165,9 @@ class TestWindows:
         most = 0
         while lease.written_tokens < 200:
             n_tokens = min(STEP, 200 - lease.written_tokens)
-            assert not isinstance(store.extend(lease, n_tokens), Refusal)
+            assert store.plan(lease, n_tokens) is None
             most = max(most, group.stats().held)
-            store.publish(lease, lease.written_tokens + n_tokens)
+            store.commit(lease, n_tokens)
         assert most <= lease_slots(6, BLOCK, STEP)
 
     def test_a_step_that_is_planned_ahead_fits_where_there_is_room_for_one_lease(self) -> None:
@@ -168,11 +176,11 @@ class TestWindows:
         lease = admit(store, run_of(0, 200))
         while lease.planned_tokens < 200:
             in_flight = lease.planned_tokens
-            n_tokens = store.max_step_tokens(lease, min(STEP, 200 - in_flight))
+            n_tokens = lease.max_step_tokens(min(STEP, 200 - in_flight))
             assert n_tokens > 0
-            assert not isinstance(store.extend(lease, n_tokens), Refusal)
+            assert store.plan(lease, n_tokens) is None
             if in_flight:
-                store.publish(lease, in_flight)
+                store.commit(lease, in_flight - lease.written_tokens)
 
     def test_a_hit_needs_the_trailing_window_alone(self) -> None:
         group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
@@ -198,12 +206,11 @@ class TestWindows:
         store = make_store(windows(window=6))
         serve(store, run_of(0, 10))
         lease = admit(store, [*run_of(0, 9), 999])
-        source = held(lease).slots[-1]
-        step_ops = store.extend(lease, 1)
-        assert not isinstance(step_ops, Refusal)
-        [block, window] = step_ops.before
-        assert isinstance(block, CopyBlock)
-        assert window == CopyWindowBlock(0, source, held(lease).slots[-1], 1)
+        block, slot = lease.table[-1], BlockId(held(lease).slots[-1])
+        assert plan(store, lease, 1) == [
+            (When.FIRST, CopyBlock(block, lease.table[-1], 1)),
+            (When.FIRST, CopyBlock(slot, BlockId(held(lease).slots[-1]), 1, group=0)),
+        ]
 
     def test_no_more_leases_than_there_is_room_for(self) -> None:
         store = make_store(windows(window=6, n_slots=2 * lease_slots(6, BLOCK, STEP)))
@@ -232,18 +239,16 @@ class TestRecurrent:
     def test_a_step_stops_before_the_prompts_last_token(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 15))
-        assert store.max_step_tokens(lease, 15) == 14
+        assert lease.max_step_tokens(15) == 14
 
     def test_a_step_that_is_split_there_saves_in_between_and_at_its_end(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 17))
-        assert store.max_step_tokens(lease, 17, last_position=16) == 17
-        step_ops = store.extend(lease, 17, last_position=16)
-        assert not isinstance(step_ops, Refusal)
-        [after_chunk], [after] = step_ops.after_chunks, step_ops.after
-        assert isinstance(after_chunk, CopyState)
-        assert isinstance(after, CopyState)
-        store.publish(lease, 17)
+        assert lease.max_step_tokens(17, sampled_position=16) == 17
+        _, *saves = plan(store, lease, 17, sampled_position=16)
+        assert [when for when, _ in saves] == [When.AFTER_PREFILLS, When.LAST]
+        assert all(isinstance(op, CopyState) for _, op in saves)
+        store.commit(lease, 17)
         invariants.check(store)
         assert store.probe(NS, Tokens(run_of(0, 17))) == 16
         store.donate(lease)
@@ -253,11 +258,9 @@ class TestRecurrent:
     def test_a_step_that_ends_before_the_split_is_not_split(self) -> None:
         store = make_store(states(interval_tokens=8))
         lease = admit(store, run_of(0, 17))
-        assert store.max_step_tokens(lease, 17, last_position=16) == 8
-        step_ops = store.extend(lease, 8, last_position=16)
-        assert not isinstance(step_ops, Refusal)
-        assert step_ops.after_chunks == ()
-        assert len(step_ops.after) == 1
+        assert lease.max_step_tokens(17, sampled_position=16) == 8
+        _, *saves = plan(store, lease, 8, sampled_position=16)
+        assert [when for when, _ in saves] == [When.LAST]
 
     def test_a_resend_hits_all_but_the_last_token(self) -> None:
         store = make_store(states())
@@ -271,15 +274,15 @@ class TestRecurrent:
         ends = []
         while lease.planned_tokens < n_tokens:
             n_left = n_tokens - lease.planned_tokens
-            n_step = store.max_step_tokens(lease, min(n_left, STEP), last_position=n_tokens - 1)
-            store.extend(lease, n_step, n_tokens - 1)
+            n_step = lease.max_step_tokens(min(n_left, STEP), n_tokens - 1)
+            store.plan(lease, n_step, n_tokens - 1)
             ends.append(lease.planned_tokens)
             if len(ends) > 1:
-                store.publish(lease, ends[-2])
-        store.publish(lease, n_tokens)
+                store.commit(lease, ends[-2] - lease.written_tokens)
+        store.commit(lease, n_tokens - lease.written_tokens)
         lease.tokens.append(999)
-        store.extend(lease, 1)
-        store.publish(lease, n_tokens + 1)
+        store.plan(lease, 1)
+        store.commit(lease, 1)
         store.donate(lease)
         invariants.check_idle(store)
         assert store.probe(NS, Tokens(prompt)) == n_tokens - 1
@@ -304,7 +307,7 @@ class TestRecurrent:
         store = make_store(states())
         serve(store, [*run_of(0, 3), 100, 101, 102])
         lease = admit(store, [*run_of(0, 3), 200, 201, 202])
-        assert store.max_step_tokens(lease, 6, last_position=5) == 6
+        assert lease.max_step_tokens(6, sampled_position=5) == 6
 
     def test_a_long_prompt_is_saved_on_the_way(self) -> None:
         store = make_store(states(interval_tokens=8))
@@ -315,7 +318,7 @@ class TestRecurrent:
         store = make_store(states())
         lease = admit(store, run_of(0, 30))
         compute(store, lease, 4)
-        store.checkpoint(lease, 12)
+        lease.checkpoint(12)
         compute(store, lease)
         assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 12
 
@@ -358,10 +361,9 @@ class TestRecurrent:
         store = make_store(states())
         lease = admit(store, run_of(0, 30))
         compute(store, lease, 8)
-        store.checkpoint(lease, 12)
-        step_ops = store.extend(lease, 4)
-        assert not isinstance(step_ops, Refusal)
-        [save] = step_ops.after
+        lease.checkpoint(12)
+        [(when, save)] = plan(store, lease, 4)
+        assert when is When.LAST
         assert isinstance(save, CopyState)
         store.release(lease)
         invariants.check_idle(store)
@@ -394,7 +396,7 @@ class TestRecurrent:
     def test_nothing_is_saved_where_nothing_may_be(self) -> None:
         store = make_store(states(n_saved=0))
         lease = admit(store, run_of(0, 15))
-        assert store.max_step_tokens(lease, 15) == 15
+        assert lease.max_step_tokens(15) == 15
 
 
 class TestTogether:
@@ -433,24 +435,95 @@ class TestTogether:
         assert saved_bytes(store, sizes) == 3 * 32 + 2 * 100
 
 
+class TestDrafts:
+    """A state cannot be rid of tokens: a snapshot is taken, and the lease returns to it."""
+
+    def drafted(self, group: RecurrentGroup) -> tuple[KVStore, Lease, CopyState]:
+        """A lease that has written 15 tokens and decodes another with a draft of three."""
+        store = make_store(group)
+        lease = admit(store, run_of(0, 15))
+        compute(store, lease)
+        lease.tokens.append(100)
+        store.plan(lease, 1)
+        assert store.plan_draft(lease, 3) is None
+        [(when, snapshot)] = store.take_ops()
+        assert when is When.FIRST
+        assert isinstance(snapshot, CopyState)
+        return store, lease, snapshot
+
+    def slot(self, lease: Lease) -> SlotId:
+        [state] = lease.group_states
+        assert isinstance(state, RecurrentState)
+        return state.slot
+
+    def test_a_rejected_draft_leaves_the_lease_as_it_was_before_the_step(self) -> None:
+        store, lease, snapshot = self.drafted(states())
+        lease.tokens.append(101)
+        store.commit(lease, n_computed=4, n_accepted=2)
+        assert (lease.written_tokens, lease.planned_tokens) == (15, 15)
+        assert self.slot(lease) == snapshot.target
+        assert TablePatch(0, 0, (snapshot.target,)) in lease.take_patches()
+        invariants.check(store)
+        compute(store, lease)  # the accepted tokens, again
+        store.donate(lease)
+        assert store.probe(NS, Tokens([*run_of(0, 15), 100, 101, 102])) == 17
+        invariants.check_idle(store)
+
+    def test_an_accepted_draft_frees_the_snapshot(self) -> None:
+        group = states()
+        store, lease, snapshot = self.drafted(group)
+        for token_id in (101, 102, 103):
+            lease.tokens.append(token_id)
+        store.commit(lease, n_computed=4, n_accepted=4)
+        assert (lease.written_tokens, lease.planned_tokens) == (19, 19)
+        assert self.slot(lease) == snapshot.source
+        assert group.stats().held == 1
+        assert store.probe(NS, Tokens([*run_of(0, 15), 100, 101, 102])) == 15
+        store.donate(lease)
+        assert store.probe(NS, Tokens([*run_of(0, 15), 100, 101, 102, 103, 104])) == 19
+        invariants.check_idle(store)
+
+    def test_a_lease_that_ends_in_the_step_leaves_its_snapshot(self) -> None:
+        store, lease, _ = self.drafted(states())
+        store.donate(lease)
+        assert store.take_ops() == []
+        assert store.probe(NS, Tokens([*run_of(0, 15), 100, 101])) == 15
+        invariants.check_idle(store)
+
+    def test_without_a_slot_for_the_snapshot_no_draft_is_planned(self) -> None:
+        store = make_store(states(n_saved=0))
+        lease = admit(store, run_of(0, 15))
+        compute(store, lease)
+        lease.tokens.append(100)
+        store.plan(lease, 1)
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+        assert lease.planned_tokens == 16
+
+    def test_where_the_step_saves_a_state_no_draft_is_planned(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 15))
+        compute(store, lease, 14)
+        store.plan(lease, 1)
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+
+
 @pytest.mark.parametrize("n_drafts", [1, 6])
-def test_what_is_kept_for_a_draft_comes_behind_what_is_rolled_back(n_drafts: int) -> None:
+def test_the_snapshot_for_a_draft_comes_after_what_is_rolled_back(n_drafts: int) -> None:
     """It may go to the slot that is rolled back. For one draft no block is new."""
     store = make_store(states(n_saved=2, n_running=2))
     ended, other = admit(store, run_of(1, 5)), admit(store, run_of(100, 5))
     for lease in (ended, other):
         compute(store, lease)
         lease.tokens.append(3)
-    store.extend(ended, 1)
-    store.publish(ended, 6)
+    store.plan(ended, 1)
+    store.commit(ended, 1)
     ended.tokens.append(3)
-    store.extend(ended, 1)
+    store.plan(ended, 1)
     store.take_ops()
     store.donate(ended)
     store.clear()
-    store.extend(other, 1)
-    step_ops = store.extend_by_draft(other, n_drafts)
-    assert not isinstance(step_ops, Refusal)
-    *rolled_back, kept = step_ops.before
-    assert isinstance(kept, CopyState)
-    assert [type(op) for op in rolled_back] == [RollBackState]
+    store.plan(other, 1)
+    assert store.plan_draft(other, n_drafts) is None
+    *rolled_back, (_, snapshot) = store.take_ops()
+    assert isinstance(snapshot, CopyState)
+    assert [type(op) for _, op in rolled_back] == [RollBackState]

@@ -357,7 +357,9 @@ def test_a_constraint_whose_grammars_are_all_refused_is_an_error_unless_it_may_b
 def test_a_grammar_that_may_be_none_is_let_go_where_it_cannot_be_followed(answer: Answer) -> None:
     constraint = Constraint(AB, "tools", behind=(7,), repeats=True, weaker=(None,))
     asked = Request("r", (1,), 100, constraint=constraint)
-    guide = GuideMaker(frozenset()).guides(asked, {AB: Verdict(None, 0.0)})()
+    new_guide = GuideMaker(frozenset()).guides(asked, {AB: Verdict(None, 0.0)})
+    assert new_guide is not None
+    guide = new_guide()
     guide.accept(7)
     matcher = matcher_of(guide.choice)
     assert matcher is not None

@@ -12,7 +12,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
-from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve
+from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve, tree_of
 
 STEM = run_of(1, 4)
 
@@ -32,7 +32,7 @@ def make_busy_store() -> tuple[KVStore, Lease]:
 def node_of(store: KVStore, tokens: list[int]) -> Node:
     """The node whose lower end stands behind these tokens."""
     packed = Tokens(tokens).packed(0, len(tokens))
-    return next(node for _, path, node in store.index.walk() if path == packed)
+    return next(node for _, path, node in tree_of(store).walk() if path == packed)
 
 
 def stem(store: KVStore) -> Node:
@@ -66,15 +66,15 @@ def list_elsewhere(store: KVStore, lease: Lease) -> None:
 
 
 def miscount_referenced(store: KVStore, lease: Lease) -> None:
-    store.pool._n_referenced += 1
+    store.pool.n_referenced += 1
 
 
 def miscount_shared(store: KVStore, lease: Lease) -> None:
-    store.pool._n_shared += 1
+    store.pool.n_shared += 1
 
 
 def miscount_saved(store: KVStore, lease: Lease) -> None:
-    store.pool._n_references += 1
+    store.pool.n_references += 1
 
 
 def lose_a_block(store: KVStore, lease: Lease) -> None:
@@ -137,6 +137,14 @@ def change_its_tokens(store: KVStore, lease: Lease) -> None:
     lease.tokens = Tokens([*run_of(100, 7), 99, 99])
 
 
+def miscount_a_subtree(store: KVStore, lease: Lease) -> None:
+    branch(store).subtree_tokens += 1
+
+
+def change_a_hash(store: KVStore, lease: Lease) -> None:
+    branch(store).hashes[0] = stem(store).hashes[0]
+
+
 def change_its_first_token(store: KVStore, lease: Lease) -> None:
     lease.tokens = Tokens([99, *run_of(101, 8)])
 
@@ -168,6 +176,8 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
         (estrange_a_branch, "not among its parent's children"),
         (drop_from_the_queue, "could be evicted, but is not in the queue"),
         (write_beyond_the_table, "13 tokens written in 3 blocks"),
+        (miscount_a_subtree, r"subtree sums \(1, 5, 1\), recounted \(1, 4, 1\)"),
+        (change_a_hash, "hashes of other tokens"),
         (change_its_tokens, "indexed under tokens that are not its sequence's"),
         (change_its_first_token, "indexed under tokens that are not its sequence's"),
         (change_its_namespace, "indexed under tokens that are not its sequence's"),
@@ -202,7 +212,7 @@ def test_a_recount_comes_in_pieces_and_can_be_dropped_after_each() -> None:
     store, _ = make_busy_store()
     pieces = list(invariants.recount(store))
     assert not any(pieces)
-    assert len(pieces) > store.pool.n_blocks + store.index.n_nodes
+    assert len(pieces) > store.pool.n_blocks + tree_of(store).n_nodes
     for n_pieces in range(len(pieces)):
         assert not any(islice(invariants.recount(store), n_pieces))
     invariants.check(store)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.measuring.telemetry import SilentTelemetry
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
@@ -25,7 +24,7 @@ def streaming(least: float) -> Streaming:
 
 async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     config = EngineConfig(model="", kv_cache_bytes=2**23)
-    build = partial(paced.build, config, SilentTelemetry(), 1e6, WORD)
+    build = partial(paced.build, config, 1e6, WORD)
     engine = await asyncio.to_thread(hosted, build, Letters())
     asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
 

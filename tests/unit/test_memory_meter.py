@@ -81,7 +81,7 @@ class Hungry:
         take(32)
         if self._error is not None:
             raise self._error
-        return StepResult({}, {})
+        return StepResult(())
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])

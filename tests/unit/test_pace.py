@@ -5,13 +5,11 @@ import pytest
 from engine.api import QueueFull
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
-from engine.core.metrics import PACE_WINDOW, LatencyTracker, QueuePace
+from engine.core.metrics import PACE_WINDOW, QueuePace
 from engine.core.request import prepare
-from engine.measuring.telemetry import SilentTelemetry
 from engine.values.request import Request
-from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES
-from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tests.unit.engine_harness import Harness, prompt
 
 
 def test_departures_go_on_as_they_went() -> None:
@@ -55,13 +53,9 @@ def test_what_is_long_past_does_not_count() -> None:
 
 def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
     now = 0.0
-    harness = Harness(max_running=1, max_waiting=4)
-    latency = LatencyTracker(lambda: now, SilentTelemetry())
+    harness = Harness(max_running=1, max_waiting=4, clock=lambda: now)
     inbox = Inbox()
-    masks = NoAnswers(VOCAB_SIZE)
-    loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, harness.take, latency, NO_BYTES, masks
-    )
+    loop = EngineLoop(harness.scheduler, harness.runner, inbox, harness.take, NO_BYTES)
 
     def submit(name: str, client: str, n: int = 1) -> None:
         request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)

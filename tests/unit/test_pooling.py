@@ -58,7 +58,7 @@ def test_the_last_token_is_pooled_behind_a_prefix_that_others_computed() -> None
     asked = [harness.add(text, 0, pooling=Pooling.LAST, shared_tokens=40) for text in texts]
     harness.finish()
     assert [pooled(harness, one) for one in asked] == [numbers(text)[-1] for text in texts]
-    assert harness.scheduler.counters.computed_prompt_tokens == 40 + 16 * 3
+    assert harness.scheduler.metrics.computed_prompt_tokens == 40 + 16 * 3
 
 
 @pytest.mark.parametrize("way", [Pooling.MEAN, Pooling.FIRST])
@@ -68,7 +68,7 @@ def test_what_needs_more_than_the_last_token_adopts_nothing(way: Pooling) -> Non
     asked = harness.add(prompt(1, 41), 0, pooling=way)
     harness.finish()
     assert harness.usage(asked).cached_tokens == 0
-    assert harness.scheduler.admission_counters.queried_prompt_tokens == 41  # of the first alone
+    assert harness.scheduler.metrics.queried_prompt_tokens == 41  # of the first alone
 
 
 def test_a_text_that_comes_once_leaves_what_is_shared_of_it() -> None:
@@ -111,7 +111,7 @@ def test_nobody_waits_for_what_another_will_not_share() -> None:
     for _ in range(2):
         harness.add(text, 0, pooling=Pooling.LAST, shared_tokens=8)
     harness.finish()
-    assert harness.scheduler.counters.computed_prompt_tokens == 8 + 2 * 52
+    assert harness.scheduler.metrics.computed_prompt_tokens == 8 + 2 * 52
 
 
 def test_what_is_shared_resumes_from_a_recurrent_state() -> None:
@@ -121,7 +121,7 @@ def test_what_is_shared_resumes_from_a_recurrent_state() -> None:
     asked = [harness.add(text, 0, pooling=Pooling.LAST, shared_tokens=40) for text in texts]
     harness.finish()
     assert [pooled(harness, one) for one in asked] == [numbers(text)[-1] for text in texts]
-    assert harness.scheduler.counters.computed_prompt_tokens == 40 + 8 * 3
+    assert harness.scheduler.metrics.computed_prompt_tokens == 40 + 8 * 3
 
 
 def test_preempted_and_pooled_all_the_same() -> None:

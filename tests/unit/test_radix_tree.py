@@ -1,4 +1,4 @@
-"""What the index remembers, what it forgets first, and that it forgets all of it."""
+"""What the tree keeps, the order in which it evicts, and that it forgets everything in the end."""
 
 import gc
 import weakref
@@ -12,10 +12,29 @@ from kvstore import invariants
 from kvstore.lease import Refusal
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
-from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tokens import (
+    TOKEN_BYTES,
+    Tokens,
+    block_digests,
+    child_digest,
+    root_digest,
+    unpacked,
+)
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
-from tests.unit.kv_helpers import NS, admit, compute, drain, extend, fork, make_store, run_of, serve
+from tests.unit.kv_helpers import (
+    BLOCK,
+    NS,
+    admit,
+    compute,
+    drain,
+    fork,
+    make_store,
+    plan,
+    run_of,
+    serve,
+    tree_of,
+)
 
 A, B, C = run_of(1000, 16), run_of(2000, 16), run_of(3000, 16)
 
@@ -31,7 +50,7 @@ def hits(store: KVStore, tokens: list[int]) -> int:
 
 def evict(store: KVStore, n_blocks: int) -> None:
     for _ in range(n_blocks):
-        assert store.index.evict() is not None
+        assert tree_of(store).evict() is not None
         invariants.check(store)
 
 
@@ -53,8 +72,8 @@ class TestEvictionOrder:
             evict(store, 1)
             remaining.append(hits(store, A))
         assert remaining == [8, 4, 0]
-        assert store.index.evict() is None
-        assert store.index.n_nodes == 0
+        assert tree_of(store).evict() is None
+        assert tree_of(store).n_nodes == 0
 
     def test_leaves_go_before_what_they_stand_on(self) -> None:
         store = make_store(16)
@@ -138,8 +157,8 @@ class TestEvictionOrder:
         serve(store, B[:4])
         for n_tokens in range(1, 16):
             serve(store, A[:n_tokens])  # each tail takes the place of the one before
-        queue = store.index._queue  # type: ignore[attr-defined]
-        assert store.index.n_nodes == 2
+        queue = tree_of(store)._queue
+        assert tree_of(store).n_nodes == 2
         assert len(queue) <= 4
 
 
@@ -197,7 +216,7 @@ class TestTails:
         store = make_store(16)
         serve(store, A[:6])
         assert serve(store, A[:12]) == 6
-        assert (store.pool.n_evictable, hits(store, A), store.index.n_nodes) == (3, 12, 1)
+        assert (store.pool.n_evictable, hits(store, A), tree_of(store).n_nodes) == (3, 12, 1)
 
     def test_a_tail_that_is_all_there_is_is_replaced_too(self) -> None:
         store = make_store(16)
@@ -274,14 +293,16 @@ class TestNamespaces:
         serve(store, A[:8])
         serve(store, A[:4] + B[:6])
         serve(store, A[:3], namespace=other)
-        seen = {(namespace, path): len(node.blocks) for namespace, path, node in store.index.walk()}
+        seen = {
+            (namespace, path): len(node.blocks) for namespace, path, node in tree_of(store).walk()
+        }
         assert seen == {
             (NS, Tokens(A).packed(0, 4)): 1,
             (NS, Tokens(A).packed(0, 8)): 1,
             (NS, Tokens(A[:4] + B[:6]).packed(0, 10)): 2,
             (other, Tokens(A).packed(0, 3)): 1,
         }
-        assert store.index.n_nodes == 4
+        assert tree_of(store).n_nodes == 4
 
 
 def test_what_is_offered_in_the_middle_of_a_run_waits_for_its_end() -> None:
@@ -293,6 +314,32 @@ def test_what_is_offered_in_the_middle_of_a_run_waits_for_its_end() -> None:
         assert drain(store) == []
         store.release(lease)
     assert len(drain(store)) == 2
+
+
+def test_blocks_have_the_hashes_of_all_tokens_up_to_their_end() -> None:
+    """Also after nodes have been split and have grown. A tail has the hash of its own tokens."""
+    store, salted = make_store(40), Namespace(model="m", cache_salt="s")
+    for prompt in (A[:14], A[:8] + B[:9], A, A[:4] + C[:4]):
+        serve(store, prompt)
+    serve(store, A[:5], namespace=salted)
+    for namespace, path, node in tree_of(store).walk():
+        tokens = unpacked(path)
+        start = len(tokens) - node.n_tokens
+        for index, found in enumerate(node.hashes):
+            end = min(start + (index + 1) * BLOCK, len(tokens))
+            whole = block_digests(namespace, tokens[: start + index * BLOCK], BLOCK)
+            above = whole[-1] if whole else root_digest(namespace)
+            last = Tokens(tokens).packed(start + index * BLOCK, end)
+            assert found == child_digest(above, last)
+        assert len(node.hashes) == len(node.blocks)
+
+
+def test_without_a_disk_cache_nothing_is_hashed() -> None:
+    pool = BlockPool(8)
+    tree = RadixTree(pool, 4)
+    tree.insert(NS, packed(A[:8]), pool.allocate(2))
+    (node,) = tree.nodes()
+    assert node.hashes == []
 
 
 def test_evicting_an_empty_index_gives_nothing() -> None:
@@ -364,7 +411,7 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         above, new = pool.allocate(2), pool.allocate(1)
         tree.insert(NS, packed(A[:8]), above)
-        assert tree.insert_behind(above[1], packed(A[8:12]), new) == ()
+        assert tree.insert_after(above[1], packed(A[8:12]), new) == ()
         assert tree.match(NS, packed(A[:12])).blocks == (*above, *new)
         assert tree.n_nodes == 1
 
@@ -373,7 +420,7 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(2)
         tree.insert(NS, packed(A[:12]), run)
-        assert tree.insert_behind(run[0], packed(B[:8]), new) == ()
+        assert tree.insert_after(run[0], packed(B[:8]), new) == ()
         assert tree.match(NS, packed(A[:12])).blocks == tuple(run)
         assert tree.match(NS, packed(A[:4] + B[:8])).blocks == (run[0], *new)
 
@@ -382,16 +429,16 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(3)
         tree.insert(NS, packed(A[:12]), run)
-        assert tree.insert_behind(run[0], packed(A[4:8] + B[:8]), new) == (run[1],)
+        assert tree.insert_after(run[0], packed(A[4:8] + B[:8]), new) == (run[1],)
         assert tree.match(NS, packed(A[:8] + B[:8])).blocks == (*run[:2], *new[1:])
-        assert tree.insert_behind(run[0], packed(A[4:8]), new[:1]) == (run[1],)
+        assert tree.insert_after(run[0], packed(A[4:8]), new[:1]) == (run[1],)
 
     def test_a_longer_tail_takes_the_place_of_the_run_s(self) -> None:
         pool = BlockPool(8)
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(1)
         tree.insert(NS, packed(A[:10]), run)
-        assert tree.insert_behind(run[1], packed(A[8:11]), new) == ()
+        assert tree.insert_after(run[1], packed(A[8:11]), new) == ()
         assert tree.match(NS, packed(A[:11])).blocks == (*run[:2], *new)
         assert not pool.is_cached(run[2])
 
@@ -423,10 +470,10 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run = pool.allocate(3)
         tree.insert(NS, packed(A[:10]), run)
-        assert tree.find_behind(run[0], packed(A[4:7])) == run[1]
-        assert tree.find_behind(run[1], packed(A[8:10])) == run[2]
-        assert tree.find_behind(run[1], packed(A[8:11])) is None
-        assert tree.find_behind(run[1], packed(B[:1])) is None
+        assert tree.find_next_block(run[0], packed(A[4:7])) == run[1]
+        assert tree.find_next_block(run[1], packed(A[8:10])) == run[2]
+        assert tree.find_next_block(run[1], packed(A[8:11])) is None
+        assert tree.find_next_block(run[1], packed(B[:1])) is None
 
 
 def test_a_block_of_which_a_fork_has_left_a_part_is_indexed_whole_again() -> None:
@@ -456,11 +503,11 @@ class Recording(RadixTree):
         self.given.append(len(packed))
         return super().insert(namespace, packed, blocks)
 
-    def insert_behind(
+    def insert_after(
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
         self.given.append(len(packed))
-        return super().insert_behind(block, packed, blocks)
+        return super().insert_after(block, packed, blocks)
 
 
 def test_a_block_is_published_alone_however_long_the_prompt() -> None:
@@ -469,9 +516,9 @@ def test_a_block_is_published_alone_however_long_the_prompt() -> None:
     store = KVStore(pool, index, 4)
     prompt = run_of(5000, 64)
     lease = admit(store, prompt)
-    for written in range(4, 65, 4):
-        extend(store, lease, 4)
-        store.publish(lease, written)
+    for _ in range(16):
+        plan(store, lease, 4)
+        store.commit(lease, 4)
     assert index.given == [4 * TOKEN_BYTES] * 16
     store.clear()
     store.donate(lease)

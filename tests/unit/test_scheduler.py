@@ -7,11 +7,14 @@ import pytest
 from engine.api import InvalidRequest
 from engine.core.queue import NoRoom
 from engine.core.request import prepare
+from engine.core.step import Prefill
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
+from kvstore.recurrent import RecurrentGroup
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
-from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, n_tokens, prompt, row_tokens
+from tests.unit.kv_helpers import tree_of
 
 
 def raise_injected() -> None:
@@ -50,7 +53,7 @@ def test_sixteen_cold_duplicates_prefill_their_system_prompt_once() -> None:
     cached = sum(harness.usage(duplicate).cached_tokens for duplicate in duplicates)
     assert cached == 15 * 40
     prompt_tokens = 16 * 43
-    assert harness.scheduler.counters.computed_prompt_tokens == prompt_tokens - cached
+    assert harness.scheduler.metrics.computed_prompt_tokens == prompt_tokens - cached
 
 
 def test_while_duplicates_run_their_prefix_is_held_by_all_and_stored_once() -> None:
@@ -84,7 +87,7 @@ def test_a_long_prompt_never_keeps_a_decode_from_its_step() -> None:
         before = len(harness.output(decode))
         harness.step()
         assert len(harness.output(decode)) == before + 1
-    chunks = [len(plan.chunks[-1].tokens) for plan in harness.plans[1:]]
+    chunks = [n_tokens(plan.rows[-1]) for plan in harness.plans[1:]]
     assert chunks == [15] * 6 + [10]
 
 
@@ -93,7 +96,7 @@ def test_a_step_never_exceeds_its_token_budget() -> None:
     for i in range(20):
         harness.add(prompt(i, 5 + i))
     harness.finish()
-    assert max(sum(n_tokens for _, n_tokens in plan.rows()) for plan in harness.plans) <= 16
+    assert max(sum(row_tokens(plan).values()) for plan in harness.plans) <= 16
 
 
 def order_of_ends(harness: Harness) -> list[str]:
@@ -155,7 +158,7 @@ def test_a_preempted_sequence_has_had_its_turn() -> None:
     harness = Harness(n_blocks=9, block_size=4)
     first = harness.add(prompt(2, 11), max_tokens=12, client="a")
     preempted = harness.add(prompt(1, 11), max_tokens=12, client="a")
-    while harness.scheduler.counters.preemptions == 0:
+    while harness.scheduler.metrics.preemptions == 0:
         harness.step()
     newcomers = [harness.add(prompt(3 + i, 30), max_tokens=2, client=f"{i}") for i in range(3)]
     assert [s.request.id for s in harness.scheduler.waiting] == [preempted, *newcomers]
@@ -179,8 +182,8 @@ def test_preempted_sequences_say_what_they_would_have_said() -> None:
         requests = [harness.add(p, max_tokens=16) for p in prompts]
         harness.finish()
         outputs.append([harness.output(request) for request in requests])
-    assert roomy.scheduler.counters.preemptions == 0
-    assert tight.scheduler.counters.preemptions > 0
+    assert roomy.scheduler.metrics.preemptions == 0
+    assert tight.scheduler.metrics.preemptions > 0
     assert outputs[0] == outputs[1]
 
 
@@ -188,7 +191,7 @@ def test_the_lowest_priority_gives_way() -> None:
     harness = Harness(n_blocks=9, block_size=4)
     low = harness.add(prompt(1, 11), max_tokens=12, priority=5)
     high = harness.add(prompt(2, 11), max_tokens=12)
-    while harness.scheduler.counters.preemptions == 0:
+    while harness.scheduler.metrics.preemptions == 0:
         harness.step()
     assert harness.sequence(low) in harness.scheduler.waiting
     assert harness.sequence(high) in harness.scheduler.running
@@ -200,9 +203,9 @@ def test_a_sequence_with_nobody_below_it_gives_way_itself() -> None:
     harness = Harness(n_blocks=9, block_size=4)
     high = harness.add(prompt(2, 11), max_tokens=12)
     low = harness.add(prompt(1, 12), max_tokens=12, priority=5)
-    while harness.scheduler.counters.preemptions == 0:
+    while harness.scheduler.metrics.preemptions == 0:
         plan = harness.step()
-    assert [sequence_id for sequence_id, _ in plan.rows()] == [harness.sequence(high).id]
+    assert [row.sequence_id for row in plan.rows] == [harness.sequence(high).id]
     harness.finish()
     assert len(harness.output(low)) == 12
 
@@ -212,7 +215,7 @@ def test_n_outputs_share_one_prompt_and_copy_only_its_tail() -> None:
     request = harness.add(prompt(1, 21), max_tokens=5, n=4)
     harness.finish()
     assert [harness.usage(request, i).cached_tokens for i in range(4)] == [0, 20, 20, 20]
-    assert harness.scheduler.counters.computed_prompt_tokens == 21 + 3
+    assert harness.scheduler.metrics.computed_prompt_tokens == 21 + 3
     assert len({tuple(harness.output(request, i)) for i in range(4)}) == 4
     alone = Harness(block_size=8)
     for index in range(4):
@@ -240,7 +243,7 @@ def test_siblings_of_a_first_that_came_back_are_admitted_through_the_tree() -> N
     harness.step()
     harness.add(prompt(2, 12), max_tokens=16)
     harness.finish()
-    assert harness.scheduler.counters.preemptions > 0
+    assert harness.scheduler.metrics.preemptions > 0
     assert [len(harness.output(request, i)) for i in range(3)] == [16] * 3
 
 
@@ -340,7 +343,7 @@ def test_two_long_prompts_share_the_budget_in_order_of_arrival() -> None:
     first, second = harness.add(prompt(1, 24)), harness.add(prompt(2, 24))
     plans = [harness.step() for _ in range(3)]
     first_id, second_id = 0, 1
-    lengths = [dict(plan.rows()) for plan in plans]
+    lengths = [row_tokens(plan) for plan in plans]
     assert lengths == [{first_id: 16}, {first_id: 8, second_id: 8}, {first_id: 1, second_id: 15}]
     harness.finish()
     assert len(harness.output(first)) == len(harness.output(second))
@@ -372,7 +375,7 @@ def test_a_scored_prompt_survives_preemption() -> None:
     harness.step()
     harness.add(prompt(2, 12), max_tokens=12)
     harness.finish()
-    assert harness.scheduler.counters.preemptions > 0
+    assert harness.scheduler.metrics.preemptions > 0
     assert len(harness.output(scored)) == 12
 
 
@@ -383,9 +386,9 @@ def test_scores_that_have_been_sent_are_not_computed_again() -> None:
     assert harness.output(scored)
     harness.add(prompt(2, 12), max_tokens=12)
     harness.finish()
-    assert harness.scheduler.counters.preemptions > 0
-    chunks = [chunk for plan in harness.plans for chunk in plan.chunks]
-    assert sum(chunk.prompt_logprobs is not None for chunk in chunks) == 1
+    assert harness.scheduler.metrics.preemptions > 0
+    prefills = [row for plan in harness.plans for row in plan.rows if isinstance(row, Prefill)]
+    assert sum(row.score is not None for row in prefills) == 1
 
 
 def test_a_refused_prompt_is_matched_again_only_when_somebody_has_let_go(
@@ -395,8 +398,8 @@ def test_a_refused_prompt_is_matched_again_only_when_somebody_has_let_go(
     running = harness.add(prompt(1, 24), max_tokens=12)
     harness.step()
     refused = harness.add(prompt(2, 40), max_tokens=2)
-    match = Mock(wraps=harness.store.index.match)
-    monkeypatch.setattr(harness.store.index, "match", match)
+    match = Mock(wraps=tree_of(harness.store).match)
+    monkeypatch.setattr(tree_of(harness.store), "match", match)
     for _ in range(10):
         harness.step()
     assert harness.scheduler.n_waiting == 1
@@ -405,13 +408,23 @@ def test_a_refused_prompt_is_matched_again_only_when_somebody_has_let_go(
     assert [len(harness.output(request)) for request in (running, refused)] == [12, 2]
 
 
+def test_a_state_is_saved_where_a_queued_prompt_will_resume() -> None:
+    """Also when the first chunk of the prompt that is computed first would run past that point."""
+    groups = [RecurrentGroup(16, 16, 4, 1000)]
+    harness = Harness(step_tokens=64, groups=groups)
+    harness.add(prompt(1, 40), max_tokens=2)
+    queued = harness.add([*prompt(1, 22), *prompt(2, 8)], max_tokens=2)
+    harness.finish()
+    assert harness.usage(queued).cached_tokens == 20
+
+
 def test_a_sibling_waits_rather_than_take_the_last_block() -> None:
     harness = Harness(n_blocks=13, block_size=4)
     other = harness.add(prompt(1, 8), max_tokens=8)
     harness.step()
     forked = harness.add(prompt(2, 30), max_tokens=4, n=2)
     harness.finish()
-    assert harness.scheduler.counters.preemptions == 0
+    assert harness.scheduler.metrics.preemptions == 0
     assert len(harness.output(other)) == 8
     assert [len(harness.output(forked, index)) for index in range(2)] == [4, 4]
 
@@ -421,8 +434,8 @@ def test_prefix_tokens_are_counted_once_for_each_sequence() -> None:
     for start in (1, 2):
         harness.add(prompt(start, 17), max_tokens=12)
     harness.finish()
-    counters = harness.scheduler.admission_counters
-    assert harness.scheduler.counters.preemptions > 0
+    counters = harness.scheduler.metrics
+    assert harness.scheduler.metrics.preemptions > 0
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (34, 0)
     harness.serve(prompt(3, 17), n=2)
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (68, 16)

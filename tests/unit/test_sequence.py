@@ -1,11 +1,11 @@
-"""A sequence refuses what its status does not allow."""
+"""A sequence's status, its end and its prompt's logprobs."""
 
 from copy import copy
 
 import pytest
 
 from engine.constraints.guide import Guide
-from engine.core.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
+from engine.core.sequence import Status
 from engine.values.output import FinishReason, TokenLogprob
 from tests.unit.engine_harness import Harness, prompt
 
@@ -31,24 +31,20 @@ class TwoTokens:
         return copy(self)
 
 
-def test_a_waiting_sequence_has_nothing_to_give_up() -> None:
+def test_a_waiting_sequence_cannot_be_preempted() -> None:
     harness = Harness()
     sequence = harness.sequence(harness.add(prompt(1, 5)))
-    with pytest.raises(IllegalTransitionError, match="WAITING"):
-        sequence.preempt()
+    with pytest.raises(AssertionError, match="WAITING"):
+        harness.scheduler.sequences.preempt(sequence)
 
 
 def test_nothing_follows_the_end() -> None:
     harness = Harness()
     sequence = harness.sequence(harness.add(prompt(1, 5)))
-    sequence.finish()
-    with pytest.raises(IllegalTransitionError, match="FINISHED -> FINISHED"):
-        sequence.finish()
-
-
-def test_every_status_but_the_last_can_end() -> None:
-    for status, followers in LEGAL_TRANSITIONS.items():
-        assert (Status.FINISHED in followers) == (status is not Status.FINISHED)
+    harness.scheduler.sequences.remove(sequence)
+    assert sequence.status is Status.FINISHED
+    with pytest.raises(AssertionError, match="has ended before"):
+        harness.scheduler.sequences.remove(sequence)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_a_prompt_that_is_scored_again_after_a_preemption_sends_each_logprob_onc
     sent = [entry for event in harness.events[request_id] for entry in event.prompt_logprobs]
     assert [entry and entry.token_id for entry in sent] == [None, *prompt(1, 6)[1:3]]
     sequence = harness.sequence(request_id)
-    harness.store.donate(sequence.preempt())
+    harness.store.donate(harness.scheduler.sequences.preempt(sequence))
     scores = [TokenLogprob(token, -1.0) for token in prompt(1, 6)[1:]]
     assert sequence.take_scores(scores[:1]) == ()
     assert sequence.take_scores(scores[1:3]) == (scores[2],)

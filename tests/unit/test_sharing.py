@@ -24,7 +24,7 @@ def test_one_client_s_many_rows_make_room_for_another_s() -> None:
         harness.step()
     one = harness.add(prompt(2, 5), max_tokens=1, client="one")
     assert steps_until_first_token(harness, one) == 1
-    assert harness.scheduler.counters.client_preemptions == 1
+    assert harness.scheduler.metrics.client_preemptions == 1
     harness.finish()
     alone = Harness(n_blocks=900, max_running=32, step_tokens=64)
     again = alone.add(prompt(1, 5), max_tokens=90, n=32, client="many")
@@ -51,21 +51,21 @@ def test_a_client_s_slots_go_to_whoever_runs_less_and_never_back() -> None:
             harness.step()
     rows = Counter(s.request.client for s in harness.scheduler.running)
     assert sorted(rows.values()) == [2, 3, 3]
-    assert harness.scheduler.counters.client_preemptions == 4 + 2
+    assert harness.scheduler.metrics.client_preemptions == 4 + 2
     for _ in range(20):
         harness.step()
-    assert harness.scheduler.counters.client_preemptions == 4 + 2
+    assert harness.scheduler.metrics.client_preemptions == 4 + 2
     harness.finish()
 
 
 def test_blocks_that_one_client_holds_are_given_up_for_another() -> None:
     harness = Harness(n_blocks=40, block_size=4, max_running=16)
     many = [harness.add(prompt(i, 12), max_tokens=30, client="many") for i in range(10)]
-    while not harness.scheduler.counters.preemptions:
+    while not harness.scheduler.metrics.preemptions:
         harness.step()
     one = harness.add(prompt(20, 12), max_tokens=1, client="one")
     assert steps_until_first_token(harness, one) <= 4
-    assert 0 < harness.scheduler.counters.client_preemptions <= 3
+    assert 0 < harness.scheduler.metrics.client_preemptions <= 3
     harness.finish()
     assert {len(harness.output(request)) for request in many} == {30}
 
@@ -77,7 +77,7 @@ def test_where_one_block_is_short_whose_client_runs_most_is_preempted() -> None:
         harness.add(prompt(i, 7), max_tokens=9, client="many")
     harness.step()
     harness.add(prompt(9, 7), max_tokens=9, client="one")
-    while not harness.scheduler.counters.preemptions:
+    while not harness.scheduler.metrics.preemptions:
         harness.step()
     assert [s.request.client for s in harness.scheduler.waiting] == ["many"]
     harness.finish()
@@ -90,7 +90,7 @@ def test_nobody_is_preempted_for_whoever_would_hold_more() -> None:
     long = harness.add(prompt(9, 70), max_tokens=2, client="long")
     harness.finish()
     assert list(harness.events) == [*short, long]
-    assert harness.scheduler.counters.client_preemptions == 0
+    assert harness.scheduler.metrics.client_preemptions == 0
 
 
 def test_a_slot_that_was_freed_for_one_client_keeps_no_other_from_another_slot() -> None:

@@ -6,11 +6,10 @@ import pytest
 
 from kvstore import invariants
 from kvstore.lease import Lease, Refusal
-from kvstore.ops import CopyBlock
+from kvstore.ops import CopyBlock, FillBlock, ReadBlock, When
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
-from kvstore.tree import PrefixIndex
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import (
     BLOCK,
@@ -18,12 +17,13 @@ from tests.unit.kv_helpers import (
     admit,
     compute,
     drain,
-    extend,
     fork,
     generate,
     make_store,
+    plan,
     run_of,
     serve,
+    tree_of,
 )
 
 PROMPT = run_of(100, 10)  # two blocks and a tail of two
@@ -70,8 +70,9 @@ class TestHits:
         store = make_store(16)
         running = admit(store, PROMPT)
         for written, hits in ((3, 0), (7, 4), (8, 8), (10, 8)):
-            extend(store, running, written - running.written_tokens)
-            store.publish(running, written)
+            n_tokens = written - running.written_tokens
+            plan(store, running, n_tokens)
+            store.commit(running, n_tokens)
             assert store.probe(NS, Tokens(PROMPT)) == hits
 
     def test_an_admission_that_adopts_nothing_on_purpose(self) -> None:
@@ -125,12 +126,12 @@ class TestCopyOnWrite:
         serve(store, PROMPT)
         lease = admit(store, [*PROMPT, 7, 8, 9])
         tail = lease.table[2]
-        [copy] = extend(store, lease, 1)
+        [copy] = plan(store, lease, 1)
         assert copy == CopyBlock(tail, lease.table[2], 2)
-        store.publish(lease, 11)
-        assert extend(store, lease, 1) == ()
-        store.publish(lease, 12)
-        assert extend(store, lease, 1) == ()
+        store.commit(lease, 1)
+        assert plan(store, lease, 1) == ()
+        store.commit(lease, 1)
+        assert plan(store, lease, 1) == ()
         assert (store.counters.prefix_copies, store.counters.fork_copies) == (1, 0)
         assert serve(store, [*PROMPT, 1]) == 10, "the original is as it was"
 
@@ -175,9 +176,9 @@ class TestCopyOnWrite:
             compute(store, lease)
         one, two = fork(store, first, [1, 2, 3], 2), fork(store, second, [5, 6, 7], 2)
         shared = one.table[0]
-        [early] = extend(store, one, 1)
+        [early] = plan(store, one, 1)
         store.release(first)
-        [late] = extend(store, two, 1)
+        [late] = plan(store, two, 1)
         assert early.source == late.target == shared
 
     def test_a_copy_without_a_block_for_it_is_refused_and_changes_nothing(self) -> None:
@@ -186,11 +187,67 @@ class TestCopyOnWrite:
         compute(store, one)
         two = fork(store, one, [1, 2, 3], 2)
         hoarder = admit(store, [9])
-        assert store.extend(two, 1) == Refusal(needed_blocks=1, available_blocks=0)
+        assert store.plan(two, 1) == Refusal(needed_blocks=1, available_blocks=0)
         assert list(two.table) == list(one.table)
         assert store.counters.fork_copies == 0
         store.release(hoarder)
         assert len(compute(store, two)) == 1
+
+
+class TestCommit:
+    def test_rejected_tokens_are_planned_again_and_accepted_ones_are_published(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        compute(store, lease)
+        store.plan(lease, 1)
+        assert store.plan_draft(lease, 4) is None
+        lease.tokens.append(1)
+        lease.tokens.append(2)
+        store.commit(lease, n_computed=5, n_accepted=2)
+        assert (lease.written_tokens, lease.planned_tokens) == (12, 12)
+        assert store.probe(NS, Tokens([*PROMPT, 1, 2, 3])) == 12
+        invariants.check(store)
+        assert store.plan(lease, 1) is None
+        assert lease.planned_tokens == 13
+
+    def test_a_step_that_is_in_flight_stays_planned(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        store.plan(lease, 6)
+        store.plan(lease, 4)
+        store.commit(lease, 6)
+        assert (lease.written_tokens, lease.planned_tokens) == (6, 10)
+        store.commit(lease, 4)
+        assert (lease.written_tokens, lease.planned_tokens) == (10, 10)
+
+    def test_what_comes_from_disk_was_never_planned(self) -> None:
+        store = make_store(16)
+        lease = store.restore(NS, Tokens(run_of(1, 12)), 0)
+        assert isinstance(lease, Lease)
+        for written in (4, 12):
+            store.commit(lease, written - lease.written_tokens)
+            assert lease.planned_tokens == written
+            assert store.probe(NS, Tokens(run_of(1, 13))) == written
+        store.donate(lease)
+        invariants.check_idle(store)
+
+
+class TestOps:
+    def test_ops_are_handed_out_once_in_the_order_of_queueing(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        lease = admit(store, [*PROMPT, 7])
+        tail, read = lease.table[2], ReadBlock(lease.table[0], BLOCK)
+        store.read(read)
+        store.plan(lease, 1)
+        assert store.fill(lease.table[2], BLOCK, (b"kv",), is_new=True)
+        assert not store.fill(lease.table[0], BLOCK, (b"kv",), is_new=False)
+        assert store.take_ops() == [
+            (When.READ, read),
+            (When.FIRST, CopyBlock(tail, lease.table[2], 2)),
+            (When.FIRST, FillBlock(lease.table[2], b"kv")),
+        ]
+        assert store.take_ops() == []
 
 
 class TestFork:
@@ -274,10 +331,10 @@ class TestRefusal:
         [
             lambda store, _: store.admit(NS, Tokens(run_of(1, 8) + run_of(800, 80))),
             lambda store, _: store.admit_cold(NS, Tokens(run_of(1, 80))),
-            lambda store, lease: store.extend(lease, 80),
+            lambda store, lease: store.plan(lease, 80),
             lambda store, lease: store.fork(lease, Tokens(run_of(900, 2) + run_of(800, 80)), 2),
         ],
-        ids=["admit", "admit_cold", "extend", "fork"],
+        ids=["admit", "admit_cold", "plan", "fork"],
     )
     def test_it_leaves_no_trace(self, operation: Callable[[KVStore, object], object]) -> None:
         def scenario(*, is_refused: bool) -> tuple[object, ...]:
@@ -320,7 +377,7 @@ class TestEnd:
         serve(store, PROMPT)
         free = store.pool.free_blocks()
         lease = admit(store, PROMPT + run_of(700, 9))
-        extend(store, lease, 5)
+        plan(store, lease, 5)
         store.release(lease)
         invariants.check_idle(store)
         assert set(store.pool.free_blocks()) == set(free)
@@ -336,7 +393,7 @@ class TestEnd:
     def test_a_donation_before_the_first_step_leaves_nothing(self) -> None:
         store = make_store(16)
         store.donate(admit(store, PROMPT))
-        assert (store.pool.n_free, store.index.n_nodes) == (16, 0)
+        assert (store.pool.n_free, tree_of(store).n_nodes) == (16, 0)
 
     def test_reserved_blocks_behind_what_was_written_become_free(self) -> None:
         store = make_store(16)
@@ -352,7 +409,7 @@ class TestClear:
         serve(store, PROMPT)
         serve(store, run_of(500, 5))
         assert store.clear() == 5
-        assert (store.pool.n_free, store.index.n_nodes) == (16, 0)
+        assert (store.pool.n_free, tree_of(store).n_nodes) == (16, 0)
         assert serve(store, PROMPT) == 0
 
     def test_live_leases_keep_their_blocks_and_publish_them_again(self) -> None:
@@ -428,21 +485,21 @@ def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
 class TestNoIndex:
     def test_nothing_is_shared_and_nothing_is_left(self) -> None:
         pool = BlockPool(8)
-        store = KVStore(pool, PrefixIndex(), BLOCK)
+        store = KVStore(pool, None, BLOCK)
         assert serve(store, PROMPT) == 0
         assert serve(store, PROMPT, run_of(200, 5)) == 0
         assert store.probe(NS, Tokens(PROMPT)) == 0
-        assert (pool.n_free, store.index.n_nodes, store.clear()) == (8, 0, 0)
+        assert (pool.n_free, store.clear()) == (8, 0)
         invariants.check_idle(store)
 
     def test_forks_share_all_the_same(self) -> None:
-        store = KVStore(BlockPool(8), PrefixIndex(), BLOCK)
+        store = KVStore(BlockPool(8), None, BLOCK)
         one = admit(store, PROMPT)
         compute(store, one)
         assert len(compute(store, fork(store, one, PROMPT, 9))) == 1
         assert store.pool.n_shared == 2
 
     def test_a_full_pool_refuses(self) -> None:
-        store = KVStore(BlockPool(2), PrefixIndex(), BLOCK)
+        store = KVStore(BlockPool(2), None, BLOCK)
         assert store.admit(NS, Tokens(PROMPT)) == Refusal(3, 2)
-        assert drain(store) == []
+        assert store.pool.n_free == 2

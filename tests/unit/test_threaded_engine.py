@@ -14,25 +14,23 @@ from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, Qu
 from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import LatencyTracker
 from engine.core.request import prepare
+from engine.core.scheduler import Step
+from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
-from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import messages
 from engine.remote.calls import Call, Submit
 from engine.remote.messages import read_result
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
-from engine.values.stats import CacheTier
-from tests.grammars import NoAnswers
+from engine.values.stats import CacheTier, Latency
 from tests.hosting import ThreadAsProcess, hosted
-from tests.simulation.daemon import NO_BYTES
-from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tests.simulation.daemon import NO_BYTES, NO_MEMORY
+from tests.unit.engine_harness import Harness, prompt
 from tests.unit.threaded_harness import Letters, Parts, Setup, request
 
 PATIENCE = 30.0
-MASKS = NoAnswers(VOCAB_SIZE)
 
 
 @pytest_asyncio.fixture
@@ -58,12 +56,12 @@ async def test_events_arrive_in_order_and_end_once(setup: Setup) -> None:
 async def test_when_nothing_is_computed_the_store_is_recounted(setup: Setup) -> None:
     setup.runner.open()
     await setup.collect(request("a"))
-    assert (await setup.engine.stats()).loop.n_contradictions == 0
+    assert (await setup.engine.stats()).contradictions == 0
     pool = setup.harness.store.pool
     pool.retain(pool.allocate(1))  # a reference that nobody has
     setup.now += 2 * IDLE_SECONDS
     async with asyncio.timeout(PATIENCE):
-        while not (await setup.engine.stats()).loop.n_contradictions:  # noqa: ASYNC110
+        while not (await setup.engine.stats()).contradictions:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert setup.engine.is_alive()
 
@@ -81,7 +79,7 @@ async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) 
 async def test_an_invalid_request_is_refused_to_its_sender(setup: Setup) -> None:
     with pytest.raises(InvalidRequest):
         await setup.collect(request("a", max_tokens=-1))
-    assert (await setup.engine.stats()).loop.waiting == 0
+    assert (await setup.engine.stats()).waiting == 0
 
 
 async def test_a_full_queue_is_reported() -> None:
@@ -121,7 +119,7 @@ async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
     setup.runner.open()
     assert await setup.engine.requests() == ()  # asked behind the abort
     stats = await setup.engine.stats()
-    assert (stats.loop.running, stats.loop.waiting, stats.loop.cache.blocks_held) == (0, 0, 0)
+    assert (stats.running, stats.waiting, stats.cache.blocks_held) == (0, 0, 0)
     assert stats.sequences.finished[FinishReason.ABORT] == 1
 
 
@@ -137,7 +135,7 @@ async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None
         await queued
     assert await setup.engine.requests() == ()
     stats = await setup.engine.stats()
-    assert (stats.loop.running, stats.loop.waiting) == (0, 0)
+    assert (stats.running, stats.waiting) == (0, 0)
     assert stats.sequences.finished[FinishReason.ABORT] == 1  # though the loop never saw it
 
 
@@ -193,7 +191,7 @@ async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt", "")).cached_tokens == 0
     cleared = await setup.engine.clear_cache()
     assert (cleared.blocks, cleared.bytes) == (3, 3 * 32)
-    assert (await setup.engine.stats()).loop.cache.blocks_free == 64
+    assert (await setup.engine.stats()).cache.blocks_free == 64
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "", "")).cached_tokens == 0
 
 
@@ -216,8 +214,8 @@ async def test_statistics_do_not_wait_for_the_step(setup: Setup) -> None:
     task = asyncio.ensure_future(setup.collect(request("a", n=2)))
     await setup.begun()
     stats = await setup.engine.stats()  # while the first one's prompt is computed
-    assert (stats.loop.running, stats.loop.waiting, stats.loop.steps) == (1, 1, 0)
-    assert stats.loop.cache.blocks_held > 0
+    assert (stats.running, stats.waiting, stats.steps) == (1, 1, 0)
+    assert stats.cache.blocks_held > 0
     assert stats.sequences.received == 2
     setup.runner.open()
     await task
@@ -230,7 +228,7 @@ async def test_a_step_without_end_counts_as_dead(setup: Setup) -> None:
     assert setup.engine.is_alive()
     setup.now += 1.0
     await until(lambda: not setup.engine.is_alive())
-    assert (await setup.engine.stats()).loop.running == 1
+    assert (await setup.engine.stats()).running == 1
     setup.runner.open()
     await task
     await until(setup.engine.is_alive)
@@ -244,15 +242,15 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def test_what_an_event_tells_of_is_in_the_statistics() -> None:
     """Who has its last token and asks then must not find it running."""
-    harness, seen = Harness(), []
+    harness, seen = Harness(), list[tuple[int, int]]()
 
     def deliver(events: list[OutputEvent]) -> None:
         for event in events:
-            seen.append((loop.stats.generated_tokens, loop.stats.running))
+            stats = snapshot(loop.scheduler, loop.sizes, NO_MEMORY)
+            seen.append((stats.generated_tokens, stats.running))
             assert bool(event.admission) == (len(seen) == 1)
 
-    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, latency, NO_BYTES, MASKS)
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
     loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
@@ -274,8 +272,7 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
         happened.extend("token" for event in events if event.token_ids)
 
     monkeypatch.setattr(harness.runner, "sample", note_and_sample)
-    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, latency, NO_BYTES, MASKS)
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
     loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
@@ -284,14 +281,13 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
 
 def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
     harness = Harness()
-    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, latency, NO_BYTES, MASKS)
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, NO_BYTES)
     held = harness.pool.allocate(3)
     loop.clear(tiers=[CacheTier.MEMORY])
-    assert loop.stats.cache.blocks_held == 3
+    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY).cache.blocks_held == 3
     harness.pool.release(held)  # as when a load is given up
     loop.clear(tiers=[CacheTier.DISK])
-    assert loop.stats.cache.blocks_held == 0
+    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY).cache.blocks_held == 0
 
 
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:
@@ -308,9 +304,10 @@ async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.engine.requests()
-    sequences = (await setup.engine.stats()).sequences
-    assert sequences.received == 2
-    assert sequences.refused[RefusalReason.STOPPED] == 1
+    stats = await setup.engine.stats()
+    assert (stats.generated_tokens, stats.latencies[Latency.REQUEST].count) == (4, 1)
+    assert stats.sequences.received == 2
+    assert stats.sequences.refused[RefusalReason.STOPPED] == 1
 
 
 async def test_drain_aborts_what_does_not_finish_in_time() -> None:
@@ -374,8 +371,8 @@ async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
     await setup.begun()
     commit = setup.harness.scheduler.commit
 
-    def broken(plan: StepPlan, result: StepResult) -> list[OutputEvent]:
-        assert commit(plan, result)[-1].finish_reason is not None
+    def broken(step: Step, result: StepResult) -> list[OutputEvent]:
+        assert commit(step, result)[-1].finish_reason is not None
         raise AssertionError("a fault behind the last row")
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
@@ -410,7 +407,8 @@ async def test_an_id_in_use_harms_nobody(setup: Setup) -> None:
 
 def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not from when the loop fell asleep before it: that would look like a hung step."""
-    harness, clock, started = Harness(), [0.0], []
+    clock, started = [0.0], []
+    harness = Harness(clock=lambda: clock[0])
     inbox = Inbox()
 
     def watched(plan: StepPlan) -> None:
@@ -419,10 +417,7 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
     submit = harness.runner.submit
     monkeypatch.setattr(harness.runner, "submit", watched)
-    latency = LatencyTracker(lambda: clock[0], SilentTelemetry())
-    loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, lambda events: None, latency, NO_BYTES, MASKS
-    )
+    loop = EngineLoop(harness.scheduler, harness.runner, inbox, lambda events: None, NO_BYTES)
     assert loop.step_started_seconds is None
 
     def arrive() -> None:
@@ -451,10 +446,7 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
         raise RuntimeError("out of memory")
 
     inbox = Inbox()
-    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, events.extend, latency, NO_BYTES, MASKS
-    )
+    loop = EngineLoop(harness.scheduler, harness.runner, inbox, events.extend, NO_BYTES)
     harness.fault = fail
     loop.submit(prepare(request("a"), harness.limits), 0.0)
     loop.turn()
@@ -475,7 +467,7 @@ async def test_hits_of_the_last_minutes_are_told_as_of_now() -> None:
     await setup.collect(request("warm"))
 
     async def told() -> list[tuple[int, int]]:
-        recent = (await setup.engine.stats()).loop.cache.recent_hits
+        recent = (await setup.engine.stats()).cache.recent_hits
         return [(hits.queried_tokens, hits.hit_tokens) for hits in recent]
 
     assert await told() == [(10, 9), (20, 9), (20, 9)]

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from engine.core.queue import NoRoom, WaitingQueue
 from engine.core.sequence import LiveSequence, Status
 from engine.core.step import SequenceId
-from engine.output.text import OutputFactory
+from engine.output.text import output_factory
 from engine.values.request import Request
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.daemon import LetterDetokenizer
 
 PLACES = 12
-OUTPUTS = OutputFactory(frozenset(), lambda _: LetterDetokenizer())
+NEW_OUTPUT = output_factory(frozenset(), lambda _: LetterDetokenizer())
 
 
 def sequence(
@@ -29,7 +29,7 @@ def sequence(
         request=request,
         namespace=Namespace(model="", cache_salt=""),
         tokens=Tokens(request.prompt),
-        output=OUTPUTS.new(request),
+        output=NEW_OUTPUT(request),
         seed=0,
         stop_token_ids=frozenset(),
         status=status,

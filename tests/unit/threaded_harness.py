@@ -10,18 +10,14 @@ from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import LatencyTracker
 from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.core.thread import EngineParts
-from engine.measuring.telemetry import SilentTelemetry
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
-from engine.values.stats import MemoryPromise, MemoryStats
 from kvstore.sizes import StorageBytes
-from tests.grammars import NoAnswers
 from tests.hosting import hosted
-from tests.simulation.daemon import LetterDetokenizer
+from tests.simulation.daemon import NO_MEMORY, LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(
@@ -82,7 +78,7 @@ class GatedRunner:
     def submit(self, plan: StepPlan) -> None:
         self._harness.runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
         self._harness.runner.sample(masks)
 
     def collect(self) -> StepResult:
@@ -109,16 +105,14 @@ class Parts:
     loop: EngineLoop
 
     def __init__(self, **limits: int) -> None:
-        self.harness = Harness(**limits)  # type: ignore[arg-type]
-        self.runner = GatedRunner(self.harness)
         self.now = 0.0
+        self.harness = Harness(clock=lambda: self.now, **limits)  # type: ignore[arg-type]
+        self.runner = GatedRunner(self.harness)
 
     def build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
         self.inbox = inbox
-        latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
-        scheduler, masks = self.harness.scheduler, NoAnswers(VOCAB_SIZE)
-        loop = EngineLoop(scheduler, self.runner, inbox, deliver, latency, sizes, masks)
+        loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, sizes)
         self.loop = loop
         return EngineParts(
             loop=loop,
@@ -127,7 +121,7 @@ class Parts:
             limits=self.harness.limits,
             guides=GuideMaker(frozenset()),
             trials=Trials(no_process),
-            memory=lambda: MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0, 0)),
+            memory=lambda: NO_MEMORY,
             release_thread=lambda: None,
         )
 

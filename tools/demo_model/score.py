@@ -13,7 +13,6 @@ from engine.launch import launch
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions
@@ -95,7 +94,7 @@ def score_checkpoint(directory: Path, seed: int) -> list[Score]:
 
 async def _score(directory: Path, questions: Sequence[Question]) -> list[Score]:
     config = EngineConfig(model=str(directory), max_waiting=10_000)
-    engine = await launch(config, EngineTelemetry(), print)
+    engine = await launch(config, print)
     answers = await asyncio.gather(
         *(_answer(engine, index, question) for index, question in enumerate(questions))
     )

@@ -67,7 +67,7 @@ class MeteredRunner:
     def submit(self, plan: StepPlan) -> None:
         self._runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks]) -> None:
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
         self._runner.sample(masks)
 
     def collect(self) -> StepResult:

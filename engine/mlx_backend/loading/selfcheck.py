@@ -29,11 +29,11 @@ from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import ReadBlock
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
-from kvstore.tree import PrefixIndex
 from kvstore.types import Namespace
 from kvstore.window import lease_slots
 
@@ -161,7 +161,7 @@ def _through_storage(
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
     groups = build_groups(sizes, _BLOCK_SIZE, longest)
-    store = KVStore(BlockPool(sizes.n_blocks), PrefixIndex(), _BLOCK_SIZE, groups)
+    store = KVStore(BlockPool(sizes.n_blocks), None, _BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, execution)
     leases = [_admitted(store.admit(Namespace(), Tokens(row.tokens))) for row in rows]
     tables = {
@@ -187,11 +187,11 @@ def _compute(
     """Compute so many tokens of each lease; logits after the last ones of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
-        step_ops = store.extend(lease, n_tokens)
-        assert not isinstance(step_ops, Refusal), "the check's storage is too small"
-        cached.storage.execute(step_ops.before)
+        assert store.plan(lease, n_tokens) is None, "the check's storage is too small"
         for patch in lease.take_patches():
             tables[lease].patch(patch)
+    # No state is saved, so all ops come before the forwards.
+    cached.storage.execute(op for _, op in store.take_ops() if not isinstance(op, ReadBlock))
     leases, spans, token_ids = list(chunks), list[TokenSpan](), list[int]()
     for index, (lease, n_tokens) in enumerate(chunks.items()):
         first_token, n_read = len(token_ids), int(lease in read)
@@ -206,7 +206,7 @@ def _compute(
         mx.eval(computed.logits if answered else [], cached.storage.arrays())
         found.update(zip(answered, computed.logits, strict=False))
     for lease, n_tokens in chunks.items():
-        store.publish(lease, lease.written_tokens + n_tokens)
+        store.commit(lease, n_tokens)
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
+from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.load_check import load
@@ -91,16 +91,16 @@ def steps_in_flight(model: CachedModel, launch: Launch) -> InFlight:
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(row) for row in range(ROWS)]
     runner.submit(_prompts(names))
-    runner.sample(StepMasks)
+    runner.sample(None)
     mx.synchronize()
     mx.reset_peak_memory()
     before, started = mx.get_active_memory(), time.perf_counter()
     for step in range(STEPS):
         start = PROMPT_TOKENS + CHUNK_TOKENS * step
-        chunk = Chunk(names[0], start, _tokens(CHUNK_TOKENS), samples=False)
-        runner.submit(StepPlan(chunks=(chunk,), decodes=tuple(names[1:])))
+        chunk = Prefill(names[0], start, _tokens(CHUNK_TOKENS))
+        runner.submit(StepPlan(rows=[chunk, *map(Decode, names[1:])]))
         runner.collect()
-        runner.sample(StepMasks)
+        runner.sample(None)
     runner.collect()
     return InFlight(
         pool_bytes=model.storage.full.layers[0].arrays()[0].nbytes,
@@ -113,12 +113,12 @@ def _prompts(names: Sequence[SequenceId]) -> StepPlan:
     """Each row's table, and the first tokens of it."""
     entry = Sampling(SamplingParams(temperature=0), seed=0)
     return StepPlan(
-        enter=tuple(BatchEntry(name, entry) for name in names),
-        patches=tuple(
+        enter=[BatchEntry(name, entry) for name in names],
+        patches=[
             (name, TablePatch(None, 0, tuple(range(ROW_BLOCKS * name, ROW_BLOCKS * (name + 1)))))
             for name in names
-        ),
-        chunks=tuple(Chunk(name, 0, _tokens(PROMPT_TOKENS), samples=True) for name in names),
+        ],
+        rows=[Prefill(name, 0, _tokens(PROMPT_TOKENS), samples=True) for name in names],
     )
 
 

@@ -22,10 +22,8 @@ from engine.mlx_backend.storage.state_arena import StateArena, state_bytes
 from kvstore.ops import (
     CopyBlock,
     CopyState,
-    CopyWindowBlock,
     FillBlock,
     FillState,
-    FillWindow,
     Parts,
     ReadBlock,
     ResetState,
@@ -95,23 +93,17 @@ class Storage:
         Raises ArenaError or IndexError for an unknown block or state, and for bytes of the wrong
         size.
         """
-        blocks: list[CopyBlock | FillBlock] = []
-        windows: list[list[CopyBlock | FillBlock]] = [[] for _ in self.windows]
+        changes: dict[int | None, list[CopyBlock | FillBlock]] = {}
         for op in ops:
             match op:
                 case CopyBlock() | FillBlock():
-                    blocks.append(op)
-                case CopyWindowBlock(group, source, target, n_tokens):
-                    windows[group].append(CopyBlock(BlockId(source), BlockId(target), n_tokens))
-                case FillWindow(group, slot, data):
-                    windows[group].append(FillBlock(BlockId(slot), data))
+                    changes.setdefault(op.group, []).append(op)
                 case FillState(slot, data):
                     fill_state(self.states, slot, data)
                 case ResetState() | CopyState() | RollBackState():
                     self.states.execute(op)
-        _change(self.full, blocks)
-        for arena, changes in zip(self.windows, windows, strict=True):
-            _change(arena, changes)
+        for group, of_group in changes.items():
+            _change(self.full if group is None else self.windows[group], of_group)
 
     def read(self, reads: Sequence[ReadBlock]) -> PendingReads:
         """Lay out what is to be read, as it is now.

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import CLIENT_SECONDS
@@ -34,10 +33,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         step_tokens=16,
         disk=DiskCacheConfig(tmp_path_factory.mktemp("disk"), DISK_BYTES, DiskWrites.ALL),
     )
-    telemetry = EngineTelemetry()
-    engine = loaded(config, telemetry)
+    engine = loaded(config)
     settings = Settings(port=0, model=str(model), dashboard_text=True)
-    with running(engine, settings, telemetry) as daemon_url:
+    with running(engine, settings) as daemon_url:
         yield daemon_url
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engine.values.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
@@ -55,10 +54,9 @@ class Model:
 @pytest.fixture(scope="module", params=["demo", "reasoning"])
 def model(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[Model]:
     source = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
-    telemetry = EngineTelemetry()
-    engine = loaded(EngineConfig(source, kv_cache_bytes=32 << 20), telemetry)
+    engine = loaded(EngineConfig(source, kv_cache_bytes=32 << 20))
     settings = Settings(port=0, served_model_name=(request.param,))
-    with running(engine, settings, telemetry) as url, strict_client(url) as client:
+    with running(engine, settings) as url, strict_client(url) as client:
         yield Model(client, request.param, engine.tokenizer.encode('"', add_special_tokens=False))
 
 

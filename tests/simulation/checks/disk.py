@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from operator import gt
 
-from engine.disk_cache.block_hashes import BlockHashes
+from engine.disk_cache.dirty_set import prefix_hash
 from engine.disk_cache.loader import _Load
 from engine.disk_cache.writer import DiskWriter
 from engine.values.settings import DiskWrites
@@ -29,7 +29,6 @@ class DiskCheck:
         problems = [*self._tier.problems(), *self._leases(), *map(self._load, self._daemon.loads)]
         if (writer := self._daemon.writer) is not None:
             problems += self._writer(writer)
-            problems += self._hashes(writer._hashes)
             problems += () if writer._is_ending else self._not_dirty(writer)
         found = [problem for problem in problems if problem]
         assert not found, found
@@ -37,8 +36,8 @@ class DiskCheck:
     def excuse(self) -> None:
         """What is in memory now need not be on disk any more: it has been cleared there."""
         if (writer := self._daemon.writer) is not None:
-            for node in self._daemon.store.index.nodes():
-                entries = self._entries(writer._hashes, node)
+            for node in writer._tree.nodes():
+                entries = self._entries(node)
                 self._tier.lost.update(name for _, name, _ in entries)
 
     def _leases(self) -> Iterator[str]:
@@ -74,7 +73,7 @@ class DiskCheck:
         assert self._daemon.loader is not None
         if not (writer._reads.keys() | self._daemon.loader._fills.keys()) <= {in_flight}:
             yield "something awaits a step that is over"
-        nodes = set(self._daemon.store.index.nodes())
+        nodes = set(writer._tree.nodes())
         seen = writer._dirty_set._seen.keys()
         if not (writer._due.keys() | writer._later.keys() | seen) <= nodes:
             yield "something is to be written that has left the tree"
@@ -86,16 +85,6 @@ class DiskCheck:
         if (times := list(writer._later.values())) != sorted(times):
             yield "what is due first does not stand first"
 
-    def _hashes(self, hashes: BlockHashes) -> Iterator[str]:
-        """Those in the tree have the hashes of their tokens, and those that are free have none."""
-        free = set(self._daemon.pool.free_blocks())
-        if not free.isdisjoint(hashes._hashes):
-            yield "free blocks have hashes"
-        for node in self._daemon.store.index.nodes():
-            for index, block in enumerate(node.blocks):
-                if hashes.of(block) != hashes.tail(node, index, self._daemon.store.block_size):
-                    yield f"block {block} has another's hash"
-
     def _not_dirty(self, writer: DiskWriter) -> Iterator[str]:
         """Of nodes that are not dirty any more, nor above one that is, what is neither on disk nor
         on its way, nor was ever lost, nor stands behind the longest path.
@@ -104,7 +93,7 @@ class DiskCheck:
         for node in self._worth(writer):
             if node in dirty:
                 continue
-            entries = list(self._entries(writer._hashes, node))
+            entries = list(self._entries(node))
             for parent, name, has in entries:
                 reading = writer._dirty_set._reading.get(name)
                 wanted = tuple(map(gt, has, reading.has)) if reading else has
@@ -117,24 +106,29 @@ class DiskCheck:
                     yield f"{name.hex()} of node {node.serial} was never written whole"
 
     def _is_long(self, writer: DiskWriter, parent: Digest) -> bool:
-        """Whether an entry behind this one could make a path that is too long."""
+        """Whether an entry behind this one could make a path that is too long, or could have
+        before the tier lost some of what stands above.
+        """
         reading = writer._dirty_set._reading.get(parent)
-        above = self._tier.path_bytes(parent)
+        whole = sum(self._daemon.part_bytes)
+        above = self._tier.path_bytes(parent) + sum(
+            whole - entry.n_bytes
+            for name, entry in self._tier.path(parent)
+            if name in self._tier.lost
+        )
         room = reading.path_room if reading else self._tier.temper.longest_path - above
-        return room < sum(self._daemon.part_bytes) or not (reading or self._tier.holds(parent))
+        return room < whole or not (reading or self._tier.holds(parent))
 
     def _worth(self, writer: DiskWriter) -> Iterator[Node]:
         rules = writer._rules
-        for namespace, path, node in self._daemon.store.index.walk():
+        for namespace, path, node in writer._tree.walk():
             is_long = len(path) // TOKEN_BYTES >= rules.least_tokens
             if namespace.cache_salt and not rules.salted:
                 continue
             if is_long or rules.writes is DiskWrites.ALL:
                 yield node
 
-    def _entries(
-        self, hashes: BlockHashes, node: Node
-    ) -> Iterator[tuple[Digest, Digest, tuple[bool, ...]]]:
+    def _entries(self, node: Node) -> Iterator[tuple[Digest, Digest, tuple[bool, ...]]]:
         """All that its blocks are worth, with their parents, and what memory has of them."""
         block_size, store = self._daemon.store.block_size, self._daemon.store
         n_tokens = len(node.packed) // TOKEN_BYTES
@@ -146,7 +140,8 @@ class DiskCheck:
             for stop in sorted(stops):
                 has = (True, *(group.attached(block, stop) is not None for group in store.groups))
                 padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
-                yield hashes.parent(node, index), hashes.tail(node, index, stop), padded
+                name = prefix_hash(node, index, stop, block_size)
+                yield node.parent_hash(index), name, padded
 
 
 def _lineage(node: Node) -> Iterator[Node]:

@@ -4,9 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from typing import TypeAlias
 
-from engine.core.queue import Admission, Turns, admission_key
+from engine.core.queue import Admission, Turns
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import LiveSequence
+from engine.core.sequence import LiveSequence, Status, admission_key
+from kvstore.lease import Lease
 from tests.simulation.census import Census, Happening
 
 Victims: TypeAlias = defaultdict[LiveSequence, set[LiveSequence]]
@@ -18,7 +19,8 @@ def watch(scheduler: Scheduler, census: Census) -> None:
     turns = FairTurns(scheduler)
     admission = scheduler._admission
     scheduler._turns = turns
-    scheduler._admission = FairAdmission(admission, scheduler, turns, census)
+    admission = FairAdmission(admission, scheduler, turns, census)
+    scheduler._admission = scheduler._commit._admission = admission
 
 
 def rows(running: Iterable[LiveSequence]) -> Counter[str]:
@@ -43,8 +45,8 @@ class FairTurns(Turns):
         self._patience = Counter[str]()
         self._preemptions = 0
 
-    def had(self, client: str) -> None:
-        super().had(client)
+    def mark_served(self, client: str) -> None:
+        super().mark_served(client)
         del self._patience[client]
         self.admission.had_turn(client)
 
@@ -56,8 +58,8 @@ class FairTurns(Turns):
     def begin_step(self) -> None:
         super().begin_step()
         scheduler, running = self._scheduler, rows(self._scheduler.running)
-        is_short = scheduler.counters.preemptions > self._preemptions
-        self._preemptions = scheduler.counters.preemptions
+        is_short = scheduler.metrics.preemptions > self._preemptions
+        self._preemptions = scheduler.metrics.preemptions
         for client in self:
             may_expect = running[client] + 2 <= max(running.values(), default=0)
             if is_short or self.admission._refused or not may_expect:
@@ -103,15 +105,17 @@ class FairAdmission(Admission):
     def had_turn(self, client: str) -> None:
         self._starts_of_others.pop(client, None)
 
-    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+    def admit(
+        self, client: str, running: Sequence[LiveSequence]
+    ) -> tuple[LiveSequence, Lease] | None:
         has_more = self._with_more(client)
         is_reserved = self._reserved_for == client
-        sequence = super().admit(client, running)
+        admitted = super().admit(client, running)
         self._open_slots -= is_reserved
         self._forget_wants()
-        if sequence is not None:
-            self._check_start(sequence, has_more)
-        return sequence
+        if admitted is not None:
+            self._check_start(admitted[0], has_more)
+        return admitted
 
     def victim(
         self, running: Sequence[LiveSequence], prompts: Container[str]
@@ -129,7 +133,7 @@ class FairAdmission(Admission):
             self._census[Happening.CLIENT_SLOT] += 1
         else:
             held = held_tokens(running)
-            client = min((c for c in self._turns if c in self._refused), key=lambda c: held[c])
+            client = min((c for c in self.turns if c in self._refused), key=lambda c: held[c])
             wanted = next(
                 s for s in self.ready(client) if s.id == self._refused[client].sequence_id
             )
@@ -166,7 +170,7 @@ class FairAdmission(Admission):
         assert own != client, "is preempted for its own client's"
         assert held[own] - given >= held[client] + wanted, "is preempted for whoever then has more"
         others = [s for s in self._scheduler.running if s.request.client == own]
-        youngest = max((s for s in others if not s.is_aborted), key=admission_key)
+        youngest = max((s for s in others if s.status is Status.RUNNING), key=admission_key)
         assert victim is youngest, "another than the youngest is preempted"
 
     def _with_more(self, client: str) -> set[str]:
@@ -175,7 +179,7 @@ class FairAdmission(Admission):
         counts, held = rows(running), held_tokens(running)
         return {
             other
-            for other in self._turns
+            for other in self.turns
             if counts[other] > counts[client] or held[other] > held[client]
         }
 
@@ -183,7 +187,7 @@ class FairAdmission(Admission):
         client = started.request.client
         for other in self.ready(client):
             assert admission_key(started) < admission_key(other), "a client's own overtook"
-        for overtaken in {c for c in self._turns if self.ready(c)} - {client} - has_more:
+        for overtaken in {c for c in self.turns if self.ready(c)} - {client} - has_more:
             self._starts_of_others[overtaken][client] += 1
             starts = self._starts_of_others[overtaken][client]
             assert starts == 1, f"{client} started {starts} while {overtaken} waited for its turn"

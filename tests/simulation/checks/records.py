@@ -1,7 +1,7 @@
 """Every entry that is offered to the tier, against the model."""
 
 from kvstore.tier.types import Buffer, Entry
-from kvstore.tokens import Digest, Tokens, digest_behind, root_digest
+from kvstore.tokens import Digest, Tokens, child_digest, root_digest
 from tests.simulation.model import (
     ADAPTERS,
     NAMESPACES,
@@ -38,7 +38,7 @@ class RecordCheck:
             assert previous == kv, "an entry that does not follow its parent"
             tokens.append(token_between(kv, value, self._vocab_size, self._adapters[root]))
             own.append(kv := value)
-        assert digest_behind(parent, Tokens(tokens).packed(0, len(tokens))) == entry.block_hash, (
+        assert child_digest(parent, Tokens(tokens).packed(0, len(tokens))) == entry.block_hash, (
             "an entry under another's name"
         )
         for window in windows:

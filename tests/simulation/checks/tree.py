@@ -7,7 +7,7 @@ from kvstore.ops import RollBackState
 from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
-from kvstore.tree import Node
+from kvstore.tree import Node, TreeObserver
 from kvstore.types import BlockId, Namespace, SlotId
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import FakeRunner
@@ -15,15 +15,19 @@ from tests.simulation.model import ROOT, chain, fingerprint
 
 
 class ContentCheck:
-    """An observer of the tree: checks each block once, when it comes."""
+    """Checks each block once, when it is indexed. Passes changes on to the tree's own observer."""
 
     def __init__(self, store: KVStore, runner: FakeRunner) -> None:
         self._store = store
         self._runner = runner
         self._block_size = store.block_size
-        store.index.observers.add(self)
+        self._next: TreeObserver | None = None
+        if store.tree is not None:
+            self._next, store.tree.observer = store.tree.observer, self
 
     def stored(self, node: Node, first: int) -> None:
+        if self._next is not None:
+            self._next.stored(node, first)
         kv = self._above(node, first)
         tokens = unpacked(bytes(node.packed[first * self._block_size * TOKEN_BYTES :]))
         for place, token_id in enumerate(tokens, start=first * self._block_size):
@@ -32,20 +36,24 @@ class ContentCheck:
             assert self._runner.kv(node.blocks[index], slot) == kv, "a block of other tokens"
 
     def split(self, node: Node, lower: Node) -> None:
-        """Blocks stay what they are."""
+        if self._next is not None:
+            self._next.split(node, lower)
 
-    def used(self, node: Node, n_tokens: int) -> None:
-        """Blocks stay what they are."""
+    def used(self, node: Node) -> None:
+        if self._next is not None:
+            self._next.used(node)
 
-    def removed(self, node: Node, n_blocks: int) -> None:
-        """What is gone is wrong for nobody."""
+    def removed(self, node: Node) -> None:
+        if self._next is not None:
+            self._next.removed(node)
 
     def cleared(self, namespace: Namespace) -> None:
-        """What is gone is wrong for nobody."""
+        if self._next is not None:
+            self._next.cleared(namespace)
 
     def check_attached(self) -> None:
         """What is attached to a block in the tree is what its own KV says of so many tokens."""
-        unfinished = {o.slot for o in self._store._groups.ops() if isinstance(o, RollBackState)}
+        unfinished = {op.slot for _, op in self._store._ops if isinstance(op, RollBackState)}
         for block, n_tokens in self._blocks():
             for index, group in enumerate(self._store.groups):
                 if isinstance(group, WindowGroup):
@@ -71,7 +79,7 @@ class ContentCheck:
         return self._runner.kv(node.parent.blocks[-1], self._block_size - 1)
 
     def _blocks(self) -> Iterator[tuple[BlockId, int]]:
-        for node in self._store.index.nodes():
+        for node in () if self._store.tree is None else self._store.tree.nodes():
             n_tokens = len(node.packed) // TOKEN_BYTES
             for block in node.blocks:
                 yield block, min(n_tokens, self._block_size)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine.values.stats import Latency
 from server.activity.series import INTERVAL_SECONDS, KEPT_SECONDS, N_POINTS, SeriesRecord
-from tests.contract.fake_engine import FakeEngine
+from tests.contract.fake_engine import FakeEngine, observed
 
 
 class Engine:
@@ -18,11 +19,16 @@ class Engine:
         self.stats = asyncio.run(FakeEngine().stats())
 
     def counts(self, **counters: Any) -> None:
-        self.stats = replace(self.stats, loop=replace(self.stats.loop, **counters))
+        self.stats = replace(self.stats, **counters)
 
     def evicts(self, blocks: int) -> None:
-        cache = self.stats.loop.cache
+        cache = self.stats.cache
         self.counts(cache=replace(cache, evictions=cache.evictions + blocks))
+
+    def finds(self, tokens: int) -> None:
+        """A prompt of which as many tokens are cached."""
+        cache = self.stats.cache
+        self.counts(cache=replace(cache, hit_tokens=cache.hit_tokens + tokens))
 
 
 @pytest.fixture
@@ -41,16 +47,15 @@ def test_a_point_is_what_happened_since_the_one_before(
     engine: Engine, series: SeriesRecord
 ) -> None:
     assert series.points() == []
-    loop = engine.stats.loop
+    stats = engine.stats
     engine.counts(
-        generated_tokens=loop.generated_tokens + 12,
-        computed_prompt_tokens=loop.computed_prompt_tokens + 10,
-        cached_prompt_tokens=loop.cached_prompt_tokens + 30,
-        first_tokens=loop.first_tokens + 2,
-        first_token_seconds=loop.first_token_seconds + 0.5,
+        generated_tokens=stats.generated_tokens + 12,
+        computed_prompt_tokens=stats.computed_prompt_tokens + 10,
+        latencies=observed(Latency.FIRST_TOKEN, 0.125, 0.375),
         running=3,
         waiting=1,
     )
+    engine.finds(30)
     engine.evicts(8)
     engine.now += 4
     series.add({"m": engine.stats})

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from engine.disk_cache.cache import TieredCache
+from engine.core.budget import StepBudget, StepCosts
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
-from kvstore.ops import FillBlock, Parts, ReadBlock, StorageOp
+from kvstore.ops import FillBlock, FillState, Parts, ReadBlock
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
 from kvstore.store import KVStore
@@ -25,6 +26,8 @@ BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
 IDLE = 1.0
 WRITE_RULES = WriteRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
 LOAD_RULES = LoadRules(least_tokens=2 * BLOCK, worth=1e9)
+
+Fill = FillBlock | FillState
 
 
 @dataclass(slots=True)
@@ -54,6 +57,22 @@ class Shelf(FakeTier):
         self.records[name] = replace(stored, entry=Entry(name, stored.entry.n_tokens, parts))
 
 
+class TransferBudget(StepBudget):
+    """A step with time for transfers alone. `added_seconds`: what was added of these."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(StepCosts(), math.inf)
+        self._seconds = seconds
+        self.added_seconds = 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        return self._seconds
+
+    def add_transfer(self, seconds: float) -> None:
+        self.added_seconds += seconds
+
+
 class Desk:
     """Nothing is computed. `step` carries out what the disk cache has planned."""
 
@@ -74,9 +93,9 @@ class Desk:
         self.step_seconds = step_bytes
         if step_bytes < math.inf:
             self.shelf.read_rate = 1.0  # so that a second is a byte, until steps tell otherwise
-        self.store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
+        self.store = KVStore(pool, RadixTree(pool, BLOCK, hashes_blocks=True), BLOCK, groups)
         self.posted = deque[Callable[[], None]]()
-        self.disk = TieredCache(
+        self.disk = DiskCache(
             self.shelf,
             self.store,
             (BLOCK_BYTES, *[WINDOW_BYTES] * n_windows, STATE_BYTES),
@@ -89,19 +108,23 @@ class Desk:
         )
         self._numbers = count(1)
 
-    def step(self) -> tuple[list[StorageOp], list[ReadBlock]]:
+    def step(self) -> tuple[list[Fill], list[ReadBlock]]:
         """What one step fills in and reads; it is carried out."""
         number, fills, reads = self.plan()
         self.disk.commit(number, [contents(read) for read in reads])
         invariants.check(self.store)
         return fills, reads
 
-    def plan(self) -> tuple[int, list[StorageOp], list[ReadBlock]]:
+    def plan(self) -> tuple[int, list[Fill], list[ReadBlock]]:
         """A step in flight: its number and what it fills in and reads."""
         self.handle()
         number = next(self._numbers)
-        fills = list(self.disk.fills(number, self.step_seconds))
-        return number, fills, list(self.disk.reads(number, self.step_seconds))
+        self.budget = TransferBudget(self.step_seconds)
+        self.disk.add_loads(number, self.budget)
+        self.disk.add_reads(number, TransferBudget(self.step_seconds))
+        ops = [op for _, op in self.store.take_ops()]
+        fills = [op for op in ops if isinstance(op, FillBlock | FillState)]
+        return number, fills, [op for op in ops if isinstance(op, ReadBlock)]
 
     def handle(self) -> None:
         """What readers have posted."""
@@ -126,7 +149,7 @@ class Desk:
         compute_seconds: float = 1.0,
     ) -> bool:
         found = self.ask(tokens, LoadAttempt(), namespace, spare_blocks, compute_seconds)
-        return found is LoadOutcome.COMING
+        return found is LoadOutcome.STARTED
 
     def ask(
         self,
@@ -156,6 +179,6 @@ def contents(read: ReadBlock) -> Parts:
     return (bytes([read.block % 256]) * BLOCK_BYTES, *windows, state)
 
 
-def filled(ops: Sequence[StorageOp]) -> list[bytes]:
+def filled(ops: Sequence[Fill]) -> list[bytes]:
     """What goes into blocks, in order."""
-    return [op.data for op in ops if isinstance(op, FillBlock)]
+    return [op.data for op in ops if isinstance(op, FillBlock) and op.group is None]

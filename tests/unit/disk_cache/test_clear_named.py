@@ -7,11 +7,9 @@ import pytest
 
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
-from engine.core.metrics import LatencyTracker
-from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.measuring.telemetry import SilentTelemetry
 from engine.values.settings import DiskWrites
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.watch.snapshot import namespace_id
@@ -19,10 +17,9 @@ from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tokens import root_digest
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
-from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES
 from tests.tier_harness import LIMITS, PATIENCE
-from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tests.unit.engine_harness import Harness, disk_of, prompt
 
 PROMPT = prompt(1, 40)
 ALICE, BOB = (replace(DEFAULT_NAMESPACE, cache_salt=salt) for salt in ("alice", "bob"))
@@ -37,14 +34,11 @@ class Engine:
         self.tier = DiskTier.open(folder, "model", LIMITS)
         self.inbox = Inbox()
         self.harness = Harness(disk=self._disk)
-        scheduler, latency = self.harness.scheduler, LatencyTracker(lambda: 0.0, SilentTelemetry())
-        masks = NoAnswers(VOCAB_SIZE)
-        self.loop = EngineLoop(
-            scheduler, self.harness.runner, self.inbox, print, latency, NO_BYTES, masks
-        )
+        scheduler, runner = self.harness.scheduler, self.harness.runner
+        self.loop = EngineLoop(scheduler, runner, self.inbox, print, NO_BYTES)
 
-    def _disk(self, store: KVStore) -> TieredCache:
-        return TieredCache(
+    def _disk(self, store: KVStore) -> DiskCache:
+        return DiskCache(
             self.tier,
             store,
             (16 * store.block_size, 8),
@@ -63,7 +57,7 @@ class Engine:
             if not harness.scheduler.has_work:
                 break
             harness.step()
-            if harness.scheduler.disk.is_loading:
+            if disk_of(harness).is_loading:
                 self.inbox.wait(PATIENCE)
         assert self.tier.flush(PATIENCE)
         return harness.usage(request_id).cached_tokens

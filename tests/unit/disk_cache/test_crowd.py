@@ -9,14 +9,14 @@ from random import Random
 import pytest
 
 from engine.core.step import StepPlan
-from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
 from engine.values.request import WaitReason
 from kvstore.tier.types import MIB
 from tests.simulation.daemon import Layout
 from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf
-from tests.unit.engine_harness import VOCAB_SIZE, Harness
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, disk_of
 from tests.unit.kv_helpers import BLOCK, admit, run_of, serve
 
 CROWD = 24
@@ -57,26 +57,26 @@ def test_a_crowd_pins_no_more_of_the_arena_than_the_budget(shelf: Shelf) -> None
         found = ask(desk, attempts)
         assert desk.store.pool.n_referenced == 2 * PROMPT_BLOCKS
         begun = 2 * round_number
-        assert found[begun : begun + 2] == [LoadOutcome.COMING] * 2
-        assert set(found[begun + 2 :]) <= {LoadOutcome.PUT_OFF}
+        assert found[begun : begun + 2] == [LoadOutcome.STARTED] * 2
+        assert set(found[begun + 2 :]) <= {LoadOutcome.DEFERRED}
         for _ in range(2):
             shelf.hand_over(PROMPT_BLOCKS)
         desk.step()
     assert [desk.cached(prompt) for prompt in PROMPTS] == [len(PROMPTS[0])] * CROWD
 
 
-def test_who_is_put_off_is_looked_up_once(shelf: Shelf) -> None:
+def test_who_is_deferred_is_looked_up_once(shelf: Shelf) -> None:
     """A look asks for every entry: with a queue of long prompts it is not made in every step."""
     desk = Desk(shelf, load_rules=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
     attempts = [LoadAttempt() for _ in PROMPTS]
     ask(desk, attempts)
     shelf.records.clear()
-    assert ask(desk, attempts)[2:] == [LoadOutcome.PUT_OFF] * (CROWD - 2)
+    assert ask(desk, attempts)[2:] == [LoadOutcome.DEFERRED] * (CROWD - 2)
 
 
 def test_a_load_that_is_alone_always_fits(shelf: Shelf) -> None:
     desk = Desk(shelf, load_rules=replace(LOAD_RULES, limits=LoadLimits(1, MIB)), n_blocks=64)
-    assert ask(desk, [LoadAttempt(), LoadAttempt()]) == [LoadOutcome.COMING, LoadOutcome.PUT_OFF]
+    assert ask(desk, [LoadAttempt(), LoadAttempt()]) == [LoadOutcome.STARTED, LoadOutcome.DEFERRED]
 
 
 def test_nobody_overtakes_who_does_not_fit_until_all_are_asked_again() -> None:
@@ -95,7 +95,7 @@ def test_who_found_no_blocks_asks_again_when_some_were_let_go(shelf: Shelf) -> N
     assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.NO_BLOCKS
     assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.NO_BLOCKS
     desk.store.release(other)
-    assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.COMING
+    assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.STARTED
 
 
 def test_what_is_read_ahead_of_all_loads_together_is_bounded(shelf: Shelf) -> None:
@@ -164,7 +164,7 @@ class Daemon(Harness):
             n_blocks=CROWD * PROMPT_BLOCKS + 64,
             block_size=BLOCK,
             max_running=max_running,
-            disk=lambda store: TieredCache(
+            disk=lambda store: DiskCache(
                 shelf, store, layout.part_bytes, 0, self.posted.append, WRITE_RULES, load_rules
             ),
         )
@@ -177,8 +177,8 @@ class Daemon(Harness):
 
     def write(self) -> None:
         """All that was computed goes to the shelf."""
-        self.scheduler.disk.end()
-        while self.scheduler.disk.is_busy:
+        disk_of(self).end()
+        while disk_of(self).is_busy:
             self.step()
 
     def read(self) -> None:
@@ -218,7 +218,7 @@ def test_a_crowd_is_loaded_in_the_order_of_admission_and_says_what_it_said(
         assert again.usage(request).cached_tokens >= len(prompt) - BLOCK
 
 
-def test_who_is_loaded_and_who_is_put_off_wait_for_the_disk(
+def test_who_is_loaded_and_who_is_deferred_wait_for_the_disk(
     asked_before: tuple[Shelf, list[list[int]]],
 ) -> None:
     shelf, _ = asked_before
@@ -241,4 +241,4 @@ def test_nothing_is_loaded_for_who_cannot_run(asked_before: tuple[Shelf, list[li
     again.add(SAID[0])
     again.step()
     assert not shelf.tickets
-    assert not again.scheduler.disk.is_loading
+    assert not disk_of(again).is_loading

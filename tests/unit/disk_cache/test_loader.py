@@ -6,15 +6,21 @@ from math import inf
 import pytest
 
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
-from kvstore.in_flight import PendingPrompt
-from kvstore.lease import Refusal
+from kvstore.in_flight import QueuedPrompt
 from kvstore.recurrent import RecurrentGroup
-from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from kvstore.window import WindowGroup
-from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf, filled
-from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve
+from tests.unit.disk_cache.desk import (
+    BLOCK_BYTES,
+    LOAD_RULES,
+    WRITE_RULES,
+    Desk,
+    Shelf,
+    TransferBudget,
+    filled,
+)
+from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve, tree_of, waits
 
 PROMPT = run_of(0, 10 * BLOCK)
 WINDOW = BLOCK + 2
@@ -44,8 +50,8 @@ def stored(shelf: Shelf, desk: Desk) -> list[bytes]:
     return [bytes(part) for part in parts if part is not None]
 
 
-def pending(store: KVStore) -> PendingPrompt:
-    return store.in_flight.add_pending(NS, Tokens([*PROMPT, 0]))
+def pending() -> QueuedPrompt:
+    return QueuedPrompt(NS, Tokens([*PROMPT, 0]))
 
 
 def test_what_was_written_comes_back_block_for_block(desk: Desk, shelf: Shelf) -> None:
@@ -150,25 +156,25 @@ def test_where_there_is_no_room_nothing_is_loaded(desk: Desk, shelf: Shelf) -> N
 
 def test_a_duplicate_waits_for_the_load_and_finds_it(desk: Desk, shelf: Shelf) -> None:
     desk.load([*PROMPT, 0])
-    duplicate = pending(desk.store)
-    assert desk.store.in_flight.must_wait(duplicate)
+    duplicate = pending()
+    assert waits(desk.store, duplicate)
     shelf.hand_over(9)
     desk.step()
-    assert desk.store.in_flight.must_wait(duplicate)
+    assert waits(desk.store, duplicate)
     shelf.hand_over(1)
     desk.step()
-    assert not desk.store.in_flight.must_wait(duplicate)
+    assert not waits(desk.store, duplicate)
     assert admit(desk.store, [*PROMPT, 0]).cached_tokens == len(PROMPT)
 
 
 def test_a_failure_leaves_what_came_before_it(desk: Desk, shelf: Shelf) -> None:
     desk.load([*PROMPT, 0])
-    waiting = pending(desk.store)
+    waiting = pending()
     shelf.hand_over(4)
     shelf.break_off()
     assert len(desk.step()[0]) == 4
     assert not desk.disk.is_loading
-    assert not desk.store.in_flight.must_wait(waiting)
+    assert not waits(desk.store, waiting)
     assert desk.cached(PROMPT) == 4 * BLOCK
 
 
@@ -177,11 +183,11 @@ def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) ->
     hashes = desk.disk.block_hashes(NS, [*PROMPT, 0])
     shelf.change(hashes[4], (bytes(BLOCK_BYTES - 1), None))
     desk.load([*PROMPT, 0])
-    waiting = pending(desk.store)
+    waiting = pending()
     shelf.hand_over(6)
     assert len(desk.step()[0]) == 4
     assert not desk.disk.is_loading
-    assert not desk.store.in_flight.must_wait(waiting)
+    assert not waits(desk.store, waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == shelf.known(hashes) * BLOCK == 4 * BLOCK
     assert desk.store.pool.n_referenced == 0
@@ -229,9 +235,9 @@ def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: S
     shelf.hand_over(1)
     desk.handle()
     shelf.hand_over(1)  # posted before the reading is cancelled, and handled after
-    assert not desk.disk.fills(number + 1, inf)
+    assert not desk.disk.add_loads(number + 1, TransferBudget(inf))
     desk.handle()
-    assert not desk.disk.fills(number + 2, inf)
+    assert not desk.disk.add_loads(number + 2, TransferBudget(inf))
     desk.disk.commit(number, ())
     assert not desk.disk.is_loading
     assert desk.cached(PROMPT) == BLOCK
@@ -250,7 +256,7 @@ def test_what_takes_minutes_to_compute_is_waited_for_longer(desk: Desk, shelf: S
 
 def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.load([*PROMPT, 0])
-    waiting = pending(desk.store)
+    waiting = pending()
     shelf.hand_over(4)
     desk.step()
     desk.wait(LOAD_RULES.timeout_seconds - 0.001)
@@ -260,7 +266,7 @@ def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf
     desk.wait(0.002)
     desk.step()
     assert not desk.disk.is_loading
-    assert not desk.store.in_flight.must_wait(waiting)
+    assert not waits(desk.store, waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == 4 * BLOCK
 
@@ -298,7 +304,7 @@ def test_a_clear_ends_it_and_leaves_nothing_held(
 def test_its_namespace_is_known_before_anything_has_come(desk: Desk) -> None:
     assert desk.disk.namespaces == frozenset()
     desk.load([*PROMPT, 0])
-    assert desk.store.index.namespaces == ()
+    assert tree_of(desk.store).namespaces == ()
     assert desk.disk.namespaces == {NS}
     desk.disk.clear(NS)
     assert desk.disk.namespaces == frozenset()
@@ -329,7 +335,7 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
     serve(desk.store, PROMPT)
     other = admit(desk.store, run_of(500, 14 * BLOCK))
     while group.slots.n_referenced < group.slots.n_slots:
-        assert not isinstance(desk.store.extend(other, 1), Refusal)
+        assert desk.store.plan(other, 1) is None
     assert desk.load([*PROMPT, 0])
     before.shelf.hand_over(10)
     _, fills, _ = desk.plan()
@@ -363,12 +369,14 @@ def test_what_has_arrived_is_used_however_long_steps_take_to_fill_it_in(shelf: S
     assert desk.cached(PROMPT) == len(PROMPT)
 
 
-@pytest.mark.parametrize(("n_came", "again"), [(4, LoadOutcome.COMING), (0, LoadOutcome.NOTHING)])
+@pytest.mark.parametrize(
+    ("n_came", "again"), [(4, LoadOutcome.STARTED), (0, LoadOutcome.NOT_WORTH_IT)]
+)
 def test_one_that_was_given_up_is_asked_for_again_if_it_has_brought_something(
     desk: Desk, shelf: Shelf, n_came: int, again: LoadOutcome
 ) -> None:
     attempt = LoadAttempt()
-    assert desk.ask([*PROMPT, 0], attempt) is LoadOutcome.COMING
+    assert desk.ask([*PROMPT, 0], attempt) is LoadOutcome.STARTED
     if n_came:
         shelf.hand_over(n_came)
     for _ in range(2):
@@ -385,7 +393,7 @@ def test_filling_counts_where_it_is_slower_than_reading(shelf: Shelf) -> None:
     desk.load([*PROMPT, 0][: 5 * BLOCK + 1])
     shelf.hand_over(5)
     number, _, _ = desk.plan()
-    desk.disk.took([number], number, 5.0)
+    desk.disk.observe([number], number, 5.0)
     desk.disk.commit(number, ())
     assert not desk.load([*PROMPT, 0], compute_seconds=9.9)
     assert desk.load([*PROMPT, 0], compute_seconds=10.1)
@@ -397,8 +405,8 @@ def test_a_step_fills_in_what_it_has_time_for_by_what_the_ones_before_took(shelf
     shelf.hand_over(10)
     number, fills, _ = desk.plan()
     assert len(fills) == 2
-    assert desk.disk.fill_seconds(number) == 2 * BLOCK_BYTES
-    desk.disk.took([number], number, BLOCK_BYTES)  # half of what was thought
+    assert desk.budget.added_seconds == 2 * BLOCK_BYTES
+    desk.disk.observe([number], number, BLOCK_BYTES)  # half of what was thought
     desk.disk.commit(number, ())
     assert len(desk.step()[0]) == 4
 

@@ -26,10 +26,10 @@ from tests.unit.kv_helpers import (
     admit,
     compute,
     drain,
-    extend,
     generate,
     run_of,
     serve,
+    tree_of,
 )
 
 PROMPT = run_of(0, 6 * BLOCK)
@@ -492,9 +492,9 @@ def test_a_namespace_that_was_evicted_while_it_is_read_is_known_until_then() -> 
     serve(desk.store, PROMPT, namespace=SALTED)
     desk.wait()
     number, _, reads = desk.plan()
-    while desk.store.index.evict() is not None:
+    while tree_of(desk.store).evict() is not None:
         pass
-    assert desk.store.index.namespaces == ()
+    assert tree_of(desk.store).namespaces == ()
     assert desk.disk.namespaces == {SALTED}
     desk.disk.clear(SALTED)
     assert desk.disk.namespaces == frozenset()
@@ -507,9 +507,9 @@ def test_blocks_that_have_left_the_tree_are_not_read() -> None:
     serve(desk.store, PROMPT)
     desk.wait()
     for _ in range(3):
-        desk.store.index.evict()
+        tree_of(desk.store).evict()
     assert len(desk.step()[1]) == 3
-    while desk.store.index.evict() is not None:
+    while tree_of(desk.store).evict() is not None:
         pass
     assert not desk.step()[1]
     assert desk.disk.wait_seconds() is None
@@ -561,10 +561,9 @@ def test_a_state_where_two_prompts_part_is_written() -> None:
     lease = admit(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)])
     desk.step()  # its stem is looked at, before it has the state
     while lease.written_tokens < len(lease.tokens):
-        end = lease.written_tokens
-        end += desk.store.max_step_tokens(lease, len(lease.tokens) - end)
-        extend(desk.store, lease, end - lease.written_tokens)
-        desk.store.publish(lease, end)
+        n_tokens = lease.max_step_tokens(len(lease.tokens) - lease.written_tokens)
+        desk.store.plan(lease, n_tokens)
+        desk.store.commit(lease, n_tokens)
         desk.step()
     desk.wait()
     third = [read for read in desk.write() if read.block == lease.table[2]]
@@ -654,6 +653,6 @@ def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> Non
     desk.wait()
     number, _, reads = desk.plan()
     assert len(reads) == 2
-    desk.disk.took([], number, BLOCK_BYTES)  # half of what was thought
+    desk.disk.observe([], number, BLOCK_BYTES)  # half of what was thought
     desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
     assert len(desk.step()[1]) == 4

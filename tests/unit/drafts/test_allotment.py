@@ -1,4 +1,4 @@
-"""As many drafts as pay: by what a step gives without them."""
+"""Drafts are verified as far as they pay, by what a step gives without them."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_what_gives_less_a_second_than_the_step_is_not() -> None:
     assert allot([row([0.9, 0.5, 0.05, 0.01])], price()) == [2]
 
 
-def test_the_better_the_step_the_more_is_asked_of_each_token() -> None:
+def test_a_better_step_requires_more_of_each_token() -> None:
     """With the first two the step gives 2.4 tokens a second, and the third 2 for what it takes."""
     assert allot([row([1.0, 0.9, 0.2])], price()) == [2]
 

@@ -30,19 +30,17 @@ def test_answers_do_not_run_into_each_other() -> None:
 
 
 def test_the_oldest_go_first() -> None:
-    answers = Answers(most_tokens=44)
+    answers = Answers(max_tokens=44)
     for start in (100, 200, 300, 400):
         answers.add(HERE, answer_of(start, 10))
     assert len(answers) == 44
     answers.add(HERE, answer_of(500, 10))
-    found = [
-        answers.propose(HERE, answer_of(start, 3), 1).matched for start in range(100, 600, 100)
-    ]
+    found = [answers.propose(HERE, answer_of(start, 3), 1)[1] for start in range(100, 600, 100)]
     assert found == [0, 0, 3, 3, 3]
 
 
 def test_the_longer_occurrence_counts_then_the_newer() -> None:
-    answers = Answers(most_tokens=20)
+    answers = Answers(max_tokens=20)
     answers.add(HERE, [7, 1, 2, 3, 4, 6, 6, 6])
     answers.add(HERE, [8, 1, 2, 3, 5, 6, 6, 6])
     assert answers.propose(HERE, [7, 1, 2, 3], 1) == ((4,), 4)
@@ -50,7 +48,7 @@ def test_the_longer_occurrence_counts_then_the_newer() -> None:
 
 
 def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
-    answers = Answers(most_tokens=20)
+    answers = Answers(max_tokens=20)
     answers.add(HERE, answer_of(0, 100))
     assert len(answers) == 10
     assert answers.propose(HERE, [91, 92, 93], 9) == ((94, 95, 96, 97, 98, 99), 3)
@@ -58,7 +56,7 @@ def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
 
 
 def test_nothing_is_kept_where_there_is_no_room() -> None:
-    answers = Answers(most_tokens=0)
+    answers = Answers(max_tokens=0)
     answers.add(HERE, answer_of(0, 100))
     assert len(answers) == 0
 
@@ -96,9 +94,9 @@ def test_what_is_proposed_stands_in_one_of_the_latest_answers_of_the_namespace(
     for namespace, one in added:
         answers.add(namespace, one)
         assert len(answers) <= most_tokens
-    found = answers.propose(HERE, last, 9)
-    if found.matched:
-        run = [*last[-found.matched :], *found.tokens]
+    proposed, matched = answers.propose(HERE, last, 9)
+    if matched:
+        run = [*last[-matched:], *proposed]
         own = [one for namespace, one in added if namespace == HERE]
         assert any(
             one[at : at + len(run)] == run for one in own for at in range(len(one) - len(run) + 1)

@@ -1,4 +1,4 @@
-"""Which source a draft is taken from, and how each goes on as tokens come."""
+"""Which source makes a draft, and how each source follows the generated tokens."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.sources import LOOKUP_TOKENS, Draft, Drafter
-from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SortedText, SuffixIndex
+from engine.drafts.suffix_index import EXTRA_TOKENS, Match, SortedText, SuffixIndex
 from engine.values.stats import DraftSource
 
 PROMPT = tuple(range(100, 140))
@@ -15,7 +15,7 @@ PROMPT = tuple(range(100, 140))
 
 @dataclass
 class Cached:
-    """A tree that has one run of tokens, and counts how often it was asked."""
+    """A prefix cache with runs of tokens for its look-ups. It counts the look-ups."""
 
     runs: list[tuple[int, ...]] = field(default_factory=list)
     n_lookups: int = 0
@@ -27,11 +27,11 @@ class Cached:
 
 @dataclass
 class Remembered:
-    """Other answers: one text."""
+    """Other answers, as one text."""
 
     text: SuffixIndex = field(default_factory=SuffixIndex)
 
-    def __call__(self, last: Sequence[int], most: int) -> Proposal:
+    def __call__(self, last: Sequence[int], most: int) -> Match:
         return self.text.propose(last, most)
 
 
@@ -40,13 +40,30 @@ def drafter(
     prediction: tuple[int, ...] = (),
     known: Cached | None = None,
     answers: Iterable[int] = (),
-    forced: tuple[int, ...] = (),
-) -> Drafter:
+    forced: tuple[int, ...] | None = None,
+) -> "Generating":
     remembered = Remembered(SuffixIndex(answers))
-    return Drafter(SortedText(prompt), prediction, known or Cached(), remembered, lambda: forced)
+    choice = None if forced is None else lambda tokens=forced: tokens
+    return Generating(
+        Drafter(SortedText(prompt), prediction, known or Cached(), remembered, choice)
+    )
 
 
-def accept(subject: Drafter, tokens: Iterable[int]) -> None:
+class Generating:
+    """A drafter and the output that its sequence has generated so far."""
+
+    def __init__(self, subject: Drafter) -> None:
+        self._subject = subject
+        self._output = list[int]()
+
+    def accept(self, token_id: int) -> None:
+        self._output.append(token_id)
+
+    def draft(self, most: int) -> Draft | None:
+        return self._subject.draft(self._output, most)
+
+
+def accept(subject: Generating, tokens: Iterable[int]) -> None:
     for token_id in tokens:
         subject.accept(token_id)
 
@@ -58,36 +75,36 @@ def test_nothing_is_known() -> None:
     assert subject.draft(4) is None
 
 
-def test_no_tokens_are_asked_for() -> None:
+def test_a_draft_of_no_tokens_is_none() -> None:
     assert drafter(prediction=(1, 2, 3)).draft(0) is None
 
 
 class TestPrediction:
     def test_it_is_followed_from_its_start(self) -> None:
         subject = drafter(prediction=(1, 2, 3, 4, 5))
-        assert subject.draft(2) == Draft((1, 2), DraftSource.PREDICTION)
+        assert subject.draft(2) == Draft((1, 2), 0, DraftSource.PREDICTION)
         accept(subject, (1, 2))
-        assert subject.draft(9) == Draft((3, 4, 5), DraftSource.PREDICTION, 2)
+        assert subject.draft(9) == Draft((3, 4, 5), 2, DraftSource.PREDICTION)
 
     def test_it_comes_before_what_is_cached(self) -> None:
         subject = drafter(prediction=(1, 2), known=Cached([(3, 4)]))
-        assert subject.draft(9) == Draft((1, 2), DraftSource.PREDICTION)
+        assert subject.draft(9) == Draft((1, 2), 0, DraftSource.PREDICTION)
 
-    def test_where_it_is_left_other_sources_are_asked_until_it_goes_on(self) -> None:
+    def test_after_a_divergence_other_sources_draft_until_it_continues(self) -> None:
         subject = drafter(prediction=(1, 2, 3, 4, 5), known=Cached([(7, 8, 9)]))
         subject.accept(6)
-        assert subject.draft(9) == Draft((7, 8, 9), DraftSource.TREE)
+        assert subject.draft(9) == Draft((7, 8, 9), 0, DraftSource.TREE)
         accept(subject, (7, 2, 3, 4))
-        assert subject.draft(9) == Draft((5,), DraftSource.PREDICTION, 3)
+        assert subject.draft(9) == Draft((5,), 3, DraftSource.PREDICTION)
 
 
 class TestTree:
     def test_what_is_cached_is_followed(self) -> None:
         known = Cached([(1, 2, 3, 4)])
         subject = drafter(known=known)
-        assert subject.draft(2) == Draft((1, 2), DraftSource.TREE)
+        assert subject.draft(2) == Draft((1, 2), 0, DraftSource.TREE)
         accept(subject, (1, 2))
-        assert subject.draft(9) == Draft((3, 4), DraftSource.TREE, 2)
+        assert subject.draft(9) == Draft((3, 4), 2, DraftSource.TREE)
         assert known.n_lookups == 1
 
     def test_it_is_looked_up_again_after_some_tokens(self) -> None:
@@ -97,7 +114,7 @@ class TestTree:
             assert subject.draft(1) is None
             subject.accept(token_id)
         assert known.n_lookups == 1
-        assert subject.draft(2) == Draft((1, 2), DraftSource.TREE)
+        assert subject.draft(2) == Draft((1, 2), 0, DraftSource.TREE)
 
     def test_after_a_divergence_too(self) -> None:
         known = Cached([(1, 2, 3), (4,)])
@@ -106,7 +123,7 @@ class TestTree:
         accept(subject, range(50, 50 + LOOKUP_TOKENS - 1))
         assert subject.draft(1) is None
         subject.accept(70)
-        assert subject.draft(1) == Draft((4,), DraftSource.TREE)
+        assert subject.draft(1) == Draft((4,), 0, DraftSource.TREE)
 
     def test_it_is_not_looked_up_before_the_first_draft(self) -> None:
         known = Cached([(1,)])
@@ -115,39 +132,37 @@ class TestTree:
 
     def test_it_comes_before_the_sequence_s_own_text(self) -> None:
         subject = drafter(prompt=(1, 2, 3, 4, 1, 2, 3), known=Cached([(8, 9)]))
-        assert subject.draft(2) == Draft((8, 9), DraftSource.TREE)
+        assert subject.draft(2) == Draft((8, 9), 0, DraftSource.TREE)
 
 
 class TestOwnText:
     def test_the_prompt_is_repeated(self) -> None:
         subject = drafter()
         accept(subject, PROMPT[10:13])
-        draft = Draft(PROMPT[13 : 13 + 3 + FARTHER_TOKENS], DraftSource.OWN, 3)
+        draft = Draft(PROMPT[13 : 13 + 3 + EXTRA_TOKENS], 3, DraftSource.OWN)
         assert subject.draft(20) == draft, "little longer than what matched"
 
     def test_the_output_repeats_itself(self) -> None:
         subject = drafter()
         accept(subject, (1, 2, 3, 4, 1, 2, 3))
-        assert subject.draft(3) == Draft((4, 1, 2), DraftSource.OWN, 3)
+        assert subject.draft(3) == Draft((4, 1, 2), 3, DraftSource.OWN)
 
     def test_across_the_end_of_the_prompt(self) -> None:
         subject = drafter(prompt=(1, 2, 3, 4, 5, 2))
         assert subject.draft(3) is None
         accept(subject, (3, 4))
-        assert subject.draft(3) == Draft((5, 2, 3), DraftSource.OWN, 3)
+        assert subject.draft(3) == Draft((5, 2, 3), 3, DraftSource.OWN)
 
     def test_it_comes_before_other_answers(self) -> None:
         subject = drafter(answers=(100, 101, 102, 7))
         accept(subject, PROMPT[:3])
-        assert subject.draft(1) == Draft(PROMPT[3:4], DraftSource.OWN, 3)
+        assert subject.draft(1) == Draft(PROMPT[3:4], 3, DraftSource.OWN)
 
 
 def test_another_answer_is_repeated() -> None:
     subject = drafter(answers=range(1, 30))
     accept(subject, (4, 5, 6))
-    assert subject.draft(20) == Draft(
-        tuple(range(7, 7 + 3 + FARTHER_TOKENS)), DraftSource.ANSWERS, 3
-    )
+    assert subject.draft(20) == Draft(tuple(range(7, 7 + 3 + EXTRA_TOKENS)), 3, DraftSource.ANSWERS)
 
 
 few = st.lists(st.integers(0, 2), max_size=30)
@@ -163,11 +178,11 @@ def test_drafting_changes_nothing(
     most: int,
     every: int,
 ) -> None:
-    """Asked twice it gives the same, no more than was asked for. But for when the tree is looked at
-    no draft depends on those before.
+    """The same output gives the same draft, which is no longer than requested. Except for when the
+    prefix cache is looked up, no draft depends on earlier ones.
     """
 
-    def new(*found: list[int]) -> Drafter:
+    def new(*found: list[int]) -> Generating:
         return drafter(prompt, tuple(prediction), Cached([tuple(run) for run in found]), others)
 
     subject, often, seldom, never = new(*runs), new(), new(), new()
@@ -184,9 +199,9 @@ def test_drafting_changes_nothing(
 
 
 def test_what_a_guide_forces_is_drafted_where_no_other_source_goes_on_from_there() -> None:
-    assert drafter(forced=(1, 2, 3)).draft(2) == Draft((1, 2), DraftSource.GRAMMAR)
+    assert drafter(forced=(1, 2, 3)).draft(2) == Draft((1, 2), 0, DraftSource.GRAMMAR)
     for prediction in ((1, 2), (1, 5, 3, 4)):
         subject = drafter(prediction=prediction, forced=(1, 2))
-        assert subject.draft(9) == Draft((1, 2), DraftSource.GRAMMAR)
+        assert subject.draft(9) == Draft((1, 2), 0, DraftSource.GRAMMAR)
     subject = drafter(prediction=(1, 2, 3), forced=(1, 2))
-    assert subject.draft(9) == Draft((1, 2, 3), DraftSource.PREDICTION)
+    assert subject.draft(9) == Draft((1, 2, 3), 0, DraftSource.PREDICTION)

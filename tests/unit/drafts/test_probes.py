@@ -9,7 +9,7 @@ def row(*chances: float) -> DraftableRow:
 
 def taken(probes: Probes, rows: list[DraftableRow], most_tokens: int = 100) -> list[int]:
     """What is verified of the next step."""
-    probes.step()
+    probes.count_step()
     return probes.take(rows, most_tokens)
 
 
@@ -50,7 +50,7 @@ def test_who_waits_for_a_probe_gets_it() -> None:
     probes, rows = Probes(), [row(0.9, 0.8)]
     for _ in range(4):
         assert not probes.is_due(rows)
-        probes.step()
+        probes.count_step()
     assert probes.is_due(rows)
     assert probes.is_due(rows), "to ask changes nothing"
     assert probes.take(rows, 100) == [2]

@@ -1,4 +1,4 @@
-"""What followed the end of a text where it stood before."""
+"""Tokens that followed earlier occurrences of the end of a text."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -6,7 +6,13 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.suffix_index import LONGEST, MOST_OCCURRENCES, SHORTEST, SortedText, SuffixIndex
+from engine.drafts.suffix_index import (
+    MAX_MATCH,
+    MAX_OCCURRENCES,
+    MIN_MATCH,
+    SortedText,
+    SuffixIndex,
+)
 
 texts = st.lists(st.integers(0, 2), max_size=60)
 vocabulary = st.sampled_from([0, 1, (1 << 20) - 1])
@@ -16,7 +22,7 @@ wide_texts = st.lists(vocabulary, max_size=40)
 def common(text: Sequence[int], last: Sequence[int]) -> int:
     """How many tokens the two have in common at their ends, as far as is compared."""
     n_tokens = 0
-    for one, other in islice(zip(reversed(text), reversed(last), strict=False), LONGEST):
+    for one, other in islice(zip(reversed(text), reversed(last), strict=False), MAX_MATCH):
         if one != other:
             break
         n_tokens += 1
@@ -25,8 +31,8 @@ def common(text: Sequence[int], last: Sequence[int]) -> int:
 
 def place(text: Sequence[int], last: Sequence[int]) -> tuple[int, int]:
     """The end of the occurrence to be taken and its length, by looking everywhere."""
-    ends = [end for end in range(len(text) - 1, 0, -1) if common(text[:end], last) >= SHORTEST]
-    ends = ends[:MOST_OCCURRENCES]
+    ends = [end for end in range(len(text) - 1, 0, -1) if common(text[:end], last) >= MIN_MATCH]
+    ends = ends[:MAX_OCCURRENCES]
     longest = max((common(text[:end], last) for end in ends), default=0)
     ends = [end for end in ends if common(text[:end], last) == longest]
     votes = [sum(text[end] == text[other] for other in ends) for end in ends]
@@ -41,16 +47,16 @@ def proposed(text: Sequence[int], last: Sequence[int], most: int) -> tuple[tuple
 def continued(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
     end, matched = place(text, text)
     if not matched:
-        return behind_edit(text, most)
+        return after_edit(text, most)
     grown = list(text)
     for at in range(end, end + most):
         grown.append(grown[at])
     return tuple(grown[len(text) :]), matched
 
 
-def behind_edit(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+def after_edit(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
     """Where one of the last three tokens is another than in what is repeated."""
-    for n_tokens in range(1, SHORTEST + 1):
+    for n_tokens in range(1, MIN_MATCH + 1):
         before = text[: max(len(text) - n_tokens, 0)]
         end, matched = place(before, before)
         is_same = text[end + 1 : end + n_tokens] == text[len(before) + 1 :]
@@ -92,7 +98,7 @@ def test_the_end_of_a_text_is_no_occurrence_of_itself() -> None:
 def test_a_text_that_repeats_itself_goes_on_without_an_end() -> None:
     index = SuffixIndex([1, 2, 3, 1, 2, 3, 1, 2, 3])
     assert index.continue_itself(8) == ((1, 2, 3, 1, 2, 3, 1, 2), 6)
-    assert SuffixIndex([7] * 40).continue_itself(5) == ((7, 7, 7, 7, 7), LONGEST)
+    assert SuffixIndex([7] * 40).continue_itself(5) == ((7, 7, 7, 7, 7), MAX_MATCH)
 
 
 def test_a_token_that_is_another_is_passed_over() -> None:
@@ -168,7 +174,7 @@ def test_it_does_not_matter_when_it_is_asked(text: list[int], data: st.DataObjec
 @given(st.integers(1, 3), st.integers(0, 40), st.integers(0, 3))
 def test_no_more_is_compared_than_has_to_be(period: int, more: int, gap: int) -> None:
     """Long matches, which short lists of hypothesis seldom have."""
-    text = [at % period for at in range(LONGEST + more)]
+    text = [at % period for at in range(MAX_MATCH + more)]
     text += [5] * gap + text
     assert SuffixIndex(text).continue_itself(4) == continued(text, 4)
     assert SuffixIndex(text).propose(text[:-gap], 4) == proposed(text, text[:-gap], 4)

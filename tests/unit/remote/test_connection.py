@@ -9,7 +9,6 @@ import pytest
 
 from engine import sockets as frames
 from engine.api import EngineStopped
-from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import calls, connection, messages
 from engine.remote.connection import Connection, Receivers
 from engine.remote.messages import Numbered
@@ -58,7 +57,7 @@ class Ends:
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
-    receivers = Receivers(lambda events: None, SilentTelemetry(), lambda line: None, lambda: None)
+    receivers = Receivers(lambda events: None, lambda line: None, lambda: None)
     with theirs:
         process = Process(theirs)
         server = Connection(ours, process, receivers)
@@ -93,7 +92,7 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connection, "FIRST_WORD_SECONDS", 0.3)
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.3)
     ours, theirs = socket.socketpair()
-    receivers = Receivers(lambda events: None, SilentTelemetry(), lambda line: None, lambda: None)
+    receivers = Receivers(lambda events: None, lambda line: None, lambda: None)
     with theirs:
         process = Process(theirs)
         server = Connection(ours, process, receivers)

@@ -8,16 +8,16 @@ from typing import NoReturn
 
 import pytest
 
-from engine.api import EngineStopped, Telemetry
+from engine.api import EngineStopped
 from engine.core.thread import Build
-from engine.remote import calls, messages
+from engine.remote import calls
 from engine.remote.host import EngineHost
 from engine.remote.messages import Cancel, Numbered, Said
 from engine.remote.outbox import Outbox
 from engine.sockets import FrameBuffer
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
-from engine.values.stats import ProcessStats
+from engine.values.stats import EngineStats
 
 
 class Sent(Outbox):
@@ -37,18 +37,12 @@ class Sent(Outbox):
 class Sum(calls.Stats):
     """A call whose answer is an error, and which can be looked for in memory."""
 
-    async def run(self, host: calls.Host) -> ProcessStats:
+    async def run(self, host: calls.Host) -> EngineStats:
         raise EngineStopped("no engine")
 
 
-class HeardAtLoad:
-    """Takes the host's ends of an engine, and makes none."""
-
-    telemetry: Telemetry
-
-    def __call__(self, config: EngineConfig, telemetry: Telemetry, report: object) -> Build:
-        self.telemetry = telemetry
-        return _refuse
+def _make_build(config: EngineConfig, report: object) -> Build:
+    return _refuse
 
 
 def _refuse(inbox: object, deliver: Callable[[list[OutputEvent]], None]) -> NoReturn:
@@ -57,7 +51,7 @@ def _refuse(inbox: object, deliver: Callable[[list[OutputEvent]], None]) -> NoRe
 
 
 async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
-    host = EngineHost(Sent(), HeardAtLoad())
+    host = EngineHost(Sent(), _make_build)
     call = Sum()
     remembered = weakref.ref(call)
     host.take(Numbered(1, call))
@@ -68,23 +62,15 @@ async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
     assert remembered() is None
 
 
-async def test_durations_are_sent_by_the_event_loop_alone() -> None:
-    """The engine thread sends events. If it took durations as well, each could find none left."""
-    sent, heard = Sent(), HeardAtLoad()
-    host = EngineHost(sent, heard)
-    config = EngineConfig("")
+async def test_events_are_sent_as_they_come_and_a_call_is_answered_once() -> None:
+    sent = Sent()
+    host = EngineHost(sent, _make_build)
     with pytest.raises(EngineStopped):
-        await host.load(config)
+        await host.load(EngineConfig(""))
     assert sent.kinds() == [Said.EVENTS]
-    heard.telemetry.step(0.25)
-    heard.telemetry.step(0.5)
-    with pytest.raises(EngineStopped):
-        await host.load(config)
-    assert sent.kinds() == [Said.EVENTS] * 2
     host.take(Numbered(1, Sum()))
     await _turns()
-    assert sent.kinds() == [Said.EVENTS, Said.EVENTS, Said.DURATIONS, Said.RAISED]
-    assert messages.read_durations(sent.bodies[2]) == {"step": [0.25, 0.5]}
+    assert sent.kinds() == [Said.EVENTS, Said.RAISED]
 
 
 async def _turns() -> None:

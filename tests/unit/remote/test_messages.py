@@ -33,7 +33,7 @@ from engine.values.request import (
     WaitReason,
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
-from engine.values.stats import CacheTier, Cleared, Probed, ProcessStats, RequestInfo
+from engine.values.stats import CacheTier, Cleared, Probed, RequestInfo
 from kvstore.tier.types import TierError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 
@@ -61,7 +61,7 @@ CALLS: Sequence[tuple[Call, object]] = (
     (calls.Submit(REQUEST), None),
     (calls.Abort("a"), None),
     (calls.Check(REQUEST), None),
-    (calls.Stats(), ProcessStats(STATS.loop, STATS.memory)),
+    (calls.Stats(), STATS),
     (calls.ClearCache("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     (calls.Probe((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
     (calls.ListRequests(), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
@@ -71,7 +71,7 @@ CALLS: Sequence[tuple[Call, object]] = (
     (calls.Node(3, 10), NodeTokens(3, 12, (1, 2))),
     (calls.Node(3, 10), None),
     (calls.CloseWatch(), None),
-    (calls.Drain(0.5), None),
+    (calls.Drain(0.5), STATS),
 )
 EVENTS = st.builds(
     OutputEvent,

@@ -1,17 +1,17 @@
-"""What a picture says of the tier below."""
+"""What a picture shows of the disk cache."""
 
 from collections.abc import Callable
 
 import pytest
 
-from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.values.picture import DiskUse, PictureNode
 from engine.values.settings import DiskWrites
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
-from tests.unit.engine_harness import Harness, prompt
+from tests.unit.engine_harness import Harness, disk_of, prompt
 from tests.unit.watching.test_renderer import BLOCK, Watcher
 
 LIMIT_BYTES = 1000
@@ -19,15 +19,15 @@ PART_BYTES = (16 * BLOCK, 8)
 
 
 class Tiered:
-    """A harness with a disk, and who watches it."""
+    """A harness with a disk cache, and a watcher."""
 
     def __init__(self) -> None:
         self.tier = FakeTier()
         self.harness = Harness(disk=self._disk)
         self.watcher = Watcher(self.harness)
 
-    def _disk(self, store: KVStore) -> TieredCache:
-        return TieredCache(
+    def _disk(self, store: KVStore) -> DiskCache:
+        return DiskCache(
             self.tier,
             store,
             PART_BYTES,
@@ -41,7 +41,7 @@ class Tiered:
         return sorted(self.watcher.picture().nodes, key=lambda node: (node.start, node.id))
 
     def stored(self, tokens: list[int]) -> list[int]:
-        """Of each node, once that has been served and written."""
+        """Serve and write the tokens. Returns the tokens on disk of each node."""
         self.harness.serve(tokens)
         return [node.disk_tokens for node in self.nodes()]
 
@@ -67,8 +67,7 @@ def test_what_has_been_written_is_counted_to_the_last_token(tiered: Tiered) -> N
     assert len(nodes) == 3
     assert any(node.tail for node in nodes)
     assert [node.disk_tokens for node in nodes] == [node.tokens for node in nodes]
-    stats = tiered.harness.scheduler.disk.stats()
-    assert stats is not None
+    stats = disk_of(tiered.harness).stats()
     assert tiered.watcher.picture().disk == DiskUse(
         stats.entries, 0, 0, LIMIT_BYTES, 0, stats.written_bytes, 0, 0
     )

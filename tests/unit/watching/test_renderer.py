@@ -1,22 +1,24 @@
-"""Pictures of a cache: what they show of a scheduler's work, and what they leave out."""
+"""Pictures of a cache: what they show while a scheduler works, and what they leave out."""
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from engine.core.metrics import LatencyTracker
-from engine.core.statistics import loop_stats
+from engine.core.metrics import HIT_WINDOWS_SECONDS
 from engine.disk_cache.cache import DiskCache
-from engine.measuring.telemetry import SilentTelemetry
 from engine.values.picture import CachePicture, GroupSlots, Hidden
-from engine.values.stats import DiskCacheStats, HitRecord, RecentHits
-from engine.watch.picture import ADOPTED_SECONDS, MAX_NODES, Renderer
+from engine.values.stats import DiskCacheStats, RecentHits
+from engine.watch.picture import ADOPTED_SECONDS, Renderer
 from engine.watch.snapshot import (
+    SHOWN_NODES,
     SHOWN_REQUESTS,
     Live,
     Moment,
@@ -24,25 +26,32 @@ from engine.watch.snapshot import (
     SnapshotTaker,
     namespace_id,
 )
+from kvstore import snapshot
+from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
-from kvstore.replica import COPIED_NODES, Change, Stored, Used
 from kvstore.sizes import StorageBytes
-from kvstore.tokens import Tokens
-from kvstore.types import BlockId, Namespace
+from kvstore.snapshot import adoption_views, tree_view
+from kvstore.tokens import Digest, Tokens
+from kvstore.tree import MAX_ADOPTIONS, Node, RadixTree
+from kvstore.types import Namespace
 from kvstore.window import WindowGroup
 from server.schemas.cache_tree import CacheTree
 from tests.contract.fake_engine import DISK
 from tests.unit.engine_harness import Harness, prompt
+from tests.unit.kv_helpers import tree_of
 
 BLOCK = 4
 MOST_BYTES = 150_000
 
 
 class FullDisk(DiskCache):
-    """Everything is there, in figures as long as they will ever be."""
+    """Has everything, with figures as long as they will ever be."""
 
-    def on_disk(self, blocks: Sequence[BlockId]) -> int:
-        return len(blocks)
+    def __init__(self) -> None:
+        """It has no tier."""
+
+    def on_disk(self, hashes: Sequence[Digest]) -> int:
+        return len(hashes)
 
     def stats(self) -> DiskCacheStats:
         return replace(
@@ -55,13 +64,9 @@ class Watcher:
 
     def __init__(self, harness: Harness) -> None:
         self.now = 0.0
-        latency = LatencyTracker(lambda: self.now, SilentTelemetry())
+        harness.scheduler.metrics.now = lambda: self.now
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
-        self.snapshots = SnapshotTaker(
-            harness.scheduler,
-            latency,
-            lambda: loop_stats(harness.scheduler, latency, sizes, HitRecord(), 0),
-        )
+        self.snapshots = SnapshotTaker(harness.scheduler, sizes)
         self.renderer = Renderer(BLOCK, 1024, harness.scheduler.disk)
 
     def look(self) -> bool:
@@ -119,32 +124,66 @@ def test_what_nobody_uses_grows_old() -> None:
     assert ages(watcher) == [idle + 30.0, 0.0]
 
 
-def test_an_adoption_is_told_for_a_while() -> None:
+def test_an_adoption_is_shown_for_a_while() -> None:
     harness = Harness()
     watcher = Watcher(harness)
     harness.serve(prompt(1, 40))
-    watcher.look()
     harness.serve([*prompt(1, 40)[:10], *prompt(2, 30)])
-    (used,) = (change for change in watcher.snapshots.take().changes if isinstance(change, Used))
-    told = [Stored(1, None, Namespace(), 40, tuple(map(BlockId, range(10))), 1.0)]
-    adoption = Used(1, used.n_tokens, 1e9 - ADOPTED_SECONDS)
-    (found,) = picture_of(made_snapshot([*told, adoption])).adoptions
-    assert (found.node, found.tokens, found.seconds) == (1, 10, ADOPTED_SECONDS)
-    older = Used(1, 10, 1e9 - ADOPTED_SECONDS - 1)
-    assert picture_of(made_snapshot([*told, older])).adoptions == ()
+    (adopted,) = tree_of(harness.store).adoptions
+    watcher.now = adopted.seconds + ADOPTED_SECONDS
+    picture = watcher.picture()
+    (found,) = picture.adoptions
+    assert (found.tokens, found.seconds) == (10, ADOPTED_SECONDS)
+    (node,) = [node for node in picture.nodes if node.id == found.node]
+    assert node.start < 10 <= node.start + node.tokens
+    watcher.now += 1
+    assert watcher.picture().adoptions == ()
+
+
+def test_an_adoption_goes_with_the_tokens_that_were_found() -> None:
+    """Also when the node is split afterwards, and no further than its block is indexed."""
+    harness = Harness()
+    watcher = Watcher(harness)
+    harness.serve(prompt(1, 40))
+    harness.serve([*prompt(1, 40)[:36], *prompt(2, 4)])
+    watcher.now = tree_of(harness.store).adoptions[0].seconds
+    before = watcher.picture()
+    tree_of(harness.store).adoptions.clear()
+    harness.serve([*prompt(1, 40)[:36], *prompt(3, 4)])
+    harness.serve([*prompt(1, 40)[:12], *prompt(4, 4)])  # splits the node of the 36 tokens
+    picture = watcher.picture()
+    assert len(picture.nodes) > len(before.nodes)
+    nodes = {node.id: node for node in picture.nodes}
+    for adoption in picture.adoptions:
+        node = nodes[adoption.node]
+        assert node.start < adoption.tokens <= node.start + node.tokens
+    assert [adoption.tokens for adoption in picture.adoptions] == [36, 12]
+    harness.store.clear()
+    harness.serve(prompt(5, 40))
+    assert watcher.picture().adoptions == ()
+
+
+def test_the_last_adoptions_are_kept() -> None:
+    tree = RadixTree(BlockPool(20), BLOCK)
+    blocks = tree._pool.allocate(20)
+    tree.insert(Namespace(), packed(range(80)), blocks)
+    for n_tokens in range(1, 41):
+        tree.touch(tree.match(Namespace(), packed(range(n_tokens))))
+    assert [view.n_tokens for view in adoption_views(tree)] == list(range(41 - MAX_ADOPTIONS, 41))
 
 
 def test_an_adoption_of_what_is_not_shown_ends_above_it() -> None:
-    changes = random_tree(10_000, Random(5), 1)
-    shown = {node.id for node in picture_of(made_snapshot(changes)).nodes}
+    tree = random_tree(10_000, Random(5), 1)
+    shown = {node.id for node in picture_of(made_snapshot(tree)).nodes}
     left_out = next(
-        change.node
-        for change in changes
-        if isinstance(change, Stored) and change.node not in shown and change.behind in shown
+        node
+        for node in tree.nodes()
+        if node.serial not in shown and node.parent is not None and node.parent.serial in shown
     )
-    (found,) = picture_of(made_snapshot([*changes, Used(left_out, 9, 1e9)])).adoptions
-    assert found.node in shown
-    assert found.seconds == 0.0
+    adopt(tree, left_out)
+    (found,) = picture_of(made_snapshot(tree)).adoptions
+    assert left_out.parent is not None
+    assert (found.node, found.seconds) == (left_out.parent.serial, 1.23)
 
 
 def ages(watcher: Watcher) -> list[float]:
@@ -164,6 +203,8 @@ def test_a_look_says_whether_anything_has_moved() -> None:
     while harness.scheduler.has_work:
         harness.step()
     assert watcher.look()
+    watcher.now += HIT_WINDOWS_SECONDS[-1]
+    assert watcher.look(), "the prompt is no longer recent"
     watcher.now += 100.0
     assert not watcher.look()
     harness.store.clear()
@@ -219,10 +260,20 @@ def test_nodes_are_those_that_will_be_evicted() -> None:
     assert [node.next_evicted for node in (first, second, third)] == [1, 2, 3]
 
 
-def made_snapshot(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Snapshot:
+def packed(token_ids: Iterable[int]) -> bytes:
+    tokens = Tokens(token_ids)
+    return tokens.packed(0, len(tokens))
+
+
+def made_snapshot(
+    tree: RadixTree, live: tuple[Live, ...] = (), held: Iterable[Node] = ()
+) -> Snapshot:
+    """With figures as long as they will ever be."""
     hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
     moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), hits, (0, 0, 0, 0, 0, 0.0))
-    return Snapshot(1e9, changes, True, moment)
+    holders = Counter(each for node in held for each in node.path())
+    adoptions = tuple(view._replace(n_tokens=10**6) for view in adoption_views(tree))
+    return Snapshot(1e9, tree_view(tree, holders, SHOWN_NODES), adoptions, moment)
 
 
 def picture_of(snapshot: Snapshot) -> CachePicture:
@@ -235,30 +286,34 @@ def as_json(picture: CachePicture) -> str:
     return CacheTree.of(picture, "a/model").model_dump_json()
 
 
-def random_tree(n_nodes: int, random: Random, salts: int) -> list[Change]:
-    """With serials as long as they will ever be."""
-    changes = list[Change]()
-    for i in range(n_nodes):
-        at = random.randrange(max(i - 300, 0), i) if i and random.random() < 0.8 else None
-        above = changes[at] if at is not None else None
-        namespace = (
-            above.namespace
-            if isinstance(above, Stored)
-            else Namespace(cache_salt=str(random.randrange(salts)))
-        )
-        n_blocks = random.randint(1, 12)
-        blocks = tuple(map(BlockId, range(i * 12, i * 12 + n_blocks)))
-        behind = None if at is None else 10**9 + at
-        changes.append(Stored(10**9 + i, behind, namespace, n_blocks * BLOCK, blocks, 1.0))
-    return changes
+def random_tree(n_nodes: int, random: Random, salts: int) -> RadixTree:
+    """Prompts that branch off from earlier ones, with serials as long as they will ever be."""
+    pool = BlockPool(12 * n_nodes)
+    tree = RadixTree(pool, BLOCK, lambda: 1.0, hashes_blocks=True)
+    tree._serials = count(10**9)
+    prompts = list[tuple[Namespace, list[int]]]()
+    while tree.n_nodes < n_nodes:
+        namespace, base = Namespace(cache_salt=str(random.randrange(salts))), list[int]()
+        if prompts and random.random() < 0.8:
+            namespace, base = random.choice(prompts[-300:])
+        cut = random.randint(0, len(base) // BLOCK)
+        fresh = pool.allocate(random.randint(1, 12))
+        new = random.choices(range(10**6), k=BLOCK * len(fresh))
+        prompts.append((namespace, base[: cut * BLOCK] + new))
+        known = tree.match(namespace, packed(base[: cut * BLOCK])).blocks
+        tree.insert(namespace, packed(prompts[-1][1]), (*known, *fresh))
+        pool.release(fresh)
+    return tree
 
 
-def adopted(changes: Sequence[Change]) -> list[Change]:
-    """As many as are told, of the first nodes."""
-    return [Used(10**9 + i, 10**6, 1e9 - 1.23) for i in range(min(len(changes), 40))]
+def adopt(tree: RadixTree, node: Node) -> None:
+    """A lease adopts the path to a node, 1.23 seconds before the snapshot."""
+    path = list(node.path())[::-1]
+    tree._clock = lambda: 1e9 - 1.23
+    tree.touch(tree.match(node.namespace, b"".join(bytes(each.packed) for each in path)))
 
 
-def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
+def busy(nodes: Sequence[Node], random: Random) -> tuple[Live, ...]:
     return tuple(
         Live(
             f"{random.getrandbits(128):032x}-{i}#3",
@@ -268,10 +323,9 @@ def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
             cached_tokens=10**6,
             computed_tokens=10**6,
             output_tokens=10**6,
-            node=10**9 + random.randrange(n_nodes),
-            has_all=True,
+            node=node.serial,
         )
-        for i in range(n_requests)
+        for i, node in enumerate(nodes)
     )
 
 
@@ -279,23 +333,25 @@ def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
 @pytest.mark.parametrize("n_requests", [0, 16, 1000])
 def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> None:
     random = Random(salts + n_requests)
-    changes = random_tree(10_000, random, salts)
-    told = [*changes, *adopted(changes)]
-    picture = picture_of(made_snapshot(told, busy(n_requests, 10_000, random)))
+    tree = random_tree(10_000, random, salts)
+    nodes = list(tree.nodes())
+    for node in nodes[:40]:
+        adopt(tree, node)
+    held = random.choices(nodes, k=n_requests)
+    picture = picture_of(made_snapshot(tree, busy(held, random), held))
     assert len(as_json(picture)) <= MOST_BYTES
-    assert 300 < len(picture.nodes) <= MAX_NODES
+    assert 300 < len(picture.nodes) <= SHOWN_NODES
     assert len(picture.requests) == min(n_requests, SHOWN_REQUESTS)
     shown, seen = {}, set[int | None]({None})
-    for node in picture.nodes:
-        assert node.parent in seen, "a child before its parent"
-        seen.add(node.id)
-        shown[node.id] = node
+    for drawn in picture.nodes:
+        assert drawn.parent in seen, "a child before its parent"
+        seen.add(drawn.id)
+        shown[drawn.id] = drawn
     left_out = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
-    assert len(shown) + sum(hidden.nodes for hidden in left_out) == 10_000
-    stored = [change for change in changes if isinstance(change, Stored)]
+    assert len(shown) + sum(hidden.nodes for hidden in left_out) == len(nodes)
     for name, total in (
-        ("tokens", sum(change.n_tokens for change in stored)),
-        ("blocks", sum(len(change.blocks) for change in stored)),
+        ("tokens", sum(node.n_tokens for node in nodes)),
+        ("blocks", sum(len(node.blocks) for node in nodes)),
     ):
         drawn = sum(getattr(node, name) for node in picture.nodes)
         assert drawn + sum(getattr(hidden, name) for hidden in left_out) == total
@@ -304,15 +360,14 @@ def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> No
 
 
 def test_the_heaviest_are_shown() -> None:
-    changes = random_tree(10_000, Random(3), 1)
-    stored = {change.node: change for change in changes if isinstance(change, Stored)}
-    weights = {serial: change.n_tokens for serial, change in stored.items()}
-    for serial in sorted(stored, reverse=True):  # children before their parents
-        if (behind := stored[serial].behind) is not None:
-            weights[behind] += weights[serial]
-    shown = {node.id for node in picture_of(made_snapshot(changes)).nodes}
+    tree = random_tree(10_000, Random(3), 1)
+    weights = dict.fromkeys((node.serial for node in tree.nodes()), 0)
+    for node in tree.nodes():
+        for above in node.path():
+            weights[above.serial] += node.n_tokens
+    shown = {node.id for node in picture_of(made_snapshot(tree)).nodes}
     lightest = min(weights[serial] for serial in shown)
-    assert lightest >= max(weights[serial] for serial in stored.keys() - shown)
+    assert lightest >= max(weights[serial] for serial in weights.keys() - shown)
 
 
 def lines_of(act: Callable[[], object]) -> int:
@@ -325,32 +380,42 @@ def lines_of(act: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # Hypothesis has Python run at every collection
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
+        gc.enable()
     return lines
 
 
 def indexed(n_nodes: int) -> Watcher:
-    """So many leaves of one block each."""
+    """Watches a tree of `n_nodes` leaves of one block each."""
     harness = Harness(n_blocks=n_nodes)
     for i in range(n_nodes):
-        tokens = Tokens([i, 1, 2, 3]).packed(0, 4)
         (block,) = harness.pool.allocate(1)
-        harness.store.index.insert(Namespace(), tokens, (block,))
+        tree_of(harness.store).insert(Namespace(), packed([i, 1, 2, 3]), (block,))
         harness.pool.release((block,))
     return Watcher(harness)
 
 
-def test_the_engine_pays_for_what_has_changed_and_not_for_the_tree() -> None:
+def test_a_tree_that_has_not_changed_is_not_walked() -> None:
     small, large = indexed(10), indexed(10_000)
-    takes = 1
-    while not (snapshot := large.snapshots.take()).is_whole:
-        assert len(snapshot.changes) <= COPIED_NODES + 1
-        takes += 1
-    assert takes == 10_000 // COPIED_NODES + 1
-    while not small.snapshots.take().is_whole:
-        pass
+    for watcher in (small, large):
+        watcher.look()
     assert lines_of(large.snapshots.take) == lines_of(small.snapshots.take)
+
+
+def test_the_engine_pays_for_what_is_shown_and_not_for_the_tree() -> None:
+    small, large = random_tree(1_000, Random(1), 1), random_tree(10_000, Random(1), 1)
+    few = lines_of(lambda: tree_view(small, Counter(), SHOWN_NODES))
+    assert lines_of(lambda: tree_view(large, Counter(), SHOWN_NODES)) < 2 * few
+
+
+def test_a_wide_node_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MAX_SIBLINGS", 700)
+    small, large = indexed(700), indexed(10_000)
+    assert lines_of(large.snapshots.take) == lines_of(small.snapshots.take)
+    picture = large.picture()
+    assert len(picture.nodes) + picture.hidden.nodes == 10_000

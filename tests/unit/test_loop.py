@@ -10,12 +10,15 @@ import pytest
 from engine.constraints.guide import GrammarGuide
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
-from engine.core.metrics import LatencyTracker
-from engine.core.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
+from engine.constraints.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
 from engine.core.request import prepare
-from engine.core.step import SequenceId, StepPlan, StepResult
+from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Grammar, GrammarKind, Request, SamplingParams
+from kvstore.sizes import StorageBytes
+from tests.simulation.fake_runner import FakeRunner
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.scripted_drafter import ScriptedDrafter
 
@@ -52,17 +55,44 @@ class Answers:
     def close(self) -> None: ...
 
 
-class PipelineHarness:
-    """An engine without its loop. A step takes a second of its clock."""
+class SlowRunner:
+    """A fake runner whose steps take a second of the clock. `plan` is the plan of the last turn."""
+
+    def __init__(self, runner: FakeRunner, clock: list[float]) -> None:
+        self._runner = runner
+        self._clock = clock
+        self.plan: StepPlan | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self._runner.submit(plan)
+
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+        self._clock[0] += 1.0
+        self._runner.sample(masks)
+
+    def collect(self) -> StepResult:
+        return self._runner.collect()
+
+
+class LoopHarness:
+    """An engine's loop, turned by hand. A step takes a second of its clock."""
 
     def __init__(self, at_once: Answer | None) -> None:
-        self.harness = Harness(step_tokens=8, max_running=8)
         self.clock = [0.0]
+        self.harness = Harness(step_tokens=8, max_running=8, clock=lambda: self.clock[0])
         self.answers = Answers(at_once, self.clock)
-        self.latency = LatencyTracker(lambda: self.clock[0], Mock())
-        self.scheduler, runner = self.harness.scheduler, self.harness.runner
-        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.latency)
+        self.scheduler = self.harness.scheduler
+        self.runner = SlowRunner(self.harness.runner, self.clock)
         self.events: list[OutputEvent] = []
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.runner,
+            Inbox(),
+            self.events.extend,
+            StorageBytes(block=0, slots=(), arenas=0),
+            GrammarStage(self.scheduler, self.answers, self.scheduler.metrics.now),
+        )
 
     def ask(self, name: str, n_tokens: int, max_tokens: int, *, is_held: bool = True) -> None:
         request = Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3))
@@ -71,26 +101,24 @@ class PipelineHarness:
             submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
         else:
             submission = prepare(request, self.harness.limits)
-        self.latency.arrived(request, self.clock[0])
-        self.scheduler.add(submission)
+        self.loop.submit(submission, self.clock[0])
 
-    def turn(self) -> StepPlan:
-        self.events += self._pipeline.collect_early()
-        plan = self.scheduler.plan()
-        self.events += self._pipeline.advance(plan)
-        self.clock[0] += 1.0
-        self.events += self._pipeline.sample() or []
-        return plan
+    def turn(self) -> StepPlan | None:
+        """The plan that was submitted; None where no step was due."""
+        self.runner.plan = None
+        if not self.loop.is_idle:
+            self.loop.turn()
+        return self.runner.plan
 
 
 @pytest.fixture
-def late() -> PipelineHarness:
+def late() -> LoopHarness:
     """Nobody knows what may follow."""
-    return PipelineHarness(None)
+    return LoopHarness(None)
 
 
 def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
-    harness = PipelineHarness(NOBODY)
+    harness = LoopHarness(NOBODY)
     harness.ask("held", 5, 4)
     for _ in range(3):
         harness.turn()
@@ -100,13 +128,13 @@ def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
 
 
 def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_awaited(
-    late: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+    late: LoopHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late.ask("free", 5, 9, is_held=False)
     late.turn()
     late.turn()
     late.ask("held", 5, 4)
-    runner, at_collect = late.harness.runner, list[tuple[int, list[float]]]()
+    runner, at_collect = late.runner, list[tuple[int, list[float]]]()
     collect = runner.collect
 
     def collected() -> StepResult:
@@ -120,17 +148,17 @@ def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_aw
 
 
 def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(
-    late: PipelineHarness,
+    late: LoopHarness,
 ) -> None:
     late.answers.at_once = ANYTHING
     late.ask("held", 5, 2)
     late.turn()
     late.turn()
     late.answers.at_once = None
-    while late.turn().is_due:
+    while late.turn() is not None:
         pass
     (row,) = late.scheduler.running
-    assert (row.output_tokens, row.unread is not None) == (2, True)
+    assert (row.output_tokens, row.pending_token is not None) == (2, True)
     assert row.planned_tokens == 6
     late.answers.asked[-1].answer = ANYTHING
     late.turn()
@@ -138,39 +166,41 @@ def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(
     assert not late.scheduler.has_work
 
 
-def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: PipelineHarness) -> None:
+def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: LoopHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
     late.ask("free", 40, 1, is_held=False)
     late.answers.waits.clear()
-    while not any(chunk.samples for chunk in late.turn().chunks):
-        assert max(late.answers.waits) <= LATE_SHARE
+    while (plan := late.turn()) is not None:
+        if any(isinstance(row, Prefill) and row.samples for row in plan.rows):
+            break
+        assert max(late.answers.waits) <= SAMPLE_SHARE
 
 
-def test_where_nothing_else_is_computed_a_row_is_waited_for(late: PipelineHarness) -> None:
+def test_where_nothing_else_is_computed_a_row_is_waited_for(late: LoopHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
-    assert late.answers.waits[-1] == ALONE_SECONDS
+    assert late.answers.waits[-1] == MASK_WAIT_IDLE_SECONDS
 
 
-def test_what_was_waited_is_no_part_of_the_next_wait(late: PipelineHarness) -> None:
+def test_what_was_waited_is_no_part_of_the_next_wait(late: LoopHarness) -> None:
     late.ask("held", 5, 4)
     late.ask("free", 5, 90, is_held=False)
     for _ in range(40):
         late.turn()
-    assert max(late.answers.waits) == pytest.approx(LATE_SHARE)
+    assert max(late.answers.waits) == pytest.approx(SAMPLE_SHARE)
 
 
-def test_a_step_that_has_mostly_waited_teaches_nothing(late: PipelineHarness) -> None:
+def test_a_step_that_has_mostly_waited_teaches_nothing(late: LoopHarness) -> None:
     late.ask("held", 5, 4)
     took = Mock()
-    late.scheduler.took = took  # type: ignore[method-assign]
+    late.scheduler.observe = took  # type: ignore[method-assign]
     late.turn()
     late.turn()
     took.assert_called_once()
-    late.clock[0] -= 1 - ALONE_SECONDS / 2  # this step takes half of what is waited
+    late.clock[0] -= 1 - MASK_WAIT_IDLE_SECONDS / 2  # this step takes half of what is waited
     late.turn()
     took.assert_called_once()
 
@@ -182,8 +212,8 @@ class TestGuidedDrafts:
 
     def said(
         self, script: Sequence[int], ahead: Callable[[LookAhead], tuple[Allowed, ...] | None]
-    ) -> tuple[list[int], PipelineHarness]:
-        harness = PipelineHarness(ANYTHING)
+    ) -> tuple[list[int], LoopHarness]:
+        harness = LoopHarness(ANYTHING)
         harness.answers.ahead = ahead
         harness.ask("held", 5, self.N_TOKENS)
         harness.harness.speculate("held", ScriptedDrafter(script))
@@ -207,7 +237,7 @@ class TestGuidedDrafts:
     def test_what_is_not_known_in_time_costs_the_drafts_alone(self, truth: list[int]) -> None:
         said, harness = self.said(truth, lambda question: None)
         assert said == truth
-        assert max(harness.answers.waits) <= LATE_SHARE
+        assert max(harness.answers.waits) <= SAMPLE_SHARE
         assert 0.0 in harness.answers.waits, "what is asked leaves while the device computes"
         usages = [event.usage for event in harness.events if event.usage is not None]
         assert not any(usage.accepted_draft_tokens for usage in usages)
@@ -225,19 +255,21 @@ class TestDrafts:
 
     def plans(self, script: Sequence[int]) -> tuple[list[StepPlan], list[int]]:
         """Of a request with such a drafter, and what it has generated."""
-        harness = PipelineHarness(None)
+        harness = LoopHarness(None)
         harness.ask("free", 5, self.N_TOKENS, is_held=False)
         harness.harness.speculate("free", ScriptedDrafter(script))
         plans = [harness.turn() for _ in range(2 * self.N_TOKENS)]
-        return plans, [token for event in harness.events for token in event.token_ids]
+        return [plan for plan in plans if plan is not None], [
+            token for event in harness.events for token in event.token_ids
+        ]
 
     def test_steps_overlap_until_a_draft_is_due(self) -> None:
         plain, truth = self.plans([])
-        assert sum(plan.is_due for plan in plain) == self.N_TOKENS
+        assert len(plain) == self.N_TOKENS
         drafted, said = self.plans(truth)
         assert said == truth
-        assert any(plan.is_drafted for plan in drafted)
-        assert sum(plan.is_due for plan in drafted) < self.N_TOKENS // 2
+        assert any(isinstance(row, Verify) for plan in drafted for row in plan.rows)
+        assert len(drafted) < self.N_TOKENS // 2
 
     def test_a_draft_goes_on_from_the_last_token(self) -> None:
         _, truth = self.plans([])
@@ -245,6 +277,6 @@ class TestDrafts:
         drafted, said = self.plans(wrong)
         assert said == truth
         for plan in drafted:
-            for chunk in plan.chunks:
-                if chunk.n_drafts:
-                    assert chunk.tokens[0] == truth[chunk.start - 5]
+            for row in plan.rows:
+                if isinstance(row, Verify):
+                    assert row.token == truth[row.start - 5]
