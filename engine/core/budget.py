@@ -16,12 +16,6 @@ class StepShape(NamedTuple):
     drafts: tuple[tuple[int, int], ...] = ()  # of each: position of the row's own token, tokens
 
 
-_FORWARD_SECONDS, _ROW_SECONDS, _TOKEN_SECONDS = 20e-3, 1e-3, 0.7e-3
-_DECODE_KEY_SECONDS, _KEY_SECONDS, _GATHER_SECONDS = 2e-6, 3e-7, 6e-6
-_VERIFY_SECONDS, _DRAFT_TOKEN_SECONDS = 2e-3, 0.7e-3
-"""Costs before any step was measured: about those of 27 M parameters on two CPU cores. The first
-step scales them all, so only their ratios matter, until steps with such work were measured."""
-
 _FIRST_STEPS = 3
 """Where one of these takes less than half of its prediction, the steps before it are discarded:
 first steps compile, and touch memory for the first time."""
@@ -66,27 +60,24 @@ class _Table:
 
     def __init__(self, token_seconds: float) -> None:
         self.token = _Cost(token_seconds)
-        self._octaves = [_Cost(1.0, _SHAPE_VARIANCE) for _ in range(24)]
+        self._octaves = [(_FIRST_WIDTH << n, _Cost(1.0, _SHAPE_VARIANCE)) for n in range(24)]
 
     def weighted(self, width: int) -> float:
         """The width, weighted by the factors of the octaves that it spans."""
         weighted: float = min(width, _FIRST_WIDTH)
-        start = _FIRST_WIDTH
-        for octave in self._octaves:
+        for start, factor in self._octaves:
             if width <= start:
                 break
-            weighted += octave.seconds * (min(width, 2 * start) - start)
-            start *= 2
+            weighted += factor.seconds * (min(width, 2 * start) - start)
         return weighted
 
     def shapes(self, width: int) -> _Parts:
         """The octaves' factors, each with the seconds that it multiplies."""
-        parts, start = _Parts(), _FIRST_WIDTH
-        for octave in self._octaves:
+        parts = _Parts()
+        for start, factor in self._octaves:
             if width <= start:
                 break
-            parts.append((octave, self.token.seconds * (min(width, 2 * start) - start)))
-            start *= 2
+            parts.append((factor, self.token.seconds * (min(width, 2 * start) - start)))
         return parts
 
 
@@ -102,20 +93,19 @@ class StepCosts:
         self.spread = 0.1  # standard deviation of a step's seconds, as a share of the prediction
         self._factor, self._variance = 1.0, _FIRST_VARIANCE
         self._n_observed = 0
-        self._forward = _Cost(_FORWARD_SECONDS)
-        self._rows, self._tokens = _Table(_ROW_SECONDS), _Table(_TOKEN_SECONDS)
-        self._decode_key = _Cost(_DECODE_KEY_SECONDS)
-        self._key = _Cost(_KEY_SECONDS)  # for each token of a chunk that attends to it
-        self._gather = _Cost(_GATHER_SECONDS)  # of a key, once for each chunk
-        self._verify = _Cost(_VERIFY_SECONDS)
-        self._draft_token = _Cost(_DRAFT_TOKEN_SECONDS)
+        # Costs before any step was measured: about those of 27 M parameters on two CPU cores. The
+        # first step scales them all, so only ratios matter, until steps with such work were seen.
+        self._forward = _Cost(20e-3)
+        self._rows, self._tokens = _Table(1e-3), _Table(0.7e-3)
+        self._decode_key = _Cost(2e-6)
+        self._key = _Cost(3e-7)  # for each token of a chunk that attends to it
+        self._gather = _Cost(6e-6)  # of a key, once for each chunk
+        self._verify = _Cost(2e-3)
+        self._draft_token = _Cost(0.7e-3)
 
     def predict(self, shape: StepShape) -> float:
         """Predict the seconds of a step."""
-        seconds = 0.0
-        for cost, count in self._parts(shape):
-            seconds += cost.seconds * count
-        return self._factor * max(seconds, 0.0)
+        return self._factor * max(_total(self._parts(shape)), 0.0)
 
     def begin_seconds(self, start: int) -> float:
         """Seconds of a prompt's chunk from `start` on that do not depend on its length."""
@@ -139,9 +129,8 @@ class StepCosts:
         """Seconds that `n_tokens` draft tokens add to the decode of the token at position `start`.
         The keys are gathered for all of them, in place of the decode's own.
         """
-        shape = StepShape(drafts=((start, n_tokens),))
-        seconds = sum(cost.seconds * count for cost, count in self._parts(shape))
-        return self._factor * (seconds - self._verify.seconds)
+        parts = self._parts(StepShape(drafts=((start, n_tokens),)))
+        return self._factor * (_total(parts) - self._verify.seconds)
 
     def tokens_within(self, seconds: float, start: int, wanted: int) -> int:
         """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without what
@@ -164,10 +153,8 @@ class StepCosts:
         costs of this work, in proportion to what each adds to the variance of the prediction
         (docs/adr/0017).
         """
-        parts, factor, predicted = self._parts(shape), self._factor, 0.0
-        for cost, count in parts:
-            predicted += cost.seconds * count
-        predicted, seconds = max(factor * predicted, _LEAST_SECONDS), max(seconds, _LEAST_SECONDS)
+        parts, factor, seconds = self._parts(shape), self._factor, max(seconds, _LEAST_SECONDS)
+        predicted = max(factor * _total(parts), _LEAST_SECONDS)
         self._n_observed += 1
         if self._n_observed == 1 or (self._n_observed <= _FIRST_STEPS and seconds < predicted / 2):
             self._factor *= seconds / predicted
@@ -237,6 +224,14 @@ class StepCosts:
         return parts
 
 
+def _total(parts: _Parts) -> float:
+    """Seconds of these costs, before the common factor."""
+    seconds = 0.0
+    for cost, count in parts:
+        seconds += cost.seconds * count
+    return seconds
+
+
 def _attended(start: int, n_tokens: int) -> int:
     """Positions that a chunk's tokens attend to, over all of them."""
     return n_tokens * start + n_tokens * (n_tokens + 1) // 2
@@ -270,47 +265,39 @@ class StepBudget:
     it. Otherwise a long prompt would spend its time on gathering the same keys again and again.
     """
 
+    shape = StepShape()  # what has been added
+
     def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
         """`stretch` is at least 1 and may be infinite. The limit is that of `batch_rows` decodes
         where that is more than the step has: rows that wait for their prompts will decode, too, and
         where many wait for few, the few wait for longer.
         """
-        self.decode_rows = 0
         self._costs = costs
         self._stretch = stretch
         self._batch_rows = batch_rows
-        self._decode_keys = 0
-        self._chunks: list[tuple[int, int]] = []
-        self._drafts: list[tuple[int, int]] = []
         self._transfer_seconds = 0.0
 
     def add_decodes(self, n_rows: int, n_keys: int) -> None:
         """Add `n_rows` decodes, which attend to `n_keys` positions in all."""
-        self.decode_rows += n_rows
-        self._decode_keys += n_keys
+        rows, keys, chunks, drafts = self.shape
+        self.shape = StepShape(rows + n_rows, keys + n_keys, chunks, drafts)
 
     def add_chunk(self, start: int, n_tokens: int) -> None:
         """Add a chunk of a prompt: positions [start, start + n_tokens)."""
-        self._chunks.append((start, n_tokens))
+        self.shape = self.shape._replace(chunks=(*self.shape.chunks, (start, n_tokens)))
 
     def add_draft(self, start: int, n_tokens: int) -> None:
         """Add `n_tokens` draft tokens to the row that decodes the token at position `start`."""
-        self._drafts.append((start, n_tokens))
+        self.shape = self.shape._replace(drafts=(*self.shape.drafts, (start, n_tokens)))
 
     def add_transfer(self, seconds: float) -> None:
         """Add a transfer of bytes that is predicted to take `seconds`."""
         self._transfer_seconds += seconds
 
     @property
-    def shape(self) -> StepShape:
-        """What has been added."""
-        chunks, drafts = tuple(self._chunks), tuple(self._drafts)
-        return StepShape(self.decode_rows, self._decode_keys, chunks, drafts)
-
-    @property
     def decode_seconds(self) -> float:
         """Predicted seconds of the decodes alone."""
-        return self._costs.predict(StepShape(self.decode_rows, self._decode_keys))
+        return self._costs.predict(StepShape(*self.shape[:2]))
 
     @property
     def left_seconds(self) -> float:
@@ -320,7 +307,7 @@ class StepBudget:
     @property
     def transfer_seconds(self) -> float:
         """How long bytes may be transferred next to what was added; infinite without decodes."""
-        if self.decode_rows == 0:
+        if self.shape.decode_rows == 0:
             return math.inf
         step_seconds = self._costs.predict(self.shape)
         most_seconds = min(self._aim_seconds - step_seconds, _TRANSFER_SHARE * step_seconds)
@@ -332,19 +319,19 @@ class StepBudget:
         Returns 0 only where the step has a chunk already, and the tokens that fit would take less
         time than beginning another chunk does.
         """
-        if self.decode_rows == 0 or math.isinf(self._stretch):
+        if self.shape.decode_rows == 0 or math.isinf(self._stretch):
             return wanted
         costs = self._costs
         begin_seconds = costs.begin_seconds(start)
         spent_seconds = self._spent_seconds
         left_seconds = self._aim_seconds - spent_seconds - begin_seconds
-        if not self._chunks:
-            gather_seconds = costs.gather_seconds(start)
-            least_seconds = _LEAST_SHARE * (spent_seconds + begin_seconds - gather_seconds)
-            seconds = max(left_seconds, least_seconds, gather_seconds)
-            return max(costs.tokens_within(seconds, start, wanted), 1)
-        n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted)
-        return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0
+        if self.shape.chunks:
+            n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted)
+            return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0
+        gather_seconds = costs.gather_seconds(start)
+        least_seconds = _LEAST_SHARE * (spent_seconds + begin_seconds - gather_seconds)
+        seconds = max(left_seconds, least_seconds, gather_seconds)
+        return max(costs.tokens_within(seconds, start, wanted), 1)
 
     @property
     def _spent_seconds(self) -> float:
@@ -354,6 +341,6 @@ class StepBudget:
     def _aim_seconds(self) -> float:
         if math.isinf(self._stretch):
             return math.inf
-        rows = max(self.decode_rows, self._batch_rows)
-        limit_seconds = self._stretch * self._costs.predict(StepShape(rows, self._decode_keys))
+        decodes = StepShape(max(self.shape.decode_rows, self._batch_rows), self.shape.decode_keys)
+        limit_seconds = self._stretch * self._costs.predict(decodes)
         return limit_seconds / (1 + _MARGIN_DEVIATIONS * self._costs.spread)

@@ -220,7 +220,7 @@ class DraftPolicy:
             (sequence, chances)
             for sequence in decoding
             if (proposer := sequence.proposer) is not None
-            and proposer.expects_draft
+            and not proposer.backoff_tokens
             and (n_unknown := _n_unknown(sequence)) > 0
             and (chances := _chances(sequence, proposer, n_unknown))
         ]
@@ -246,7 +246,7 @@ class DraftPolicy:
             (index, lease, proposer, chances)
             for index, sequence in enumerate(step.sequences)
             if (proposer := sequence.proposer) is not None
-            and proposer.expects_draft
+            and not proposer.backoff_tokens
             and type(step.plan.rows[index]) is Decode
             and (lease := sequence.lease) is not None
             and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
@@ -303,7 +303,7 @@ def _n_unknown(sequence: LiveSequence) -> int:
 def _price(budget: StepBudget, costs: StepCosts, most_tokens: int) -> StepPrice:
     """The price of drafts in addition to what the budget has."""
     return StepPrice(
-        n_tokens=budget.decode_rows,
+        n_tokens=budget.shape.decode_rows,
         seconds=max(budget.decode_seconds, _MIN_SECONDS),
         verify_seconds=costs.verify_seconds(),
         most_seconds=budget.left_seconds,

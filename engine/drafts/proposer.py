@@ -72,19 +72,18 @@ class Proposer:
 
     A draft is expected until a token differs or none is left; then another is made. While none can
     be made, attempts back off to one in `max_backoff` tokens; with 0 they do not. A planner skips
-    the sequence while `expects_draft` is False.
+    the sequence while there are `backoff_tokens`.
     """
 
     def __init__(
         self, make_draft: MakeDraft, rates: AcceptanceRates, max_backoff: int = MAX_BACKOFF
     ) -> None:
         """`rates` are shared by all sequences. The sequence's own rates are shrunk towards them."""
-        self.expects_draft = True  # a draft is expected, or an attempt to make one is due
+        self.backoff_tokens = 0  # until the next attempt; 0: it is due, or a draft is expected
         self._make_draft = make_draft
         self._max_backoff = max_backoff
         self._output: list[int] = []
         self._n_misses = 0  # attempts in vain since the last draft, up to `max_backoff`
-        self._backoff_tokens = 0  # to come before the next attempt
         self._rates = rates
         self._own_rates: dict[DraftSource, Rate] = defaultdict(lambda: Rate(_OWN_MEMORY_TOKENS))
         self._expected: Draft | None = None
@@ -99,9 +98,8 @@ class Proposer:
         self._output.append(token_id)
         expected = self._expected
         if expected is None:
-            if self._backoff_tokens:
-                self._backoff_tokens -= 1
-                self.expects_draft = self._backoff_tokens == 0
+            if self.backoff_tokens:
+                self.backoff_tokens -= 1
             return
         n_right = self._n_right
         is_right = expected.tokens[n_right] == token_id
@@ -115,7 +113,7 @@ class Proposer:
         """Return the chances of up to `most` expected tokens after `n_unknown` tokens that are not
         sampled yet: each chance is that this token and all before it come as expected.
         """
-        if self._expected is None and self.expects_draft:
+        if self._expected is None and not self.backoff_tokens:
             self._attempt()
         if self._expected is None:
             return ()
@@ -134,7 +132,10 @@ class Proposer:
         """
         if self._n_right or self._expected is None:
             self._attempt()
-        return None if self._expected is None else self._expected.shortened(most)
+        if self._expected is None:
+            return None
+        tokens, matched, source = self._expected
+        return Draft(tokens[:most], matched, source)
 
     def _attempt(self) -> None:
         """Try to make a draft, and back off if none can be made."""
@@ -147,5 +148,4 @@ class Proposer:
             self._common, self._own = self._rates[draft.source], self._own_rates[draft.source]
             first = min(draft.matched, _MAX_MATCHED)
             self._bits = _BITS[first : first + len(draft.tokens)]
-        self._backoff_tokens = self._n_misses
-        self.expects_draft = self._n_misses == 0
+        self.backoff_tokens = self._n_misses

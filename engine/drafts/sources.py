@@ -8,15 +8,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from engine.drafts.suffix_index import (
-    MIN_MATCH,
-    NO_MATCH,
-    Match,
-    SortedText,
-    SuffixIndex,
-    TokenIds,
-    likely,
-)
+from engine.drafts.suffix_index import MIN_MATCH, NO_MATCH, Match, SortedText, SuffixIndex, TokenIds
 from engine.values.stats import DraftSource
 from kvstore.types import Namespace
 
@@ -30,10 +22,6 @@ class Draft(NamedTuple):
     tokens: TokenIds
     matched: int
     source: DraftSource
-
-    def shortened(self, most: int) -> "Draft":
-        """Return the draft of its first tokens, `most` at most."""
-        return self if len(self.tokens) <= most else self._replace(tokens=self.tokens[:most])
 
 
 MAX_SKIPPED_TOKENS = 512
@@ -52,35 +40,31 @@ class Prediction:
     def __init__(self, tokens: TokenIds) -> None:
         self._tokens = tokens
         self._packed = array("I", tokens).tobytes()
-        self._text: SuffixIndex | None = None
+        self._text = SuffixIndex(tokens)
         self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # of the token that comes next, or of the first that did not come
-        self._is_followed = True
-        self._n_followed = 0  # tokens that came as predicted, without a gap
+        self._n_followed: int | None = 0  # tokens that came without a gap; None: the last did not
 
     def propose(self, output: Sequence[int], most: int) -> Match:
         """Return up to `most` tokens that may follow the output, which only ever grows."""
         for end in range(self._n_read + 1, len(output) + 1):
             self._read(output[max(end - MIN_MATCH, 0) : end])
         self._n_read = len(output)
-        if self._is_followed:
+        if self._n_followed is not None:
             return self._tokens[self._at : self._at + most], self._n_followed
-        if self._text is None:
-            self._text = SuffixIndex(self._tokens)
-        return likely(self._text.propose(output, most))
+        return self._text.propose(output, most)
 
     def _read(self, last: Sequence[int]) -> None:
         """Compare one more token of the output, the last one of `last`."""
-        if self._is_followed and self._tokens[self._at : self._at + 1] == (last[-1],):
+        if self._n_followed is not None and self._tokens[self._at : self._at + 1] == (last[-1],):
             self._at += 1
             self._n_followed += 1
         else:
-            self._is_followed = self._find(last)
-            self._n_followed = MIN_MATCH
+            self._n_followed = MIN_MATCH if self._find(last) else None
 
     def _find(self, last: Sequence[int]) -> bool:
         """Move to the first place further on that has these tokens. False where there is none."""
-        if len(last) < MIN_MATCH or self._at == len(self._tokens):
+        if len(last) < MIN_MATCH:
             return False
         packed, start = array("I", last).tobytes(), self._at * _TOKEN_BYTES
         stop = start + MAX_SKIPPED_TOKENS * _TOKEN_BYTES
@@ -123,12 +107,12 @@ class Answers:
         if self._n_new_tokens + len(kept) + 1 > self._generation_tokens:
             self._new, self._old, self._n_new_tokens = {}, self._new, 0
         text = self._new.setdefault(namespace, SuffixIndex())
-        text.extend(kept)
-        text.append(_END)
+        text.extend((*kept, _END))
         self._n_new_tokens += len(kept) + 1
 
     def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Match:
-        """Return up to `most` tokens that followed the end of `last` in an answer of the namespace.
+        """Return up to `most` likely tokens that followed the end of `last` in an answer of the
+        namespace.
 
         The longest match wins, then the new generation.
         """
@@ -152,17 +136,57 @@ def _within_answer(match: Match) -> Match:
     return (tokens, match[1]) if tokens else NO_MATCH
 
 
-Forced: TypeAlias = Callable[[], TokenIds]
-"""Returns the tokens that a grammar leaves no choice about, from the next one on."""
-
 TREE_TOKENS = 512
 """Tokens that one look-up in the prefix cache returns at most."""
 LOOKUP_TOKENS = 16
 """Tokens generated between two look-ups in the prefix cache, if the last one is of no more use."""
 
 
+class CachedText:
+    """What the prefix cache has after the tokens of a sequence. It is proposed as long as the
+    output follows it, and is then looked up again.
+    """
+
+    def __init__(self, look_up: Callable[[int], TokenIds]) -> None:
+        self._look_up = look_up
+        self._tokens: TokenIds = ()  # from the last look-up; none if the output does not follow it
+        self._start = -LOOKUP_TOKENS  # length of the output at the last look-up
+        self._n_read = 0  # tokens of the output that were compared
+
+    def propose(self, output: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that may follow the output, which only ever grows."""
+        at = len(output) - self._start
+        if self._tokens[self._n_read - self._start : at] != tuple(output[self._n_read :]):
+            self._tokens = ()
+        self._n_read = len(output)
+        ahead = self._tokens[at : at + most]
+        if not ahead and at >= LOOKUP_TOKENS:
+            self._tokens, self._start, at = self._look_up(TREE_TOKENS), len(output), 0
+            ahead = self._tokens[:most]
+        return ahead, at
+
+
+class OwnText:
+    """The prompt and output of a sequence. Nothing is indexed before the first proposal."""
+
+    def __init__(self, prompt: SortedText) -> None:
+        self._prompt = prompt
+        self._text: SuffixIndex | None = None
+
+    def propose(self, output: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that may follow the output, which only ever grows."""
+        if self._text is None:
+            self._text = SuffixIndex(self._prompt)
+        self._text.extend(output[len(self._text) - len(self._prompt.ids) :])
+        return self._text.continue_itself(most)
+
+
+Forced: TypeAlias = Callable[[], TokenIds]
+"""Returns the tokens that a grammar leaves no choice about, from the next one on."""
+
+
 class Drafter:
-    """Drafts the next tokens of one sequence. Nothing is indexed before the first draft.
+    """Drafts the next tokens of one sequence.
 
     Sources are tried in order: the request's prediction, the prefix cache, the sequence's own text,
     other answers. If a grammar forces tokens, a source must propose these and more; if none does,
@@ -180,61 +204,21 @@ class Drafter:
         """`cached(n)`: up to n tokens that the prefix cache has after all tokens of the sequence.
         `answers(output, n)`: up to n tokens that followed the end of the output in other answers.
         """
-        self._prompt = prompt
-        self._prediction = Prediction(prediction) if prediction else None
-        self._cached = cached
-        self._answers = answers
         self._forced = forced
-        self._own: SuffixIndex | None = None
-        self._trail: TokenIds = ()  # from the last look-up in the prefix cache
-        self._trail_at = 0  # tokens of the trail that the output has followed
-        self._n_read = 0  # tokens of the output that were compared with a trail
-        self._next_lookup = 0  # length of the output at which the next look-up is due
+        self._sources = [
+            (DraftSource.TREE, CachedText(cached).propose),
+            (DraftSource.OWN, OwnText(prompt).propose),
+            (DraftSource.ANSWERS, answers),
+        ]
+        if prediction:
+            self._sources.insert(0, (DraftSource.PREDICTION, Prediction(prediction).propose))
 
     def draft(self, output: Sequence[int], most: int) -> Draft | None:
         """Draft up to `most` tokens after the output. The same output gives the same draft."""
-        if most < 1:
-            return None
         forced = self._forced()[:most] if self._forced is not None else ()
-        if self._prediction is not None:
-            match = self._prediction.propose(output, most)
-            if _extends(match[0], forced):
-                return Draft(*match, DraftSource.PREDICTION)
-        match = self._from_tree(output, most)
-        if _extends(match[0], forced):
-            return Draft(*match, DraftSource.TREE)
-        match = self._from_own_text(output, most)
-        if _extends(match[0], forced):
-            return Draft(*match, DraftSource.OWN)
-        match = likely(self._answers(output, most))
-        if _extends(match[0], forced):
-            return Draft(*match, DraftSource.ANSWERS)
+        n_forced = len(forced)
+        for source, propose in self._sources:
+            tokens, matched = propose(output, most)
+            if len(tokens) > n_forced and tokens[:n_forced] == forced:
+                return Draft(tokens, matched, source)
         return Draft(forced, 0, DraftSource.GRAMMAR) if forced else None
-
-    def _from_tree(self, output: Sequence[int], most: int) -> Match:
-        """Follow the tokens of the last look-up as long as the output does, else look up again."""
-        if self._trail:
-            new = tuple(output[self._n_read :])
-            end = self._trail_at + len(new)
-            if self._trail[self._trail_at : end] == new:
-                self._trail_at = end
-            else:
-                self._trail = ()
-        self._n_read = len(output)
-        ahead = self._trail[self._trail_at : self._trail_at + most]
-        if not ahead and len(output) >= self._next_lookup:
-            self._next_lookup = len(output) + LOOKUP_TOKENS
-            self._trail, self._trail_at = self._cached(TREE_TOKENS), 0
-            ahead = self._trail[:most]
-        return ahead, self._trail_at
-
-    def _from_own_text(self, output: Sequence[int], most: int) -> Match:
-        if self._own is None:
-            self._own = SuffixIndex(self._prompt)
-        self._own.extend(output[len(self._own) - len(self._prompt.ids) :])
-        return likely(self._own.continue_itself(most))
-
-
-def _extends(tokens: TokenIds, forced: TokenIds) -> bool:
-    """Whether there are tokens that begin with the forced ones and go further."""
-    return len(tokens) > len(forced) and tokens[: len(forced)] == forced

@@ -8,6 +8,7 @@ later go into a dict, one at a time.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import cycle, islice
 from typing import TypeAlias
 
@@ -31,12 +32,6 @@ Match: TypeAlias = tuple[TokenIds, int]
 NO_MATCH: Match = (), 0
 
 
-def likely(match: Match) -> Match:
-    """Return the match with the tokens that its length makes likely."""
-    tokens, matched = match
-    return tokens[: matched + EXTRA_TOKENS], matched
-
-
 class SortedText:
     """A text that does not grow. The first query to any index that continues the text sorts it, in
     about 100 ns a token; the result is shared by all of these indexes.
@@ -44,17 +39,15 @@ class SortedText:
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.ids = array("I", tokens)
-        self._sorted: tuple[array[int], array[int]] | None = None
 
+    @cached_property
     def keys_and_ends(self) -> "tuple[array[int], array[int]]":
-        """Return the sorted keys of all runs of three tokens, and the ends of these runs."""
-        if self._sorted is None:
-            ids = np.array(self.ids, dtype=np.int64)
-            keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
-            order = np.argsort(keys, kind="stable")
-            ends = (order + MIN_MATCH).astype(np.uint32)
-            self._sorted = array("q", keys[order].tobytes()), array("I", ends.tobytes())
-        return self._sorted
+        """The sorted keys of all runs of three tokens, and the ends of these runs."""
+        ids = np.array(self.ids, dtype=np.int64)
+        keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
+        order = np.argsort(keys, kind="stable")
+        ends = (order + MIN_MATCH).astype(np.uint32)
+        return array("q", keys[order].tobytes()), array("I", ends.tobytes())
 
 
 class SuffixIndex:
@@ -68,7 +61,6 @@ class SuffixIndex:
     def __init__(self, tokens: "Iterable[int] | SortedText" = ()) -> None:
         self._text = tokens if isinstance(tokens, SortedText) else None
         self._ids = array("I", tokens.ids if isinstance(tokens, SortedText) else tokens)
-        self._n_indexed = 0
         self._n_sorted = 0
         self._sorted_keys, self._sorted_ends = array("q"), array("I")
         self._last_key = 0  # of the last three indexed tokens
@@ -78,40 +70,38 @@ class SuffixIndex:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def append(self, token_id: int) -> None:
-        self._ids.append(token_id)
-
     def extend(self, tokens: Iterable[int]) -> None:
         self._ids.extend(tokens)
 
     def propose(self, last: Sequence[int], most: int) -> Match:
-        """Return up to `most` tokens that followed the longest occurrence of the end of `last`.
+        """Return up to `most` likely tokens that followed the longest occurrence of the end of
+        `last`.
 
         The last MAX_OCCURRENCES of its last three tokens are compared. Among equally long ones the
         next token that most of them have wins, then the most recent occurrence.
         """
         end, matched = self._longest(array("I", last[-MAX_MATCH:]), len(self._ids))
+        most = min(most, matched + EXTRA_TOKENS)
         return (tuple(self._ids[end : end + most]), matched) if matched else NO_MATCH
 
     def continue_itself(self, most: int) -> Match:
-        """Return up to `most` tokens that followed the longest earlier occurrence of the text's own
-        end. An occurrence that overlaps the end repeats without limit.
+        """Return up to `most` likely tokens that followed the longest earlier occurrence of the
+        text's own end. An occurrence that overlaps the end repeats without limit.
 
         If the last three tokens occur nowhere else, one of them may be an edit of what is repeated.
         """
         end, matched = self._longest(self._ids[-MAX_MATCH:], len(self._ids))
         if matched:
+            most = min(most, matched + EXTRA_TOKENS)
             return tuple(islice(cycle(self._ids[end : end + most]), most)), matched
-        edits = (self._after_edit(n_tokens, most) for n_tokens in range(1, MIN_MATCH + 1))
-        return next((match for match in edits if match[0]), NO_MATCH)
-
-    def _after_edit(self, n_tokens: int, most: int) -> Match:
-        """Return what followed a text of which only the first of the last `n_tokens` differs."""
-        edited = len(self._ids) - n_tokens
-        end, matched = self._longest(self._ids[max(edited - MAX_MATCH, 0) : edited], edited)
-        if not matched or self._ids[end + 1 : end + n_tokens] != self._ids[edited + 1 :]:
-            return NO_MATCH
-        return tuple(self._ids[end + n_tokens : end + n_tokens + most]), n_tokens - 1
+        for n_same in range(MIN_MATCH):  # tokens after the edit
+            edited = len(self._ids) - n_same - 1
+            at, matched = self._longest(self._ids[max(edited - MAX_MATCH, 0) : edited], edited)
+            end = at + 1 + n_same
+            ahead = self._ids[end : end + min(most, n_same + EXTRA_TOKENS)]
+            if matched and ahead and self._ids[at + 1 : end] == self._ids[edited + 1 :]:
+                return tuple(ahead), n_same
+        return NO_MATCH
 
     def _longest(self, last: "array[int]", below: int) -> tuple[int, int]:
         """Return the end of the best occurrence of `last` before position `below`, and its length
@@ -129,10 +119,10 @@ class SuffixIndex:
         if longest < MIN_MATCH:
             return 0, 0
         ends = [end for end, length in zip(ends, lengths, strict=True) if length == longest]
-        if len(ends) > 1:
-            following = [self._ids[end] for end in ends]
-            return ends[following.index(max(following, key=following.count))], longest
-        return ends[0], longest
+        if len(ends) == 1:
+            return ends[0], longest
+        following = [self._ids[end] for end in ends]
+        return ends[following.index(max(following, key=following.count))], longest
 
     def _common(self, end: int, number: int, n_tokens: int) -> int:
         """Count the tokens before `end` that equal the last of `n_tokens` tokens.
@@ -160,20 +150,19 @@ class SuffixIndex:
             at -= 1
 
     def _catch_up(self) -> None:
-        if self._n_indexed == 0:
-            self._sort()
+        """Index the tokens that have come since the last query. The first query sorts them."""
+        n_indexed = self._n_sorted + len(self._ends_before)
+        if n_indexed == 0:
+            text = self._text or SortedText(self._ids)
+            self._sorted_keys, self._sorted_ends = text.keys_and_ends
+            self._last_key = _key(text.ids)
+            self._n_sorted = n_indexed = len(text.ids)
         last_key, last_ends = self._last_key, self._last_ends
-        for end, token_id in enumerate(self._ids[self._n_indexed :], self._n_indexed + 1):
+        for end, token_id in enumerate(self._ids[n_indexed:], n_indexed + 1):
             last_key = (last_key << _ID_BITS | token_id) & _KEY_MASK
             self._ends_before.append(last_ends.get(last_key, 0))
             last_ends[last_key] = end
-        self._last_key, self._n_indexed = last_key, len(self._ids)
-
-    def _sort(self) -> None:
-        text = self._text or SortedText(self._ids)
-        self._sorted_keys, self._sorted_ends = text.keys_and_ends()
-        self._last_key = _key(text.ids)
-        self._n_sorted = self._n_indexed = len(text.ids)
+        self._last_key = last_key
 
 
 def _key(tokens: "array[int]") -> int:

@@ -3,6 +3,7 @@
 import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.text.tokenizer import byte_level_bytes
@@ -55,20 +56,11 @@ def detokenizer_factory(
     """
     if tokenizer.is_fast and _joins_bytes(tokenizer.backend_tokenizer):
         pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
-
-        def of_bytes(request: Request) -> Detokenizer:
-            return ByteLevelDetokenizer(pieces[request.skip_special_tokens])
-
-        return of_bytes
-
-    make_decode = _fast_decode if tokenizer.is_fast else _slow_decode
-    decodes = {skip: make_decode(tokenizer, skip) for skip in (True, False)}
-
-    def of_window(request: Request) -> Detokenizer:
-        decode = decodes[request.skip_special_tokens]
-        return WindowDetokenizer(decode, _context(decode, request.text_before))
-
-    return of_window
+        return lambda request: ByteLevelDetokenizer(pieces[request.skip_special_tokens])
+    decodes = {skip: _decode_function(tokenizer, skip) for skip in (True, False)}
+    return lambda request: WindowDetokenizer(
+        decodes[request.skip_special_tokens], request.text_before
+    )
 
 
 class TokenPieces(dict[int, str | bytes]):
@@ -135,11 +127,11 @@ class WindowDetokenizer:
 
     __slots__ = ("_decode", "_given", "_pending", "_window")
 
-    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
-        """`context`: whole characters that stand before the sequence's first token."""
+    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+        """`before`: tokens of text that stands before the sequence's first token."""
         self._decode = decode
-        self._window = list(context)
-        self._pending = len(context)  # where the incomplete tokens begin in the window
+        self._window = _context(decode, before)
+        self._pending = len(self._window)  # where the incomplete tokens begin in the window
         self._given = decode(self._window)  # beginning of the window's text that was returned
 
     def add(self, token_id: int) -> str:
@@ -148,16 +140,19 @@ class WindowDetokenizer:
         complete = _complete(text)
         piece = complete[len(self._given) :]
         self._given += piece
-        if piece and complete == text:
-            self._move_window()
+        if piece and complete == text:  # the last piece's tokens are the context of the next
+            del self._window[: self._pending]
+            self._pending = len(self._window)
+            self._given = self._decode(self._window)
         elif len(self._window) - self._pending > MAX_PENDING_TOKENS:
-            self._shorten_window()
+            # The first of these tokens cannot become a character any more.
+            del self._window[self._pending : -KEPT_PENDING_TOKENS]
+            self._given = _complete(self._decode(self._window))
         return piece
 
     def finish(self) -> str:
-        rest = self._text()[len(self._given) :]
-        self._window.clear()
-        self._pending, self._given = 0, ""
+        text = self._text()
+        rest, self._given = text[len(self._given) :], text
         return rest
 
     def _text(self) -> str:
@@ -166,23 +161,12 @@ class WindowDetokenizer:
         if text.startswith(self._given):
             return text
         # With byte fallback an invalid byte makes the characters of the bytes before it U+FFFD.
-        self._window = self._window[self._pending :]
+        del self._window[: self._pending]
         self._pending, self._given = 0, ""
         return self._decode(self._window)
 
-    def _move_window(self) -> None:
-        """All characters are complete: keep the last piece's tokens as context for the next."""
-        self._window = self._window[self._pending :]
-        self._pending = len(self._window)
-        self._given = self._decode(self._window)
 
-    def _shorten_window(self) -> None:
-        """Drop the first pending tokens: after so many they cannot become a character any more."""
-        del self._window[self._pending : -KEPT_PENDING_TOKENS]
-        self._given = _complete(self._decode(self._window))
-
-
-def _context(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
+def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
     """The fewest last tokens whose text is whole characters; none where a few have no such text.
 
     After these a word keeps its space, which many decoders take from the beginning of a text.
@@ -191,7 +175,7 @@ def _context(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
         text = decode(last := list(token_ids[-count:]))
         if text and REPLACEMENT not in text:
             return last
-    return ()
+    return []
 
 
 def _complete(text: str) -> str:
@@ -213,25 +197,12 @@ def _joins_bytes(backend: Any) -> bool:
     return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
 
 
-def _fast_decode(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
-    backend = tokenizer.backend_tokenizer
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
-
-    return decode
-
-
-def _slow_decode(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
+def _decode_function(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
+    if tokenizer.is_fast:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
     known_tokens = len(tokenizer)  # a model's vocabulary may be padded beyond its tokenizer's
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(
-            [token_id for token_id in token_ids if token_id < known_tokens],
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
-        return text
-
-    return decode
+    return lambda token_ids: tokenizer.decode(
+        [token_id for token_id in token_ids if token_id < known_tokens],
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
+    )

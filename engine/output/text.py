@@ -38,16 +38,21 @@ class StopChecker:
 
     def add(self, text: str) -> TextDelta:
         """Take the next piece and return what has become safe to show."""
-        held, begun, by_first = self._held, self._begun, self._by_first
+        begun, by_first = self._begun, self._by_first
         if not begun and by_first.keys().isdisjoint(text):
             return TextDelta(text)
-        seen = held + text
-        for end, character in enumerate(text, start=len(held) + 1):
-            if complete := self._advance(character):
+        seen = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            for matcher in by_first.get(character, ()):
+                if not matcher.matched:  # else it is in `begun` already
+                    begun.append(matcher)
+            begun = [matcher for matcher in begun if matcher.advance(character)]
+            if complete := [one.stop for one in begun if one.matched == len(one.stop)]:
                 stop = max(complete, key=len)
                 self._held = ""
                 return TextDelta(seen[: end - len(stop)], FinishReason.STOP, stop)
-        n_held = max((matcher.matched for matcher in self._begun), default=0)
+        self._begun = begun
+        n_held = max((matcher.matched for matcher in begun), default=0)
         self._held = seen[len(seen) - n_held :]
         return TextDelta(seen[: len(seen) - n_held])
 
@@ -55,18 +60,6 @@ class StopChecker:
         """Return what is held back, when the sequence has ended for another reason."""
         held, self._held = self._held, ""
         return held
-
-    def _advance(self, character: str) -> list[str]:
-        """Return the stop strings that the character completes."""
-        for matcher in self._begun:
-            matcher.advance(character)
-        still_begun = [matcher for matcher in self._begun if matcher.matched]
-        for matcher in self._by_first.get(character, ()):
-            if not matcher.matched:  # else it has taken the character above
-                matcher.advance(character)
-                still_begun.append(matcher)
-        self._begun = still_begun
-        return [matcher.stop for matcher in still_begun if matcher.is_complete()]
 
 
 class _Matcher:
@@ -82,27 +75,20 @@ class _Matcher:
             raise ValueError("a stop string must not be empty")
         self.stop = stop
         self.matched = 0
-        self._borders = _borders(stop)
+        self._borders = [0]  # length of each prefix's longest proper prefix that is also its suffix
+        for character in stop[1:]:
+            self._borders.append(self.advance(character))
+        self.matched = 0
 
-    def is_complete(self) -> bool:
-        return self.matched == len(self.stop)
-
-    def advance(self, character: str) -> None:
-        """Take one more character of text. Must not be called on a complete match."""
-        while self.matched and self.stop[self.matched] != character:
-            self.matched = self._borders[self.matched - 1]
-        self.matched += self.stop[self.matched] == character
-
-
-def _borders(string: str) -> list[int]:
-    """The length of each prefix's longest proper prefix that is also its suffix."""
-    borders = [0] * len(string)
-    for end in range(1, len(string)):
-        border = borders[end - 1]
-        while border and string[border] != string[end]:
-            border = borders[border - 1]
-        borders[end] = border + (string[border] == string[end])
-    return borders
+    def advance(self, character: str) -> int:
+        """Take one more character of text and return `matched`. Must not be called on a complete
+        match.
+        """
+        matched, stop = self.matched, self.stop
+        while matched and stop[matched] != character:
+            matched = self._borders[matched - 1]
+        self.matched = matched + (stop[matched] == character)
+        return self.matched
 
 
 class Output:
@@ -118,9 +104,10 @@ class Output:
     )
 
     def __init__(
-        self, request: Request, stop_token_ids: frozenset[int], detokenizer: Detokenizer
+        self, request: Request, eos_token_ids: frozenset[int], detokenizer: Detokenizer
     ) -> None:
-        self.stop_token_ids = stop_token_ids
+        eos = frozenset[int]() if request.ignore_eos else eos_token_ids
+        self.stop_token_ids = eos | request.stop_token_ids
         self._max_tokens = request.max_tokens
         self._min_tokens = request.sampling.min_tokens
         self._detokenizer = detokenizer
@@ -167,9 +154,4 @@ def output_factory(
     eos_token_ids: frozenset[int], new_detokenizer: Callable[[Request], Detokenizer]
 ) -> NewOutput:
     """Return a function that makes the Output of one of a request's sequences."""
-
-    def new_output(request: Request) -> Output:
-        eos = frozenset[int]() if request.ignore_eos else eos_token_ids
-        return Output(request, eos | request.stop_token_ids, new_detokenizer(request))
-
-    return new_output
+    return lambda request: Output(request, eos_token_ids, new_detokenizer(request))

@@ -96,7 +96,7 @@ def test_attempts_in_vain_back_off(max_backoff: int, n_attempts: int) -> None:
     subject = Proposer(silent, first_rates(), max_backoff)
     n_due = 0
     for _ in range(40):
-        n_due += subject.expects_draft
+        n_due += not subject.backoff_tokens
         assert not subject.chances(0, 8)
         subject.accept(7)
     assert silent.n_attempts == n_due == n_attempts
@@ -105,12 +105,12 @@ def test_attempts_in_vain_back_off(max_backoff: int, n_attempts: int) -> None:
 def test_a_draft_is_expected_until_its_end_and_then_an_attempt_is_due() -> None:
     subject = proposer(TRUTH[:5])
     for token_id in TRUTH[:5]:
-        assert subject.expects_draft
+        assert not subject.backoff_tokens
         assert subject.chances(0, 8)
         subject.accept(token_id)
-    assert subject.expects_draft
+    assert not subject.backoff_tokens
     assert not subject.chances(0, 8)
-    assert not subject.expects_draft
+    assert subject.backoff_tokens
 
 
 def test_chances_are_those_of_what_is_known_now() -> None:

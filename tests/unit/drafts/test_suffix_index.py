@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.suffix_index import (
+    EXTRA_TOKENS,
     MAX_MATCH,
     MAX_OCCURRENCES,
     MIN_MATCH,
@@ -41,6 +42,7 @@ def place(text: Sequence[int], last: Sequence[int]) -> tuple[int, int]:
 
 def proposed(text: Sequence[int], last: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
     end, matched = place(text, last)
+    most = min(most, matched + EXTRA_TOKENS)
     return (tuple(text[end : end + most]), matched) if matched else ((), 0)
 
 
@@ -48,6 +50,7 @@ def continued(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
     end, matched = place(text, text)
     if not matched:
         return after_edit(text, most)
+    most = min(most, matched + EXTRA_TOKENS)
     grown = list(text)
     for at in range(end, end + most):
         grown.append(grown[at])
@@ -60,7 +63,8 @@ def after_edit(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
         before = text[: max(len(text) - n_tokens, 0)]
         end, matched = place(before, before)
         is_same = text[end + 1 : end + n_tokens] == text[len(before) + 1 :]
-        ahead = tuple(text[end + n_tokens : end + n_tokens + most])
+        n_ahead = min(most, n_tokens - 1 + EXTRA_TOKENS)
+        ahead = tuple(text[end + n_tokens : end + n_tokens + n_ahead])
         if matched and is_same and ahead:
             return ahead, n_tokens - 1
     return (), 0
@@ -69,7 +73,7 @@ def after_edit(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
 def test_what_followed_the_longest_occurrence() -> None:
     index = SuffixIndex([9, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3, 6])
     assert index.propose([8, 1, 2, 3], 2) == ((5, 7), 4)
-    assert index.propose([9, 1, 2, 3], 99) == ((4, 8, 1, 2, 3, 5, 7, 1, 2, 3, 6), 4)
+    assert index.propose([9, 1, 2, 3], 99) == ((4, 8, 1, 2, 3, 5, 7, 1), 4), "four more at most"
 
 
 def test_of_equally_long_ones_the_most_recent() -> None:
@@ -104,7 +108,7 @@ def test_a_text_that_repeats_itself_goes_on_without_an_end() -> None:
 def test_a_token_that_is_another_is_passed_over() -> None:
     index = SuffixIndex([*range(1, 20), *range(1, 9), 99])
     assert index.continue_itself(3) == ((10, 11, 12), 0)
-    index.append(10)
+    index.extend([10])
     assert index.continue_itself(3) == ((11, 12, 13), 1)
     index.extend([11, 12])
     assert index.continue_itself(3) == ((13, 14, 15), 3)
@@ -118,7 +122,7 @@ def test_indexes_that_go_on_from_one_text_sort_it_once() -> None:
     assert one.continue_itself(2) == ((4, 5), 3)
     assert other.continue_itself(2) == ((2, 9), 3)
     assert one.continue_itself(2) == ((4, 5), 3)
-    assert text.keys_and_ends() is text.keys_and_ends()
+    assert text.keys_and_ends is text.keys_and_ends
 
 
 def test_two_tokens_that_are_others_are_not() -> None:
@@ -130,7 +134,7 @@ def test_what_is_appended_is_found_like_the_rest() -> None:
     index = SuffixIndex([1, 2, 3])
     assert index.continue_itself(2) == ((), 0)
     for token_id in (4, 5, 2, 3):
-        index.append(token_id)
+        index.extend([token_id])
     index.extend([4])
     assert len(index) == 8
     assert index.continue_itself(2) == ((5, 2), 3), "across what was there and what came"
@@ -165,7 +169,7 @@ def test_it_finds_what_looking_everywhere_finds(
 def test_it_does_not_matter_when_it_is_asked(text: list[int], data: st.DataObject) -> None:
     asked, last = SuffixIndex(), data.draw(wide_texts)
     for token_id in text:
-        asked.append(token_id)
+        asked.extend([token_id])
         asked.continue_itself(1)
     assert asked.continue_itself(6) == SuffixIndex(text).continue_itself(6) == continued(text, 6)
     assert asked.propose(last, 6) == SuffixIndex(text).propose(last, 6) == proposed(text, last, 6)
