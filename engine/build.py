@@ -1,5 +1,6 @@
 """Puts an engine together: backend, arena, store, scheduler, loop, thread."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from engine.constraints.vocabulary import Vocabulary
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, Namespaces, step_stretch
+from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
 from engine.core.thread import Build, EngineParts
@@ -65,6 +66,7 @@ def assemble(
         hashes_blocks = config.disk is not None
         tree = RadixTree(pool, config.block_size, time.monotonic, hashes_blocks=hashes_blocks)
     store = KVStore(pool, tree, config.block_size, groups)
+    share = config.max_prompt_share
     limits = Limits(
         vocab_size=backend.card.vocab_size,
         max_context_tokens=backend.card.max_context_tokens,
@@ -72,7 +74,7 @@ def assemble(
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         step_tokens=config.step_tokens,
-        step_stretch=step_stretch(config.max_prompt_share),
+        step_stretch=math.inf if share >= 1 else 1 / (1 - share),
         adapters=frozenset(backend.card.adapters),
         pools=backend.card.tasks != (Task.GENERATE,),
     )

@@ -60,7 +60,7 @@ class GrammarStage:
     def ask(self, step: Step | None) -> None:
         """Ask for the answers of matchers and for masks along the step's drafts."""
         self._had_guided = self._sequences.n_guided > 0
-        self._answers.retain(lambda sequence_id: self._sequences.get(sequence_id) is not None)
+        self._answers.retain(self._sequences.ids.__contains__)
         self._ask_matchers()
         self._drafted.clear()
         if step is not None and step.n_drafts:

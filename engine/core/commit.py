@@ -149,7 +149,7 @@ class Commit:
             sequence.pool(result.vector)
         if sequence.status is Status.ABORTING:
             events.append(self.end(sequence, FinishReason.ABORT))
-        elif sequence.is_computed:
+        elif not sequence.request.max_tokens and lease.written_tokens == len(sequence.tokens):
             events.append(self.end(sequence, FinishReason.LENGTH))
 
     def _prefilled(
@@ -166,7 +166,7 @@ class Commit:
         n_prompt = min(row.start + n_tokens, sequence.prompt_tokens) - row.start
         self._metrics.computed_prompt_tokens += max(n_prompt, 0)
         if sequence.lacks_scores and sequence.status is Status.RUNNING:
-            entries = sequence.take_scores(scores)
+            entries = sequence.take_scores(row.start, scores)
             events += [
                 OutputEvent(
                     request_id=sequence.request.id,
@@ -272,7 +272,7 @@ class Commit:
         if sequence.lease is None:  # aborted, or preempted before its grammar has answered
             self._admission.withdraw(sequence)
         lease = self._sequences.remove(sequence)
-        self._admission.turns.leave(sequence.request.client)
+        self._admission.waiting.end(sequence)
         self._metrics.finished(sequence)
         return lease
 

@@ -7,16 +7,16 @@ preempted (docs/adr/0018).
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from math import ceil
-from typing import TypeAlias
 
+from engine.core.budget import StepCosts
 from engine.core.request import Limits
 from engine.core.sequence import LiveSequence, Status, admission_key
-from engine.core.step import SequenceId
-from engine.disk_cache.loader import LoadAttempt
+from engine.disk_cache.cache import DiskCache
+from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.values.request import WaitReason
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease, Refusal
@@ -48,32 +48,18 @@ def preemption_victim(
 class ClientUsage:
     """How many slots or tokens each client's running sequences hold.
 
-    `amount` is what one sequence holds: its tokens, or one slot.
+    `amount` is what one sequence holds: its tokens, or one slot. `running` is sorted by
+    `admission_key`.
     """
 
     def __init__(
-        self, running: Iterable[LiveSequence], amount: Callable[[LiveSequence], int]
+        self, running: Sequence[LiveSequence], amount: Callable[[LiveSequence], int]
     ) -> None:
+        self._running = running
         self._amount = amount
-        self._held = Counter[str]()
-        self._youngest = dict[str, LiveSequence]()
+        self.held = Counter[str]()
         for sequence in running:
-            client = sequence.request.client
-            self._held[client] += amount(sequence)
-            if sequence.status is Status.RUNNING:  # one that is being aborted ends by itself
-                own = self._youngest.get(client, sequence)
-                self._youngest[client] = max(own, sequence, key=admission_key)
-
-    @classmethod
-    def of_slots(cls, running: Iterable[LiveSequence]) -> "ClientUsage":
-        return cls(running, lambda sequence: 1)
-
-    @classmethod
-    def of_tokens(cls, running: Iterable[LiveSequence]) -> "ClientUsage":
-        return cls(running, lambda sequence: len(sequence.tokens))
-
-    def __getitem__(self, client: str) -> int:
-        return self._held[client]
+            self.held[sequence.request.client] += amount(sequence)
 
     def victim(self, client: str, wanted: int) -> LiveSequence | None:
         """The sequence to preempt so that the client can have `wanted`, at least 1, more.
@@ -82,56 +68,14 @@ class ClientUsage:
         `client` will have then. So no client preempts its own sequences, none is left with less
         than the one it makes room for, and a preempted sequence does not come back by this rule.
         """
-        left = {self._left(sequence): sequence for sequence in self._youngest.values()}
+        youngest = {  # of each client; one that is being aborted ends by itself
+            sequence.request.client: sequence
+            for sequence in self._running
+            if sequence.status is Status.RUNNING
+        }
+        left = {self.held[own] - self._amount(one): one for own, one in youngest.items()}
         most = max(left, default=0)
-        return left[most] if most >= self._held[client] + wanted else None
-
-    def _left(self, victim: LiveSequence) -> int:
-        return self._held[victim.request.client] - self._amount(victim)
-
-
-class Turns:
-    """The clients with live sequences, in the order of their turns. A turn is a chunk of a prompt.
-
-    A client that had a turn moves behind all others when the next step begins. A new client comes
-    after those that wait for a turn, and before those that had one in the latest step.
-    """
-
-    def __init__(self) -> None:
-        self._n_live = OrderedDict[str, int]()  # sequences of each
-        self._served: list[str] = []  # in this step
-
-    def __len__(self) -> int:
-        return len(self._n_live)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._n_live)
-
-    def enter(self, client: str) -> None:
-        """The client has one live sequence more."""
-        self._n_live[client] = self._n_live.get(client, 0) + 1
-
-    def leave(self, client: str) -> None:
-        """The client has one live sequence less."""
-        self._n_live[client] -= 1
-        if not self._n_live[client]:
-            del self._n_live[client]
-
-    def mark_served(self, client: str) -> None:
-        """The client has had a turn in this step."""
-        self._served.append(client)
-
-    def begin_step(self) -> None:
-        """Move the clients that had a turn in the step before behind all others."""
-        if self._served:
-            for client in self._served:
-                if client in self._n_live:
-                    self._n_live.move_to_end(client)
-            self._served.clear()
-
-
-ClientQueue: TypeAlias = list[LiveSequence]
-"""The waiting sequences of one client, sorted by `admission_key`."""
+        return left[most] if most >= self.held[client] + wanted else None
 
 
 class NoRoom(Exception):
@@ -142,37 +86,61 @@ class NoRoom(Exception):
         self.departures = departures
 
 
-class WaitingQueue:
-    """A `ClientQueue` for each client.
+@dataclass(slots=True)
+class _Client:
+    """A client with live sequences."""
 
-    Preempted sequences wait in their queue again, and take none of the places.
+    n_live: int = 0
+    n_places: int = 0  # of the queue, that its sequences take
+    waiting: list[LiveSequence] = field(default_factory=list)  # sorted by `admission_key`
+
+
+class WaitingQueue:
+    """Waiting sequences by client, and the order in which clients with live sequences take turns.
+
+    A turn is a chunk of a prompt. A client that had a turn moves after all others when the next
+    step begins. A new client comes after those that wait for a turn, and before those that had one
+    in the latest step. Preempted sequences wait again, and take none of the queue's places.
     """
 
-    def __init__(self, places: int, clients: Iterable[str]) -> None:
-        """`clients` iterates, at any time, over all clients in the order of their turns."""
+    def __init__(self, places: int) -> None:
         self._places = places
-        self._clients = clients
-        self._queues: dict[str, ClientQueue] = {}
+        self._clients = OrderedDict[str, _Client]()
+        self._served: list[str] = []  # clients that had a turn in this step
         self._n_waiting = 0
-        self._taken = 0
-        self._taken_by = Counter[str]()
 
     def __len__(self) -> int:
         return self._n_waiting
 
     def __iter__(self) -> Iterator[LiveSequence]:
         """In the order of admission, if all might start."""
-        queues = (self._queues[client] for client in self._clients if client in self._queues)
-        for turns in zip_longest(*queues):
-            yield from (sequence for sequence in turns if sequence is not None)
+        for turns in zip_longest(*(client.waiting for client in self._clients.values())):
+            yield from filter(None, turns)
 
-    def __contains__(self, client: object) -> bool:
+    def __contains__(self, client: str) -> bool:
         """Whether a sequence of the client waits."""
-        return client in self._queues
+        return client in self._clients and bool(self._clients[client].waiting)
+
+    @property
+    def clients(self) -> KeysView[str]:
+        """The clients with live sequences, in the order of their turns."""
+        return self._clients.keys()
 
     def next(self, client: str, may_start: Callable[[LiveSequence], bool]) -> LiveSequence | None:
         """The client's first sequence that may start, which is admitted at the client's turn."""
-        return next(filter(may_start, self._queues.get(client, ())), None)
+        waiting = self._clients[client].waiting if client in self else ()
+        return next(filter(may_start, waiting), None)
+
+    def mark_served(self, client: str) -> None:
+        """The client has had a turn in this step."""
+        self._served.append(client)
+
+    def begin_step(self) -> None:
+        """Move the clients that had a turn in the step before after all others."""
+        for client in self._served:
+            if client in self._clients:
+                self._clients.move_to_end(client)
+        self._served.clear()
 
     def check_room(self, client: str, n: int) -> None:
         """Raise NoRoom unless n more sequences of the client may wait.
@@ -180,62 +148,49 @@ class WaitingQueue:
         A client may have as many waiting as places are free, so that one alone cannot fill the
         queue: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), with a factor of 1.
         """
-        own = self._taken_by[client]
-        free = self._places - self._taken
+        places = {name: each.n_places for name, each in self._clients.items() if each.n_places}
+        own, taken = places.get(client, 0), sum(places.values())
+        free = self._places - taken
         missing = own + n - free
         if missing > 0:
-            clients = len(self._taken_by)  # it has every so many-th turn; its own count twice
-            departures = max(ceil(missing * clients / (clients + 1)), missing - own)
+            # A client has every len(places)-th turn, and its own departures count twice.
+            departures = max(ceil(missing * len(places) / (len(places) + 1)), missing - own)
             raise NoRoom(
-                f"{self._taken} sequences wait, {own} of them this client's, and {self._places} "
+                f"{taken} sequences wait, {own} of them this client's, and {self._places} "
                 f"may (max_waiting); a client may have as many waiting as places are free "
                 f"({free}), which leaves no room for {n} more",
                 departures,
             )
 
     def add(self, sequence: LiveSequence) -> None:
-        client = sequence.request.client
-        insort(self._queues.setdefault(client, []), sequence, key=admission_key)
-        self._count(sequence, 1)
+        """Queue a sequence that is new or has been preempted."""
+        client = self._clients.setdefault(sequence.request.client, _Client())
+        insort(client.waiting, sequence, key=admission_key)
+        self._n_waiting += 1
+        if sequence.status is not Status.PREEMPTED:
+            client.n_live += 1
+            client.n_places += 1
 
     def remove(self, sequence: LiveSequence) -> None:
-        """Raises ValueError when the sequence does not wait."""
-        client = sequence.request.client
-        queue = self._queues.get(client, [])
-        at = bisect_left(queue, admission_key(sequence), key=admission_key)
-        if at == len(queue) or queue[at] is not sequence:
+        """Take a live sequence out of the queue. Raises ValueError when it does not wait."""
+        client = self._clients.get(sequence.request.client, _Client())
+        at = bisect_left(client.waiting, admission_key(sequence), key=admission_key)
+        if client.waiting[at : at + 1] != [sequence]:
             raise ValueError(f"sequence {sequence.id} does not wait")
-        del queue[at]
-        if not queue:
-            del self._queues[client]
-        self._count(sequence, -1)
+        del client.waiting[at]
+        self._n_waiting -= 1
+        client.n_places -= sequence.status is not Status.PREEMPTED
 
-    def _count(self, sequence: LiveSequence, one: int) -> None:
-        self._n_waiting += one
-        if sequence.status is not Status.PREEMPTED:
-            client = sequence.request.client
-            self._taken += one
-            self._taken_by[client] += one
-            if not self._taken_by[client]:
-                del self._taken_by[client]
-
-
-StartLoad: TypeAlias = Callable[[LiveSequence, LoadAttempt], bool]
-"""Begins to load from disk what is worth it of a sequence's prompt; a load is a lease in flight
-like any other. False where the load has to wait for others to end, and the sequence with it.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A client's next sequence found no blocks. `n_releases` is the pool's count at that time."""
-
-    sequence_id: SequenceId
-    n_releases: int
+    def end(self, sequence: LiveSequence) -> None:
+        """A sequence that does not wait has ended: the client has one live sequence less."""
+        client = self._clients[sequence.request.client]
+        client.n_live -= 1
+        if not client.n_live:
+            del self._clients[sequence.request.client]
 
 
 class Admission:
-    """The waiting queue, and the admission of its sequences, each with a lease.
+    """Admits the sequences of a waiting queue, each with a lease. `running` are those admitted.
 
     Of the clients that find no blocks the one that holds least goes first, by turns where several
     hold as much, and no other overtakes it that holds as much: a long prompt might starve.
@@ -245,208 +200,175 @@ class Admission:
         self,
         store: KVStore,
         limits: Limits,
-        turns: Turns,
-        start_load: StartLoad | None = None,
+        running: Sequence[LiveSequence],
+        costs: StepCosts,
+        disk: DiskCache | None,
     ) -> None:
-        """`start_load`: None without a disk cache."""
         self._store = store
-        self._start_load = start_load
+        self._running = running
+        self._costs = costs
+        self._disk = disk
         self._max_running = limits.max_running
-        self._refused: dict[str, Refused] = {}  # by client
         self._reserved_for: str | None = None  # the client of a slot that a preemption has freed
-        self.turns = turns
-        self.waiting = WaitingQueue(limits.max_waiting, turns)
+        self.refused: dict[str, LiveSequence] = {}  # each client's next one that found no blocks
+        self.waiting = WaitingQueue(limits.max_waiting)
 
     def add(self, sequence: LiveSequence) -> None:
         """Queue a sequence that is new or has been preempted."""
         self.waiting.add(sequence)
-        if sequence.can_use_prefix_cache and not _waits_for_first(sequence):
-            sequence.queued_prompt = QueuedPrompt(sequence.namespace, sequence.tokens)
+        sequence.queued_prompt = _queued_prompt(sequence)
 
-    @property
-    def is_anyone_refused(self) -> bool:
-        """Whether a client waits for blocks, and others therefore wait for it."""
-        return bool(self._refused)
+    def has_slot(self, client: str | None = None) -> bool:
+        """Whether a slot is free; with `client`, whether one is free that is not reserved for
+        another client.
+        """
+        is_kept = client is not None and self._reserved_for not in {None, client}
+        return len(self._running) + is_kept < self._max_running
 
-    def has_slot(self, n_running: int) -> bool:
-        """Whether one more sequence may run next to `n_running` others."""
-        return n_running < self._max_running
-
-    def admit(
-        self, client: str, running: Sequence[LiveSequence]
-    ) -> tuple[LiveSequence, Lease] | None:
+    def admit(self, client: str) -> tuple[LiveSequence, Lease] | None:
         """Admit the client's next sequence, if there is room for it and no other goes first."""
-        if not self._has_slot_for(client, len(running)):
+        if not self.has_slot(client):
             return None
         if client == self._reserved_for:
             self._reserved_for = None
         sequence = self._next(client)
-        if sequence is None or not self._may_try(sequence, running):
+        if sequence is None or not self._may_try(sequence):
             return None
-        lease = self._lease(sequence, len(running))
+        lease = self._lease(sequence)
         if isinstance(lease, Refusal):
-            self._refused[client] = Refused(sequence.id, self._store.pool.n_releases)
+            self.refused[client] = sequence
+            sequence.refused_at_releases = self._store.pool.n_releases
             return None
         self.withdraw(sequence)
         if self._store.groups:
-            self._request_checkpoints()
+            # Before steps run past them: checkpoints where queued prompts will resume.
+            for queued in self.waiting:
+                if queued.queued_prompt is not None:
+                    self._must_wait(queued.queued_prompt)
         return sequence, lease
 
-    def victim(
-        self, running: Sequence[LiveSequence], prompts: Container[str]
-    ) -> LiveSequence | None:
+    def victim(self, prompts: Container[str]) -> LiveSequence | None:
         """The sequence to preempt now for another client's next one, which finds no room.
 
         A freed slot is for the first client in turn that runs less than the victim's. It is freed
         when none of the clients whose `prompts` are prefilled has its turn before.
         """
-        if not self.waiting or len(self.turns) == 1:
+        if not self.waiting or len(self.waiting.clients) == 1:
             return None
-        victim = self._victim_for_blocks(running) if self._refused else None
-        if victim is None and not self.has_slot(len(running)):
-            in_turn = takewhile(lambda client: client not in prompts, self.turns)
-            victim = self._victim_for_slot(running, in_turn)
-        return victim
+        if self.refused:
+            usage = self._tokens_held()
+            client = self._first_of(self.refused.keys(), usage)
+            sequence = self._next(client)
+            if sequence is not None and client in self.refused:
+                victim = usage.victim(client, len(sequence.tokens))
+                if victim is not None:
+                    return victim
+        if self.has_slot():
+            return None
+        usage = ClientUsage(self._running, lambda sequence: 1)
+        for client in takewhile(lambda client: client not in prompts, self.waiting.clients):
+            victim = usage.victim(client, 1) if client in self.waiting else None
+            sequence = None if victim is None else self._next(client)
+            if sequence is not None and self._may_try(sequence):
+                self._reserved_for = client
+                return victim
+        return None
 
     def withdraw(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue."""
         client = sequence.request.client
         self.waiting.remove(sequence)
-        if (refused := self._refused.get(client)) and refused.sequence_id == sequence.id:
-            del self._refused[client]
+        if self.refused.get(client) is sequence:
+            del self.refused[client]
         if client == self._reserved_for and client not in self.waiting:
             self._reserved_for = None
-        sequence.queued_prompt = sequence.load_attempt = None
+        sequence.queued_prompt = None
+        sequence.load_attempt = LoadAttempt()
 
-    def wait_reason(
-        self,
-        sequence: LiveSequence,
-        n_running: int,
-        is_filling: Callable[[Lease], bool] | None,
-    ) -> WaitReason:
+    def wait_reason(self, sequence: LiveSequence) -> WaitReason:
         """Why the sequence waits, by what keeps `admit` from admitting it. Changes nothing.
 
         A client that has been refused blocks keeps all others that may start waiting for them:
-        those behind it in its own queue, and clients that hold more. `is_filling` tells loads from
-        leases that compute; None without a disk cache.
+        those after it in its own queue, and clients that hold more.
         """
-        if (lease := self._computing_same_prefix(sequence)) is not None:
-            is_load = is_filling is not None and is_filling(lease)
-            return WaitReason.DISK if is_load else WaitReason.TWIN
-        if _waits_for_first(sequence):
-            return WaitReason.TWIN
-        if not self._has_slot_for(sequence.request.client, n_running):
-            return WaitReason.SLOTS
-        if (attempt := sequence.load_attempt) is not None and attempt.is_deferred:
-            return WaitReason.DISK
-        return WaitReason.MEMORY if self._refused else WaitReason.TURN
-
-    def _has_slot_for(self, client: str, n_running: int) -> bool:
-        """Whether one more of the client's sequences may run: a reserved slot is another's."""
-        is_kept = self._reserved_for not in {None, client}
-        return self.has_slot(n_running + is_kept)
-
-    def _computing_same_prefix(self, sequence: LiveSequence) -> Lease | None:
-        """The lease that is computing this prompt's prefix, if the sequence waits for one."""
         in_flight, prompt = self._store.in_flight, sequence.queued_prompt
         found = None if in_flight is None or prompt is None else in_flight.find(prompt)
-        return None if found is None else found[0]
+        if found is not None and self._disk is not None and self._disk.is_filling(found[0]):
+            return WaitReason.DISK
+        if found is not None or _waits_for_first(sequence):
+            return WaitReason.TWIN
+        if not self.has_slot(sequence.request.client):
+            return WaitReason.SLOTS
+        if sequence.load_attempt.is_deferred:
+            return WaitReason.DISK
+        return WaitReason.MEMORY if self.refused else WaitReason.TURN
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether it has something to compute that no lease is about to bring."""
-        if _waits_for_first(sequence) or sequence.awaits_last_check:
+        awaits_last_check = sequence.pending_token is not None and not sequence.max_new_tokens_left
+        if _waits_for_first(sequence) or awaits_last_check:
             return False
-        if not sequence.can_use_prefix_cache or _forkable(sequence) is not None:
-            return True
-        prompt = sequence.queued_prompt
+        prompt = sequence.queued_prompt = _queued_prompt(sequence)
         if prompt is None:
-            prompt = QueuedPrompt(sequence.namespace, sequence.tokens)
-            sequence.queued_prompt = prompt
+            return True
         if self._must_wait(prompt):
             return False
-        if self._start_load is None:
+        if self._disk is None:
             return True
-        attempt = sequence.load_attempt
-        if attempt is None:
-            attempt = sequence.load_attempt = LoadAttempt()
-        attempt.is_deferred = not self._start_load(sequence, attempt)
-        return not attempt.is_deferred and not self._must_wait(prompt)
+        outcome = self._disk.load(
+            Prompt(sequence.namespace, sequence.tokens, sequence.block_hashes),
+            sequence.load_attempt,
+            len(self._running),
+            self._costs.prompt_seconds,
+        )
+        sequence.load_attempt.is_deferred = outcome is LoadOutcome.DEFERRED
+        return outcome is not LoadOutcome.DEFERRED and not self._must_wait(prompt)
 
     def _must_wait(self, prompt: QueuedPrompt) -> bool:
         """Whether a running request is about to compute more of the prompt than is cached."""
         return self._store.in_flight is not None and self._store.in_flight.must_wait(prompt)
 
-    def _request_checkpoints(self) -> None:
-        """A lease has begun: before steps run past them, request checkpoints where queued prompts
-        will resume.
-        """
-        for sequence in self.waiting:
-            if sequence.queued_prompt is not None:
-                self._must_wait(sequence.queued_prompt)
-
     def _next(self, client: str) -> LiveSequence | None:
         """The client's first sequence that may start."""
         sequence = self.waiting.next(client, self._may_start)
-        refused = self._refused.get(client)
-        if refused and (sequence is None or sequence.id != refused.sequence_id):
-            del self._refused[client]
+        if self.refused.get(client) is not sequence:
+            self.refused.pop(client, None)
         return sequence
 
-    def _victim_for_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
-        usage = ClientUsage.of_tokens(running)
-        client = self._first_of(self._refused.keys(), usage)
-        sequence = self._next(client)
-        if sequence is None or client not in self._refused:
-            return None
-        return usage.victim(client, len(sequence.tokens))
-
-    def _victim_for_slot(
-        self, running: Sequence[LiveSequence], clients: Iterable[str]
-    ) -> LiveSequence | None:
-        usage = ClientUsage.of_slots(running)
-        for client in clients:
-            victim = usage.victim(client, 1) if client in self.waiting else None
-            sequence = self._next(client) if victim is not None else None
-            if sequence is not None and self._may_try(sequence, running):
-                self._reserved_for = client
-                return victim
-        return None
-
-    def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:
+    def _may_try(self, sequence: LiveSequence) -> bool:
         """Whether the sequence may be given blocks, if there are any.
 
         Not while no block has been freed since it was refused, nor while another client that was
         refused holds less, or as much and has its turn before.
         """
-        if not self._refused:
+        if not self.refused:
             return True
         client = sequence.request.client
-        refused = self._refused.get(client)
-        if refused is not None and refused.n_releases == self._store.pool.n_releases:
+        n_releases = self._store.pool.n_releases
+        if client in self.refused and sequence.refused_at_releases == n_releases:
             return False
-        usage = ClientUsage.of_tokens(running)
-        return client == self._first_of({client, *self._refused}, usage)
+        return client == self._first_of({client, *self.refused}, self._tokens_held())
+
+    def _tokens_held(self) -> ClientUsage:
+        """How many tokens each client holds."""
+        return ClientUsage(self._running, lambda sequence: len(sequence.tokens))
 
     def _first_of(self, clients: Set[str], usage: ClientUsage) -> str:
         """The client that holds least; of several, the one whose turn is first."""
-        return min(filter(clients.__contains__, self.turns), key=usage.__getitem__)
+        return min(filter(clients.__contains__, self.waiting.clients), key=usage.held.__getitem__)
 
-    def _lease(self, sequence: LiveSequence, spare_blocks: int) -> Lease | Refusal:
-        """`spare_blocks` are left for the next decodes of the running sequences."""
-        tokens, namespace = sequence.tokens, sequence.namespace
-        # The last token's KV is never needed.
-        reserve_tokens = 1 if sequence.max_new_tokens_left > 1 else 0
-        shared = sequence.request.shared_tokens
-        shared_tokens = NEVER if shared is None else shared
-        if not sequence.can_use_prefix_cache:
-            return self._store.admit_cold(
-                namespace, tokens, reserve_tokens, spare_blocks, shared_tokens
-            )
-        forkable = _forkable(sequence)
-        if forkable is not None:
-            forked_tokens = sequence.prompt_tokens - 1
-            return self._store.fork(forkable, tokens, forked_tokens, reserve_tokens, spare_blocks)
-        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks, shared_tokens)
+    def _lease(self, sequence: LiveSequence) -> Lease | Refusal:
+        """Request blocks for the sequence. One is left for each running sequence's next decode."""
+        tokens, namespace, spare_blocks = sequence.tokens, sequence.namespace, len(self._running)
+        reserve_tokens = int(sequence.max_new_tokens_left > 1)  # the last token's KV is not needed
+        if (forkable := _forkable(sequence)) is not None:
+            n_tokens = sequence.prompt_tokens - 1
+            return self._store.fork(forkable, tokens, n_tokens, reserve_tokens, spare_blocks)
+        admit = self._store.admit if sequence.can_use_prefix_cache else self._store.admit_cold
+        shared_tokens = sequence.request.shared_tokens
+        if shared_tokens is None:
+            shared_tokens = NEVER
+        return admit(namespace, tokens, reserve_tokens, spare_blocks, shared_tokens)
 
 
 def _waits_for_first(sequence: LiveSequence) -> bool:
@@ -456,8 +378,20 @@ def _waits_for_first(sequence: LiveSequence) -> bool:
 
 
 def _forkable(sequence: LiveSequence) -> Lease | None:
-    """The lease of its request's first sequence, if that has computed their prompt."""
+    """The lease of its request's first sequence, if that has computed their prompt, and the
+    sequence need not compute it again.
+    """
     first = sequence.first
-    if sequence.admissions or first is None or first.computed_tokens < sequence.prompt_tokens:
+    if first is None or sequence.admissions or not sequence.can_use_prefix_cache:
         return None
-    return first.lease
+    return first.lease if first.computed_tokens >= sequence.prompt_tokens else None
+
+
+def _queued_prompt(sequence: LiveSequence) -> QueuedPrompt | None:
+    """What a waiting sequence is compared by with the prefixes in flight. None where it does not
+    look for its prompt in the prefix cache: the first of its request computes that for it.
+    """
+    uses_cache = sequence.can_use_prefix_cache and not _waits_for_first(sequence)
+    if not uses_cache or _forkable(sequence) is not None:
+        return None
+    return sequence.queued_prompt or QueuedPrompt(sequence.namespace, sequence.tokens)

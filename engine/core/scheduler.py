@@ -17,7 +17,7 @@ from engine.api import InvalidRequest
 from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit, admission_event
 from engine.core.metrics import Metrics
-from engine.core.queue import Admission, Turns, by_rows, preemption_victim
+from engine.core.queue import Admission, by_rows, preemption_victim
 from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
 from engine.core.sequence import LiveSequence, LiveSequences, Status
 from engine.core.step import (
@@ -33,7 +33,6 @@ from engine.core.step import (
     Verify,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.drafts.policy import DraftPolicy
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
@@ -127,9 +126,7 @@ class Scheduler:
         self.metrics: Final = metrics
         self.sequences: Final = LiveSequences()
         self.costs: Final = StepCosts()
-        self._turns = Turns()
-        start_load = None if disk is None else self._start_load
-        self._admission = Admission(store, limits, self._turns, start_load)
+        self._admission = Admission(store, limits, self.sequences.running, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
         self._numbers = count(1)  # of steps
@@ -160,8 +157,7 @@ class Scheduler:
         """Why the sequence does not run; None if it does."""
         if sequence.lease is not None:
             return None
-        is_load = None if self.disk is None else self.disk.is_filling
-        return self._admission.wait_reason(sequence, self.n_running, is_load)
+        return self._admission.wait_reason(sequence)
 
     def take_admissions(self) -> list[OutputEvent]:
         """An event for each sequence that was first admitted since this was last called."""
@@ -187,7 +183,6 @@ class Scheduler:
         for sequence in self._new_sequences.sequences(submission):
             sequence.arrived_seconds = arrived_seconds
             self.sequences.add(sequence)
-            self._turns.enter(request.client)
             self._admission.add(sequence)
         self.metrics.queued(request.n)
 
@@ -198,7 +193,7 @@ class Scheduler:
         """
         events = []
         for sequence in self.sequences.of_request(request_id):
-            if sequence.is_in_flight:
+            if sequence.planned_tokens > sequence.computed_tokens:
                 self.sequences.abort(sequence)
                 continue
             events.append(self._commit.end(sequence, FinishReason.ABORT))
@@ -223,7 +218,7 @@ class Scheduler:
             StepBudget(self.costs, self._limits.step_stretch, batch_rows),
             self._limits.step_tokens,
         )
-        self._turns.begin_step()
+        self._admission.waiting.begin_step()
         if self.n_waiting:
             self._preempt_for_client(step)
         self._add_decodes(step)
@@ -278,7 +273,7 @@ class Scheduler:
     def _preempt_for_client(self, step: Step) -> None:
         """Preempt a sequence of a client that has much for one that has little, once a step."""
         prompts = {sequence.request.client for sequence in self.sequences.prefilling}
-        victim = self._admission.victim(self.sequences.running, prompts)
+        victim = self._admission.victim(prompts)
         if victim is not None:
             self._preempt(victim, step)
             self.metrics.client_preemptions += 1
@@ -313,20 +308,20 @@ class Scheduler:
             if sequence in self.sequences.prefilling:
                 prompts[sequence.request.client].append(sequence)
         waiting = self._admission.waiting
-        may_begin = bool(waiting) and self._admission.has_slot(self.n_running) and step.has_room
+        may_begin = bool(waiting) and self._admission.has_slot() and step.has_room
         if not prompts and not may_begin:
             return
-        clients = deque(c for c in self._turns if c in prompts or (may_begin and c in waiting))
+        clients = deque(c for c in waiting.clients if c in prompts or (may_begin and c in waiting))
         held_up = list[str]()  # while another waits for blocks, who goes first
         while clients and step.budget_tokens:
             client = clients.popleft()
             if self._take_turn(client, prompts.get(client, deque()), step):
-                self._turns.mark_served(client)
-                if not self._admission.is_anyone_refused:
+                waiting.mark_served(client)
+                if not self._admission.refused:
                     clients.extend(held_up)
                     held_up.clear()
                 clients.append(client)
-            elif self._admission.is_anyone_refused:
+            elif self._admission.refused:
                 held_up.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], step: Step) -> bool:
@@ -341,7 +336,7 @@ class Scheduler:
 
     def _begin(self, client: str, step: Step) -> bool:
         """Admit the client's next sequence and prefill it. False where none can be admitted."""
-        admitted = self._admission.admit(client, self.sequences.running)
+        admitted = self._admission.admit(client)
         if admitted is None:
             return False
         sequence, lease = admitted
@@ -399,13 +394,6 @@ class Scheduler:
         """Take its lease. Its blocks go to the cache, where it finds most of them again later."""
         self.store.donate(self.sequences.preempt(sequence))
         step.preempted.append(sequence)
-
-    def _start_load(self, sequence: LiveSequence, attempt: LoadAttempt) -> bool:
-        """Begin to load what is worth it of its prompt. False where the load has to wait."""
-        assert self.disk is not None
-        prompt = Prompt(sequence.namespace, sequence.tokens, sequence.block_hashes)
-        outcome = self.disk.load(prompt, attempt, self.n_running, self.costs.prompt_seconds)
-        return outcome is not LoadOutcome.DEFERRED
 
 
 def batch_entry(sequence: LiveSequence) -> BatchEntry:

@@ -54,7 +54,6 @@ class LiveSequence:
     tokens: Tokens
     output: Output
     seed: int
-    stop_token_ids: frozenset[int]
     guide: Guide | None = None
     proposer: Proposer | None = None
     block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
@@ -67,24 +66,22 @@ class LiveSequence:
     pending_token: SampledToken | None = None
     draft_source: DraftSource | None = None  # of the draft that was verified last
     queued_prompt: QueuedPrompt | None = None  # while it waits and can use the prefix cache
-    load_attempt: LoadAttempt | None = None  # while it waits; None before the disk was asked
+    load_attempt: LoadAttempt = field(default_factory=LoadAttempt)  # while it waits
+    refused_at_releases: int = -1  # the pool's `n_releases` when it last found too few blocks
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
     drafted_tokens: int = 0  # verified so far
     accepted_drafts: int = 0  # those of them that were appended
-    n_scored: int = 0  # entries of its prompt's logprobs computed since it was last admitted
-    n_scores_sent: int = 0  # entries that were sent in events
+    n_scores_sent: int = 0  # entries of its prompt's logprobs that were sent in events
     pooled: Vector | None = None  # the sum of what has been pooled
+    prompt_tokens: int = field(init=False)
     decode: Decode = field(init=False)  # its row in every step of a decode
     end_tokens: int = field(init=False)  # positions that are computed in all; the last token is not
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.request.prompt)
         self.decode = Decode(self.id)
         self.end_tokens = self.prompt_tokens + max(self.request.max_tokens - 1, 0)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt)
 
     @property
     def output_tokens(self) -> int:
@@ -112,16 +109,6 @@ class LiveSequence:
         return len(self.tokens) - 1 if is_read else 0
 
     @property
-    def is_in_flight(self) -> bool:
-        """Whether a step that has not been committed computes tokens of the sequence."""
-        return self.planned_tokens > self.computed_tokens
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether it samples nothing and its whole prompt has KV."""
-        return self.request.max_tokens == 0 and self.computed_tokens == len(self.tokens)
-
-    @property
     def lacks_scores(self) -> bool:
         """Whether its prompt logprobs are still to be computed, from the logits of every token."""
         return self.request.prompt_logprobs is not None and self.output_tokens == 0
@@ -141,11 +128,6 @@ class LiveSequence:
     @property
     def max_new_tokens_left(self) -> int:
         return self.request.max_tokens - self.output_tokens
-
-    @property
-    def awaits_last_check(self) -> bool:
-        """Whether all its tokens are sampled and the grammar has yet to answer on the last."""
-        return self.pending_token is not None and self.max_new_tokens_left == 0
 
     @property
     def is_live(self) -> bool:
@@ -178,20 +160,20 @@ class LiveSequence:
     def banned_tokens(self, n_draft: int = 0) -> tuple[int, ...]:
         """Stop tokens, while fewer than `min_tokens` are generated, draft tokens included."""
         too_early = self.output_tokens + n_draft < self.request.sampling.min_tokens
-        return tuple(self.stop_token_ids) if too_early else ()
+        return tuple(self.output.stop_token_ids) if too_early else ()
 
-    def take_scores(self, scores: Sequence[TokenLogprob]) -> tuple[TokenLogprob | None, ...]:
-        """Add the logprobs of the next tokens of its prompt. Returns the entries that no event has
-        had: after a preemption the prompt is scored again from its start. The first entry is None.
+    def take_scores(
+        self, start: int, scores: Sequence[TokenLogprob]
+    ) -> tuple[TokenLogprob | None, ...]:
+        """Take the logprobs of the prompt's tokens after position `start`. Returns the entries that
+        no event has had: after a preemption the prompt is scored again from its start. The entry of
+        the first token is None.
         """
         if not self.lacks_scores:
             return ()
-        start = self.n_scored
-        entries = scores if start else (None, *scores)
-        self.n_scored += len(entries)
-        new = tuple(entries[max(self.n_scores_sent - start, 0) :])
-        self.n_scores_sent += len(new)
-        return new
+        entries = (None, *scores)[self.n_scores_sent - start :]
+        self.n_scores_sent += len(entries)
+        return entries
 
     def pool(self, vector: Vector) -> None:
         """Add the pooled hidden states of some tokens of its prompt."""
@@ -239,21 +221,17 @@ class LiveSequences:
         self.unanswered: dict[SequenceId, LiveSequence] = {}
         self.leaving: list[SequenceId] = []
         self.n_guided = 0
-        self._by_id: dict[SequenceId, LiveSequence] = {}
+        self.ids: set[SequenceId] = set()
         self._by_request: dict[str, list[LiveSequence]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._by_id)
-
-    def get(self, sequence_id: SequenceId) -> LiveSequence | None:
-        """None when the sequence has ended."""
-        return self._by_id.get(sequence_id)
+        return bool(self.ids)
 
     def of_request(self, request_id: str) -> tuple[LiveSequence, ...]:
         return tuple(self._by_request.get(request_id, ()))
 
     def add(self, sequence: LiveSequence) -> None:
-        self._by_id[sequence.id] = sequence
+        self.ids.add(sequence.id)
         self._by_request.setdefault(sequence.request.id, []).append(sequence)
         self.n_guided += sequence.guide is not None
 
@@ -291,7 +269,6 @@ class LiveSequences:
         lease = self._stop(sequence)
         assert lease is not None, f"sequence {sequence.id} is {sequence.status.name}: no lease"
         sequence.status = Status.PREEMPTED
-        sequence.n_scored = 0  # the prompt is scored again, from its first token
         sequence.pooled = None
         return lease
 
@@ -300,7 +277,7 @@ class LiveSequences:
         assert sequence.is_live, f"sequence {sequence.id} has ended before"
         lease = self._stop(sequence)
         sequence.status = Status.FINISHED
-        del self._by_id[sequence.id]
+        self.ids.remove(sequence.id)
         self.n_guided -= sequence.guide is not None
         self.unanswered.pop(sequence.id, None)
         siblings = self._by_request[sequence.request.id]

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from engine.core.queue import Admission, Turns
+from engine.core.queue import Admission, WaitingQueue
 from tests.profiles import examples
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run
@@ -42,7 +42,7 @@ def test_all_that_can_happen_happens(live: Live) -> None:
 
 
 def test_first_come_first_served_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "begin_step", lambda turns: turns._served.clear())
+    monkeypatch.setattr(WaitingQueue, "begin_step", lambda queue: queue._served.clear())
     with pytest.raises(AssertionError, match="for its turn"):
         sum(run(seed, STEPS)[0] for seed in SEEDS)
 

@@ -72,6 +72,6 @@ def test_a_prompt_that_is_scored_again_after_a_preemption_sends_each_logprob_onc
     sequence = harness.sequence(request_id)
     harness.store.donate(harness.scheduler.sequences.preempt(sequence))
     scores = [TokenLogprob(token, -1.0) for token in prompt(1, 6)[1:]]
-    assert sequence.take_scores(scores[:1]) == ()
-    assert sequence.take_scores(scores[1:3]) == (scores[2],)
-    assert sequence.take_scores(scores[3:]) == tuple(scores[3:])
+    assert sequence.take_scores(0, scores[:1]) == ()
+    assert sequence.take_scores(1, scores[1:3]) == (scores[2],)
+    assert sequence.take_scores(3, scores[3:]) == tuple(scores[3:])

@@ -100,10 +100,14 @@ def test_a_slot_that_was_freed_for_one_client_keeps_no_other_from_another_slot()
         harness.step()
     for client in ("one", "other"):
         harness.add(prompt(ord(client[0]), 5), client=client)
-    admission, running = harness.scheduler._admission, harness.scheduler.running
-    assert admission.victim(running, prompts=()) in running
-    assert admission.admit("other", running[:1]) is None
-    assert admission.admit("other", []) is not None
+    admission, sequences = harness.scheduler._admission, harness.scheduler.sequences
+    victim = admission.victim(prompts=())
+    assert victim is not None
+    harness.store.donate(sequences.preempt(victim))
+    assert admission.admit("other") is None
+    (left,) = sequences.running
+    harness.store.donate(sequences.preempt(left))
+    assert admission.admit("other") is not None
 
 
 def test_who_was_passed_over_for_want_of_another_s_blocks_is_asked_again_in_that_step() -> None:

@@ -31,9 +31,18 @@ def sequence(
         tokens=Tokens(request.prompt),
         output=NEW_OUTPUT(request),
         seed=0,
-        stop_token_ids=frozenset(),
         status=status,
     )
+
+
+def add(queue: WaitingQueue, added: LiveSequence) -> None:
+    """Queue a sequence; one that was preempted has waited and run before."""
+    if added.status is Status.PREEMPTED:
+        added.status = Status.WAITING
+        queue.add(added)
+        queue.remove(added)
+        added.status = Status.PREEMPTED
+    queue.add(added)
 
 
 def may_start(blocked: list[LiveSequence]) -> Callable[[LiveSequence], bool]:
@@ -69,26 +78,29 @@ class NaiveQueue:
 @settings(deadline=None)
 @given(st.data())
 def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
-    clients = list("abc")
-    queue, naive = WaitingQueue(PLACES, clients), NaiveQueue()
+    queue, naive = WaitingQueue(PLACES), NaiveQueue()
     for id in range(data.draw(st.integers(1, 30), "steps")):
         client = data.draw(st.sampled_from("abc"), "client")
         status = data.draw(st.sampled_from([Status.WAITING] * 4 + [Status.PREEMPTED]), "status")
         if status is Status.PREEMPTED or naive.has_room(client):
             added = sequence(id, client, data.draw(st.integers(-1, 1), "priority"), status)
-            queue.add(added)
+            add(queue, added)
             naive.sequences.append(added)
         if data.draw(st.booleans(), "one leaves") and naive.sequences:
             left = data.draw(st.sampled_from(naive.sequences), "who leaves")
             queue.remove(left)
             naive.sequences.remove(left)
+            queue.end(left)
         blocked = [s for s in naive.sequences if data.draw(st.booleans(), "blocked")]
-        for client in clients:
+        for client in "abc":
             able = [s for s in naive.queue_of(client) if s not in blocked]
             assert queue.next(client, may_start(blocked)) is (able[0] if able else None)
             assert (client in queue) == bool(naive.queue_of(client))
-        clients[:] = data.draw(st.permutations("abc"), "turns")
-        assert list(queue) == naive.in_turn(clients)
+        turns = data.draw(st.permutations("abc"), "turns")
+        for client in turns:
+            queue.mark_served(client)
+        queue.begin_step()
+        assert list(queue) == naive.in_turn(turns)
         assert len(queue) == len(naive.sequences)
         with pytest.raises(NoRoom, match=f"{naive.waiting()} sequences wait"):
             queue.check_room("a", PLACES + 1)
@@ -99,7 +111,7 @@ def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
 def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
     adds: list[tuple[str, int]], places: int
 ) -> None:
-    queue, own, ids = WaitingQueue(places, "abcd"), dict.fromkeys("abcd", 0), iter(range(1000))
+    queue, own, ids = WaitingQueue(places), dict.fromkeys("abcd", 0), iter(range(1000))
     for client, n in adds:
         missing = own[client] + n - (places - sum(own.values()))
         if missing > 0:
@@ -116,7 +128,7 @@ def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
 
 
 def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
-    queue = WaitingQueue(100, ("flood", "other"))
+    queue = WaitingQueue(100)
     for id in range(50):
         queue.check_room("flood", 1)
         queue.add(sequence(id, "flood"))
@@ -129,7 +141,7 @@ def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
     ("waiting", "n"), [("a" * 16, 8), ("a" * 12 + "b" * 6, 9), ("b" * 17, 21), ("abbbb" * 4, 16)]
 )
 def test_a_refusal_knows_how_many_must_leave(waiting: str, n: int) -> None:
-    queue = WaitingQueue(36, "ab")
+    queue = WaitingQueue(36)
     for id, client in enumerate(waiting):
         queue.add(sequence(id, client))
     with pytest.raises(NoRoom) as refusal:
@@ -143,15 +155,15 @@ def test_a_refusal_knows_how_many_must_leave(waiting: str, n: int) -> None:
 
 
 def test_who_was_preempted_takes_no_place() -> None:
-    queue = WaitingQueue(1, "a")
-    queue.add(sequence(0, "a", status=Status.PREEMPTED))
+    queue = WaitingQueue(1)
+    add(queue, sequence(0, "a", status=Status.PREEMPTED))
     queue.check_room("a", 1)
     queue.add(sequence(1, "a"))
     assert len(queue) == 2
 
 
 def test_who_does_not_wait_cannot_leave() -> None:
-    queue = WaitingQueue(4, "ab")
+    queue = WaitingQueue(4)
     queue.add(sequence(1, "a"))
     with pytest.raises(ValueError, match="does not wait"):
         queue.remove(sequence(0, "a", status=Status.PREEMPTED))
@@ -174,11 +186,12 @@ class CountedQueue(list[LiveSequence]):
 
 
 def test_to_find_who_is_next_nobody_behind_is_looked_at() -> None:
-    queue = WaitingQueue(100, "a")
+    queue = WaitingQueue(100)
     for id in range(49):
         queue.add(sequence(id, "a"))
     looks: list[LiveSequence] = []
-    queue._queues["a"] = CountedQueue(queue._queues["a"], looks)
+    client = queue._clients["a"]
+    client.waiting = CountedQueue(client.waiting, looks)
     queue.check_room("a", 1)
     assert len(queue) == 49
     assert not looks

@@ -1,10 +1,10 @@
-"""Turns and an admission that check which sequence starts and which is preempted."""
+"""A queue and an admission that check which sequence starts and which is preempted."""
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import TypeAlias
 
-from engine.core.queue import Admission, Turns
+from engine.core.queue import Admission, WaitingQueue
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Status, admission_key
 from kvstore.lease import Lease
@@ -16,10 +16,7 @@ Victims: TypeAlias = defaultdict[LiveSequence, set[LiveSequence]]
 
 def watch(scheduler: Scheduler, census: Census) -> None:
     """Put watchful parts into a scheduler that has not begun."""
-    turns = FairTurns(scheduler)
-    admission = scheduler._admission
-    scheduler._turns = turns
-    admission = FairAdmission(admission, scheduler, turns, census)
+    admission = FairAdmission(scheduler, census)
     scheduler._admission = scheduler._commit._admission = admission
 
 
@@ -34,13 +31,13 @@ def held_tokens(running: Iterable[LiveSequence]) -> Counter[str]:
     return held
 
 
-class FairTurns(Turns):
+class FairQueue(WaitingQueue):
     """A client that runs at least two fewer than another, and has a sequence that may start, has a
     turn within as many steps as there are clients and two, unless blocks are short.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
+        super().__init__(scheduler._limits.max_waiting)
         self._scheduler = scheduler
         self._patience = Counter[str]()
         self._preemptions = 0
@@ -60,14 +57,16 @@ class FairTurns(Turns):
         scheduler, running = self._scheduler, rows(self._scheduler.running)
         is_short = scheduler.metrics.preemptions > self._preemptions
         self._preemptions = scheduler.metrics.preemptions
-        for client in self:
+        for client in self.clients:
             may_expect = running[client] + 2 <= max(running.values(), default=0)
-            if is_short or self.admission._refused or not may_expect:
+            if is_short or self.admission.refused or not may_expect:
                 del self._patience[client]
             elif self.admission.ready(client):
                 self._patience[client] += 1
                 waited = self._patience[client]
-                assert waited <= len(self) + 2, f"{client} has waited {waited} steps for its turn"
+                assert waited <= len(self.clients) + 2, (
+                    f"{client} has waited {waited} steps for its turn"
+                )
             else:
                 del self._patience[client]
 
@@ -86,10 +85,15 @@ class FairAdmission(Admission):
     and where the next begins to wait for what another computes, or for the disk, its want is over.
     """
 
-    def __init__(
-        self, admission: Admission, scheduler: Scheduler, turns: Turns, census: Census
-    ) -> None:
-        super().__init__(admission._store, scheduler._limits, turns, admission._start_load)
+    def __init__(self, scheduler: Scheduler, census: Census) -> None:
+        super().__init__(
+            scheduler.store,
+            scheduler._limits,
+            scheduler.sequences.running,
+            scheduler.costs,
+            scheduler.disk,
+        )
+        self.waiting = FairQueue(scheduler)
         self._scheduler = scheduler
         self._census = census
         self._held_back: set[LiveSequence] = set()
@@ -99,29 +103,25 @@ class FairAdmission(Admission):
 
     def ready(self, client: str) -> list[LiveSequence]:
         """The client's that may start."""
-        queue = self.waiting._queues.get(client, ())
+        queue = self.waiting._clients[client].waiting
         return [s for s in queue if not _waits_for_first(s) and s not in self._held_back]
 
     def had_turn(self, client: str) -> None:
         self._starts_of_others.pop(client, None)
 
-    def admit(
-        self, client: str, running: Sequence[LiveSequence]
-    ) -> tuple[LiveSequence, Lease] | None:
+    def admit(self, client: str) -> tuple[LiveSequence, Lease] | None:
         has_more = self._with_more(client)
         is_reserved = self._reserved_for == client
-        admitted = super().admit(client, running)
+        admitted = super().admit(client)
         self._open_slots -= is_reserved
         self._forget_wants()
         if admitted is not None:
             self._check_start(admitted[0], has_more)
         return admitted
 
-    def victim(
-        self, running: Sequence[LiveSequence], prompts: Container[str]
-    ) -> LiveSequence | None:
+    def victim(self, prompts: Container[str]) -> LiveSequence | None:
         reserved_before = self._reserved_for
-        victim = super().victim(running, prompts)
+        victim = super().victim(prompts)
         self._forget_wants()
         if victim is None:
             return None
@@ -129,14 +129,15 @@ class FairAdmission(Admission):
             assert reserved_before is None, "another slot is freed before the first is taken"
             self._open_slots += 1
             assert self._open_slots == 1, "slots are freed for nobody"
-            self._check_fair(victim, self._reserved_for, rows(running), 1, 1)
+            self._check_fair(victim, self._reserved_for, rows(self._running), 1, 1)
             self._census[Happening.CLIENT_SLOT] += 1
         else:
-            held = held_tokens(running)
-            client = min((c for c in self.turns if c in self._refused), key=lambda c: held[c])
-            wanted = next(
-                s for s in self.ready(client) if s.id == self._refused[client].sequence_id
+            held = held_tokens(self._running)
+            client = min(
+                (c for c in self.waiting.clients if c in self.refused), key=lambda c: held[c]
             )
+            wanted = self.refused[client]
+            assert wanted in self.ready(client)
             preempted = self._preempted_for[client][wanted]
             assert victim not in preempted, "is preempted twice for the same want"
             preempted.add(victim)
@@ -155,7 +156,7 @@ class FairAdmission(Admission):
         self._forget_wants()
 
     def _forget_wants(self) -> None:
-        for client in self._preempted_for.keys() - self._refused.keys():
+        for client in self._preempted_for.keys() - self.refused.keys():
             del self._preempted_for[client]
 
     def _may_start(self, sequence: LiveSequence) -> bool:
@@ -179,7 +180,7 @@ class FairAdmission(Admission):
         counts, held = rows(running), held_tokens(running)
         return {
             other
-            for other in self.turns
+            for other in self.waiting.clients
             if counts[other] > counts[client] or held[other] > held[client]
         }
 
@@ -187,7 +188,7 @@ class FairAdmission(Admission):
         client = started.request.client
         for other in self.ready(client):
             assert admission_key(started) < admission_key(other), "a client's own overtook"
-        for overtaken in {c for c in self.turns if self.ready(c)} - {client} - has_more:
+        for overtaken in {c for c in self.waiting.clients if self.ready(c)} - {client} - has_more:
             self._starts_of_others[overtaken][client] += 1
             starts = self._starts_of_others[overtaken][client]
             assert starts == 1, f"{client} started {starts} while {overtaken} waited for its turn"
