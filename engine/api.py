@@ -1,6 +1,6 @@
-"""The server's only door to the engine."""
+"""What the server may call in an engine, and the errors that it may get."""
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -10,23 +10,15 @@ from engine.values.picture import CachePicture, NodeTokens
 from engine.values.request import Request
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Probed, RequestInfo
 
-__all__ = [
-    "CachePicture",
-    "CacheWatch",
-    "Engine",
-    "EngineError",
-    "EngineStopped",
-    "InvalidRequest",
-    "ModelError",
-    "NoGrammars",
-    "NodeTokens",
-    "PromptTooLong",
-    "QueueFull",
-]
+Report = Callable[[str], None]
+"""Takes a line, for a person to read, on how something long goes, such as loading a model."""
+
+Progress = Callable[[int, int], None]
+"""Takes the bytes that have been fetched, and all that there will be, as far as is known."""
 
 
 class EngineError(Exception):
-    """Base of everything the engine tells a caller."""
+    """Base of the errors that a caller of the engine may get."""
 
 
 class InvalidRequest(EngineError):
@@ -38,7 +30,7 @@ class InvalidRequest(EngineError):
 
 
 class PromptTooLong(EngineError):
-    """The text has more tokens than a sequence may have, at least so many: counting ended there."""
+    """The text has more tokens than a sequence may have. Counting ended at `at_least_tokens`."""
 
     def __init__(self, at_least_tokens: int) -> None:
         super().__init__(f"the text has at least {at_least_tokens} tokens")
@@ -46,7 +38,7 @@ class PromptTooLong(EngineError):
 
 
 class QueueFull(EngineError):
-    """No room to wait in. In about `retry_after_seconds` there is, at the queue's present pace."""
+    """The queue is full. At its present pace it has room in about `retry_after_seconds`."""
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -66,23 +58,23 @@ class NoGrammars(EngineError):
 
 
 class CacheWatch(Protocol):
-    """Sees the cache change. For one task at a time; raises EngineStopped."""
+    """Shows how the cache changes. For one task at a time. Every method raises EngineStopped."""
 
     async def look(self) -> int:
-        """The version of what there is now. Waits for the end of the running step."""
+        """Look at the cache when the running step has ended. Returns the version of what it is."""
         ...
 
     async def picture(self) -> CachePicture:
-        """What the last look has seen."""
+        """What the last `look` has seen."""
         ...
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        """A node's tokens, at most so many of them; None where it is no more."""
+        """The first `most_tokens` tokens of a node; None if the node is gone."""
         ...
 
 
 class Engine(Protocol):
-    """What a running engine answers. Every coroutine may be awaited on any one event loop."""
+    """A running engine. Every coroutine may be awaited on any event loop."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -93,56 +85,56 @@ class Engine(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         """Submit, and yield the events of all n sequences until each has finished.
 
-        Take them as they come: the engine waits for nobody, and what is not taken stays in memory.
-        Closing the iterator (or cancelling the task that reads it) aborts the request: within a
-        step no block is held for it, also when it was still queued.
+        The engine waits for no reader: events that are not taken stay in memory. Closing the
+        iterator, or cancelling the task that reads it, aborts the request, queued or running:
+        within a step no block is held for it.
 
         Raises InvalidRequest, QueueFull or EngineStopped at the first `__anext__`.
         """
         ...
 
     async def check(self, request: Request) -> None:
-        """Raises InvalidRequest for what `generate` would refuse however much room there is."""
+        """Raises InvalidRequest if `generate` would refuse the request even with an empty queue."""
         ...
 
     async def stats(self) -> EngineStats:
-        """The statistics as of now, at once: also while a step runs, and when the loop is dead. Of
-        a process that does not answer soon, or has ended, those that were last read.
+        """The statistics as of now. Does not wait for the running step. If the engine does not
+        answer soon, or has ended, these are the statistics that were last read.
         """
         ...
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
-        """Of one namespace, as pictures name it, or all. There may be nothing of that name, nor a
-        disk cache.
+        """Clear one namespace, by its id in pictures, or all. Does nothing if there is no such
+        namespace, and in a tier that there is not.
         """
         ...
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        """Only while somebody watches is anything noted; one watch at a time."""
+        """Watch the cache while the block runs. There is one watch at a time."""
         ...
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
-        """What a request with this prompt would find cached now. Changes nothing."""
+        """How much of this prompt is cached now. Changes nothing."""
         ...
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        """The live sequences. Asks the loop, which answers when the running step has ended; of one
-        that does not answer, what is known, soon. Raises EngineStopped.
+        """The live sequences, when the running step has ended. If the engine does not answer soon,
+        these are the sequences that were last read. Raises EngineStopped.
         """
         ...
 
     def is_alive(self) -> bool:
-        """Whether the loop's thread runs and turns."""
+        """Whether the engine's thread runs and makes steps."""
         ...
 
     async def ended(self) -> str:
-        """Returns when nothing is served any more, for `drain` or by itself: why, in words."""
+        """Returns when the engine serves no more, drained or not: why, in words."""
         ...
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Refuse new requests, let running ones finish, abort what is left, stop the thread. A step
-        that hangs cannot be aborted: then this does not end, unless it is cancelled.
+        """Refuse new requests, let running ones finish, abort the rest after `timeout_seconds`, and
+        stop the engine. A step that hangs cannot be aborted: then this ends only if cancelled.
         """
         ...

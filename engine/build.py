@@ -3,9 +3,9 @@
 import math
 import secrets
 import time
-from collections.abc import Callable
 from functools import partial
 
+from engine.api import Report
 from engine.constraints.factory import GuideMaker
 from engine.constraints.masks import mask_words
 from engine.constraints.remote.answers import RemoteAnswers
@@ -19,7 +19,7 @@ from engine.core.metrics import Metrics
 from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
-from engine.core.thread import Build, EngineParts
+from engine.core.thread import EngineParts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.opening import open_disk_cache
 from engine.drafts.policy import DraftPolicy
@@ -34,19 +34,12 @@ from kvstore.store import KVStore
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
-Report = Callable[[str], None]
-"""Takes a line on how loading goes."""
 
+def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
+    """Load the model, on the thread that will run it.
 
-def builder(config: EngineConfig, report: Report) -> Build:
-    """What loads the model, on the thread that will run it.
-
-    It raises whatever loading raises, with a message for the user.
+    Raises whatever loading raises, with a message for the user.
     """
-    return partial(_build, config, report)
-
-
-def _build(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
     backend = load_backend(config, report)
     try:
         return assemble(backend, config, report, inbox, deliver)
@@ -109,6 +102,11 @@ def assemble(
     )
     grammar = GrammarStage(scheduler, answers, metrics.now)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, backend.bytes, grammar)
+
+    def release_thread() -> None:
+        processes.close()
+        backend.release_thread()
+
     return EngineParts(
         loop=loop,
         card=card,
@@ -117,11 +115,5 @@ def assemble(
         guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start_in_background),
         memory=backend.memory,
-        release_thread=partial(_release, processes, backend),
+        release_thread=release_thread,
     )
-
-
-def _release(processes: GrammarProcesses, backend: Backend) -> None:
-    """Last of all on the engine thread."""
-    processes.close()
-    backend.release_thread()

@@ -1,22 +1,25 @@
-"""Starts engines, and looks at what there is for them: models, the machine."""
+"""Starts engines, and processes that answer one question: a model's memory, a repository's files.
 
-from collections.abc import Callable
+The server imports no MLX: whatever needs it runs in another process.
+"""
+
+import asyncio
 from dataclasses import replace
 from functools import cache, partial
 
-from engine.api import Engine, ModelError
-from engine.child_process import Free, Needed, Progress, ask, fetch_repository, start_child
+from engine.api import Engine, ModelError, Progress, Report
+from engine.mlx_backend.asked import ANSWER, CONFIG
 from engine.mlx_backend.backend import describe_machine
+from engine.mlx_backend.fetched import FETCHED
 from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.mlx_backend.loading.source import find_checkpoint, local_checkpoint
+from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
 from kvstore.tier.disk.folder import new_daemon
 
 __all__ = [
     "Checkpoint",
-    "ModelError",
-    "Progress",
     "describe_machine",
     "fetch_repository",
     "find_checkpoint",
@@ -26,9 +29,6 @@ __all__ = [
     "needed_bytes",
     "open_checkpoint",
 ]
-
-Report = Callable[[str], None]
-"""Takes a line on how loading goes."""
 
 
 async def launch(config: EngineConfig, report: Report) -> Engine:
@@ -41,9 +41,15 @@ async def launch(config: EngineConfig, report: Report) -> Engine:
     return await RemoteEngine.start(partial(start_child, "engine.remote"), config, report)
 
 
+@cache
+def _this_daemon() -> str:
+    """All engines that this process starts share a disk cache's directory."""
+    return new_daemon()
+
+
 def free_bytes() -> int:
     """How much memory MLX finds free. Raises ModelError where it does not start."""
-    return ask(Free())
+    return _memory_bytes()
 
 
 def needed_bytes(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
@@ -52,10 +58,53 @@ def needed_bytes(config: EngineConfig, budget_bytes: int, storage_bytes: int) ->
     Of `budget_bytes` for all models, `storage_bytes` are for its KV cache and states unless the
     settings say how much. Raises ModelError.
     """
-    return ask(Needed(replace(config, memory_bytes=budget_bytes), storage_bytes))
+    config = replace(config, memory_bytes=budget_bytes)
+    return _memory_bytes(CONFIG.dump_json(config).decode(), str(storage_bytes))
 
 
-@cache
-def _this_daemon() -> str:
-    """All engines that this process starts share a disk cache's directory."""
-    return new_daemon()
+def _memory_bytes(*needed: str) -> int:
+    """The answer of `engine.mlx_backend.asked`. Raises ModelError."""
+    connection, process = start_child("engine.mlx_backend.asked", *needed)
+    with connection, connection.makefile("rb") as file:
+        received = file.read()
+    process.wait()
+    if not received:
+        raise ModelError("MLX does not start")
+    answer = ANSWER.validate_json(received)
+    if isinstance(answer, str):
+        raise ModelError(answer)
+    return answer
+
+
+async def fetch_repository(repository: str, progress: Progress) -> None:
+    """Fetch a checkpoint into the Hugging Face cache, if it is not there yet.
+
+    `progress` is called on the event loop. Raises ModelError. Cancelled, it ends the process.
+    """
+    connection, process = await asyncio.to_thread(
+        start_child, "engine.mlx_backend.fetched", repository
+    )
+    try:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            error = await _fetch_error(reader, progress)
+        finally:
+            writer.close()
+    finally:
+        process.kill()  # which does nothing to one that has ended
+        process.wait()
+    if error is None:
+        raise ModelError(f"{repository} was not fetched: the download's process has ended")
+    if error:
+        raise ModelError(error)
+
+
+async def _fetch_error(reader: asyncio.StreamReader, progress: Progress) -> str | None:
+    """The last line of `engine.mlx_backend.fetched`; None if it has ended without one."""
+    async for line in reader:
+        match FETCHED.validate_json(line):
+            case str(error):
+                return error
+            case done_bytes, total_bytes:
+                progress(done_bytes, total_bytes)
+    return None

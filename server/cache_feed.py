@@ -10,7 +10,8 @@ from time import thread_time
 from anyio import Event, Lock, current_time, sleep_until, to_thread
 from anyio.abc import TaskGroup
 
-from engine.api import CachePicture, CacheWatch, Engine, EngineStopped, NodeTokens
+from engine.api import CacheWatch, Engine, EngineStopped
+from engine.values.picture import CachePicture, NodeTokens
 from server.schemas.cache_tree import CacheTree
 from server.transport.sse import sse_data
 

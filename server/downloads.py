@@ -7,7 +7,7 @@ from typing import TypeAlias
 from anyio import CancelScope, Event
 from anyio.abc import TaskGroup
 
-from engine.launch import ModelError, Progress
+from engine.api import ModelError, Progress
 
 FetchRepository: TypeAlias = Callable[[str, Progress], Awaitable[None]]
 """Fetches a repository and reports how far it is. Raises ModelError."""

@@ -17,9 +17,8 @@ from pathlib import Path
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
-from engine.api import Engine, EngineStopped
+from engine.api import Engine, EngineStopped, ModelError, Report
 from engine.launch import (
-    ModelError,
     fetch_repository,
     free_bytes,
     launch,
@@ -53,7 +52,7 @@ STORAGE_SHARE = 0.25
 
 log = logging.getLogger("rootstock")
 
-StartEngine = Callable[[EngineConfig, Callable[[str], None]], Awaitable[Engine]]
+StartEngine = Callable[[EngineConfig, Report], Awaitable[Engine]]
 
 
 class ModelRegistry:

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.api import Engine
-from engine.build import builder
+from engine.build import load
 from engine.core.thread import Build
 from engine.launch import launch
 from engine.remote.engine import RemoteEngine
-from engine.remote.host import MakeBuild, serve
+from engine.remote.host import Load, serve
 from engine.values.model import Tokenizer
 from engine.values.settings import EngineConfig
 
@@ -26,9 +26,9 @@ EngineT = TypeVar("EngineT", bound=Engine)
 class ThreadAsProcess:
     """Implements `ChildProcess`. It ends with its connection, and cannot be killed."""
 
-    def __init__(self, connection: socket.socket, make_build: MakeBuild) -> None:
+    def __init__(self, connection: socket.socket, load: Load) -> None:
         self._connection = connection
-        self._make_build = make_build
+        self._load = load
         self._thread = threading.Thread(target=self._main, name="engine's process")
         self._thread.start()
 
@@ -44,7 +44,7 @@ class ThreadAsProcess:
 
     def _main(self) -> None:
         with self._connection:
-            asyncio.run(serve(self._connection, self._make_build))
+            asyncio.run(serve(self._connection, self._load))
 
 
 def launched(config: EngineConfig) -> Engine:
@@ -56,7 +56,7 @@ def launched(config: EngineConfig) -> Engine:
 
 def loaded(config: EngineConfig) -> RemoteEngine:
     """The engine of a real model on a thread of this process, for any event loop."""
-    return _run(RemoteEngine.start(partial(_start, builder), config, lambda line: None))
+    return _run(RemoteEngine.start(partial(_start, load), config, lambda line: None))
 
 
 def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
@@ -67,10 +67,10 @@ def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
 
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
     """What `launch` returns, around parts that need no process."""
-    start = partial(_start, lambda *_: build)
+    start = partial(_start, lambda config, report, *rest: build(*rest))
     return _run(RemoteEngine.start(start, CONFIG, lambda line: None, lambda card: tokenizer))
 
 
-def _start(make_build: MakeBuild) -> tuple[socket.socket, ThreadAsProcess]:
+def _start(load: Load) -> tuple[socket.socket, ThreadAsProcess]:
     ours, theirs = socket.socketpair()
-    return ours, ThreadAsProcess(theirs, make_build)
+    return ours, ThreadAsProcess(theirs, load)

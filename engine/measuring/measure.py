@@ -2,18 +2,16 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from engine.api import Report
 from engine.measuring.messages import MEASURED, NAMES, Task
 from engine.measuring.plan import SECTIONS, SectionPlan
 from engine.measuring.process import Answers, MeasuringProcess, Start
 from engine.measuring.shares import Clock, Shares
 from engine.values.measurements import MeasureConfig, MeasuredCase, Measurements, Section
-
-Report = Callable[[str], None]
-"""Takes a line on how it goes."""
 
 
 def measure(

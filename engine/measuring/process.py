@@ -5,8 +5,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from engine.child_process import ending, start_child
 from engine.measuring.messages import TASK, Task
+from engine.process.child import ending, start_child
 
 
 class Answers(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.api import ModelError
+from engine.api import ModelError, Report
 from engine.core.step import Backend
 from engine.mlx_backend.attention.strategy import (
     Attention,
@@ -27,13 +27,7 @@ from engine.mlx_backend.launch import launch_for
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.mlx_backend.loading.loader import (
-    FLOAT32_SHARE,
-    LoadedModel,
-    Report,
-    load_weights,
-    open_model,
-)
+from engine.mlx_backend.loading.loader import FLOAT32_SHARE, LoadedModel, load_weights, open_model
 from engine.mlx_backend.loading.pooled import Pooled, pooled_by
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose
 from engine.mlx_backend.loading.source import find_checkpoint

@@ -2,11 +2,11 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from engine.api import ModelError
+from engine.api import ModelError, Report
 from engine.core.step import Backend
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import one_line
@@ -16,7 +16,7 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
 
 
-def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:
+def load_backend(config: EngineConfig, report: Report) -> Backend:
     """Load the configured model and allocate its arena, on the thread that will run it.
 
     `report` gets lines for a person to read. Raises ModelError when the model cannot be served.

@@ -2,7 +2,7 @@
 
     python -m engine.mlx_backend.fetched SOCKET REPOSITORY
 
-It sends reports of `engine.child_process`, one a line.
+It sends lines of JSON: how far it is, and last, how it ended.
 """
 
 import os
@@ -10,29 +10,35 @@ import socket
 import sys
 from threading import Lock, Thread
 
+from pydantic import TypeAdapter
+
 from engine.api import ModelError
-from engine.child_process import REPORT, FetchReport
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.source import fetch_checkpoint
-from engine.sockets import send_all
+from engine.process.sockets import send_all
+
+FETCHED: TypeAdapter[tuple[int, int] | str] = TypeAdapter(tuple[int, int] | str)
+"""The bytes that are here and all that are known of; or, in the last line, why the repository was
+not fetched, which is empty if it was.
+"""
 
 
 def main(descriptor: int, repository: str) -> None:
     connection, lock = socket.socket(fileno=descriptor), Lock()
     Thread(target=_end_with, args=[connection], daemon=True).start()
 
-    def send(report: FetchReport) -> None:
+    def send(report: tuple[int, int] | str) -> None:
         with lock:  # a download has several threads
-            send_all(connection, REPORT.dump_json(report) + b"\n")
+            send_all(connection, FETCHED.dump_json(report) + b"\n")
 
     error = ""
     try:
-        fetch_checkpoint(repository, lambda done, total: send(FetchReport(done, total)))
+        fetch_checkpoint(repository, lambda done, total: send((done, total)))
     except ModelError as failure:
         error = str(failure)
     except Exception as failure:  # of files that nobody can read
         error = one_line(failure)
-    send(FetchReport(has_ended=True, error=error))
+    send(error)
 
 
 def _end_with(connection: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from engine.build import builder
+from engine.build import load
 from engine.remote.host import main
 
-main(int(sys.argv[1]), builder)
+main(int(sys.argv[1]), load)

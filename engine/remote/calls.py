@@ -1,10 +1,14 @@
-"""What the server asks of an engine's process: one class a call, with what it does there."""
+"""What the server calls in an engine's process."""
 
+import asyncio
 import faulthandler
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args
+from inspect import iscoroutinefunction
+from types import GenericAlias
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -17,196 +21,106 @@ from engine.values.settings import LOG_FORMAT, EngineConfig
 from engine.values.stats import CacheTier, Cleared, EngineStats, Probed, RequestInfo
 
 HANGS_SECONDS = 3.0
-"""Behind the time for requests and for the disk. The server waits for five."""
+"""How long a drain may take after the time for requests and for the disk. The server waits for
+five.
+"""
 
 STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
 
 
-class Host(Protocol):
-    """The process's end: its engine, the watch while there is one, and what goes to the server."""
+class EngineCalls:
+    """Every coroutine is a call. Its name and the JSON of its arguments and of its result are what
+    crosses the socket: see CALLS.
+    """
 
-    engine: EngineThread
-    watch: CacheWatch
-    watching: AsyncExitStack
-    disk_seconds: float  # that writing the disk cache may take at the end
+    def __init__(self, start: Callable[[EngineConfig], EngineThread]) -> None:
+        self._start = start
+        self._engine: EngineThread  # since `load`
+        self._watch: CacheWatch  # since `open_watch`
+        self._watching = AsyncExitStack()
+        self._looking = asyncio.Lock()  # a watch is for one task; a caller may leave in mid-call
+        self._disk_seconds = 0.0  # that writing the disk cache may take at the end
+        self.is_alive: Callable[[], bool] = lambda: True  # until there is an engine
 
-    async def load(self, config: EngineConfig) -> None: ...
+    async def load(self, config: EngineConfig, log_level: int) -> ModelCard:
+        """The first call. Lines on how loading goes are sent meanwhile."""
+        logging.basicConfig(level=log_level, format=LOG_FORMAT)
+        self._disk_seconds = config.disk.shutdown_seconds if config.disk else 0.0
+        self._engine = await asyncio.to_thread(self._start, config)
+        self.is_alive = self._engine.is_alive
+        return self._engine.card
 
+    async def submit(self, request: Request) -> None:
+        """Returns when the engine has taken the request, whose events come by themselves."""
+        await self._engine.submit(request)
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The first call: whoever makes it hears lines on how it goes."""
+    async def abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
 
-    result: ClassVar[Any] = ModelCard
-    config: EngineConfig
-    log_level: int
-    call: Literal["load"] = "load"
+    async def check(self, request: Request) -> None:
+        await self._engine.check(request)
 
-    async def run(self, host: Host) -> ModelCard:
-        logging.basicConfig(level=self.log_level, format=LOG_FORMAT)
-        await host.load(self.config)
-        return host.engine.card
+    async def stats(self) -> EngineStats:
+        return self._engine.stats()
 
+    async def clear_cache(self, namespace_id: str | None, tiers: frozenset[CacheTier]) -> Cleared:
+        return await self._engine.clear_cache(namespace_id, tiers)
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Returns when the engine has taken the request, whose events come by themselves."""
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
+        return await self._engine.probe(prompt, cache_salt, adapter)
 
-    result: ClassVar[Any] = None
-    request: Request
-    call: Literal["submit"] = "submit"
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        return await self._engine.requests()
 
-    async def run(self, host: Host) -> None:
-        await host.engine.submit(self.request)
+    async def open_watch(self) -> None:
+        """There is one watch at a time."""
+        self._watch = await self._watching.enter_async_context(self._engine.watch())
 
+    async def look(self) -> int:
+        async with self._looking:
+            return await self._watch.look()
 
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Returns at once."""
+    async def picture(self) -> CachePicture:
+        async with self._looking:
+            return await self._watch.picture()
 
-    result: ClassVar[Any] = None
-    request_id: str
-    call: Literal["abort"] = "abort"
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        async with self._looking:
+            return await self._watch.node(node_id, most_tokens)
 
-    async def run(self, host: Host) -> None:
-        host.engine.abort(self.request_id)
+    async def close_watch(self) -> None:
+        await self._watching.aclose()
 
+    async def drain(self, timeout_seconds: float) -> EngineStats:
+        """The last call. Returns the engine's last statistics.
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    result: ClassVar[Any] = None
-    request: Request
-    call: Literal["check"] = "check"
-
-    async def run(self, host: Host) -> None:
-        await host.engine.check(self.request)
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    result: ClassVar[Any] = EngineStats
-    call: Literal["stats"] = "stats"
-
-    async def run(self, host: Host) -> EngineStats:
-        return host.engine.stats()
-
-
-@dataclass(frozen=True, slots=True)
-class ClearCache:
-    result: ClassVar[Any] = Cleared
-    namespace_id: str | None
-    tiers: frozenset[CacheTier]
-    call: Literal["clear_cache"] = "clear_cache"
-
-    async def run(self, host: Host) -> Cleared:
-        return await host.engine.clear_cache(self.namespace_id, self.tiers)
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    result: ClassVar[Any] = Probed
-    prompt: tuple[int, ...]
-    cache_salt: str
-    adapter: str
-    call: Literal["probe"] = "probe"
-
-    async def run(self, host: Host) -> Probed:
-        return await host.engine.probe(self.prompt, self.cache_salt, self.adapter)
-
-
-@dataclass(frozen=True, slots=True)
-class ListRequests:
-    result: ClassVar[Any] = tuple[RequestInfo, ...]
-    call: Literal["requests"] = "requests"
-
-    async def run(self, host: Host) -> tuple[RequestInfo, ...]:
-        return await host.engine.requests()
-
-
-@dataclass(frozen=True, slots=True)
-class OpenWatch:
-    """There is one at a time."""
-
-    result: ClassVar[Any] = None
-    call: Literal["open_watch"] = "open_watch"
-
-    async def run(self, host: Host) -> None:
-        host.watch = await host.watching.enter_async_context(host.engine.watch())
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    result: ClassVar[Any] = int
-    call: Literal["look"] = "look"
-
-    async def run(self, host: Host) -> int:
-        return await host.watch.look()
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    result: ClassVar[Any] = CachePicture
-    call: Literal["picture"] = "picture"
-
-    async def run(self, host: Host) -> CachePicture:
-        return await host.watch.picture()
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    result: ClassVar[Any] = NodeTokens | None
-    node_id: int
-    most_tokens: int
-    call: Literal["node"] = "node"
-
-    async def run(self, host: Host) -> NodeTokens | None:
-        return await host.watch.node(self.node_id, self.most_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class CloseWatch:
-    result: ClassVar[Any] = None
-    call: Literal["close_watch"] = "close_watch"
-
-    async def run(self, host: Host) -> None:
-        await host.watching.aclose()
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """The last call. Its result is the engine's last statistics."""
-
-    result: ClassVar[Any] = EngineStats
-    timeout_seconds: float
-    call: Literal["drain"] = "drain"
-
-    async def run(self, host: Host) -> EngineStats:
-        """Should something hang, say in the log what all threads do, before the server gives up."""
+        If something hangs, the stacks of all threads are logged before the server gives up.
+        """
         faulthandler.dump_traceback_later(
-            self.timeout_seconds + host.disk_seconds + HANGS_SECONDS, file=STDERR
+            timeout_seconds + self._disk_seconds + HANGS_SECONDS, file=STDERR
         )
         try:
-            await host.engine.drain(self.timeout_seconds)
+            await self._engine.drain(timeout_seconds)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        return host.engine.stats()
+        return self._engine.stats()
 
 
-Call: TypeAlias = (
-    Load
-    | Submit
-    | Abort
-    | Check
-    | Stats
-    | ClearCache
-    | Probe
-    | ListRequests
-    | OpenWatch
-    | Look
-    | Picture
-    | Node
-    | CloseWatch
-    | Drain
-)
+@dataclass(frozen=True, slots=True)
+class CallTypes:
+    """How the arguments and the result of a call are written in JSON, and read."""
 
-RESULTS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind.result) for kind in get_args(Call)}
+    arguments: TypeAdapter[tuple[Any, ...]]
+    result: TypeAdapter[Any]
+
+
+def _types(call: Callable[..., object]) -> CallTypes:
+    hints = get_type_hints(call)
+    result = hints.pop("return")
+    arguments: Any = GenericAlias(tuple, tuple(hints.values()))
+    return CallTypes(TypeAdapter(arguments), TypeAdapter(result))
+
+
+CALLS: Mapping[str, CallTypes] = {
+    name: _types(call) for name, call in vars(EngineCalls).items() if iscoroutinefunction(call)
+}

@@ -5,59 +5,64 @@ import logging
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
-from engine.api import EngineStopped
-from engine.child_process import ChildProcess, ending
-from engine.remote import messages
-from engine.remote.calls import Call
-from engine.remote.messages import Cancel, Numbered, Said
-from engine.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
+from engine.api import EngineStopped, Report
+from engine.process.child import ChildProcess, ending
+from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
+from engine.remote import wire
+from engine.remote.calls import CALLS, EngineCalls
+from engine.remote.wire import CANCEL, Kind, Message
 from engine.values.output import OutputEvent
 
 SILENT_SECONDS = 20.0
-"""A process that says nothing for so long, not even that it is alive, is ended: it has been stopped
-from outside, or hangs where no other of its threads can run.
+"""A process that sends nothing for this long, not even that it is alive, is killed: it has been
+stopped from outside, or hangs where no other of its threads can run.
 """
 
 FIRST_WORD_SECONDS = 120.0
-"""The same before its first word: until then it imports, perhaps from a slow disk."""
+"""How long a process may take to send its first frame: it imports, perhaps from a slow disk."""
 
 END_SECONDS = 5.0
-"""For a process that has nothing to do any more to be gone."""
+"""How long a process with nothing left to do may take to end."""
 
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Receivers:
-    """Called on the connection's own thread: what comes without having been asked for."""
-
-    events: Callable[[list[OutputEvent]], None]
-    report: Callable[[str], None]
-    ended: Callable[[], None]  # no more events come; perhaps twice
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+Call = Callable[[EngineCalls, *Ts], Coroutine[Any, Any, R]]
+"""A method of EngineCalls, which gives a call its name and its types."""
 
 
 class Connection:
     """Sends calls from any thread, and resolves their futures. The process ends with it."""
 
     def __init__(
-        self, connection: socket.socket, process: ChildProcess, receivers: Receivers
+        self,
+        connection: socket.socket,
+        process: ChildProcess,
+        deliver: Callable[[list[OutputEvent]], None],
+        report: Report,
+        when_ended: Callable[[], None],
     ) -> None:
+        """The three functions are called on the connection's own thread. No more events come after
+        `when_ended`, which may be called twice.
+        """
         self._socket = connection
         self._process = process
-        self._receivers = receivers
+        self._deliver = deliver
+        self._report = report
+        self._when_ended = when_ended
         self._socket.settimeout(FIRST_WORD_SECONDS)
-        self._unsent: SimpleQueue[Numbered | Cancel | None] = SimpleQueue()
-        self._pending: dict[int, tuple[Call, Future[Any]]] = {}
+        self._unsent: SimpleQueue[Message | None] = SimpleQueue()
+        self._pending: dict[int, tuple[str, Future[Any]]] = {}
         self._n_calls = 0
-        self._is_alive = True  # by its own words
+        self._is_alive = True  # as the process last said
         self._is_open = True
         self._ended: Future[str] = Future()
         self._ended.set_running_or_notify_cancel()
@@ -67,34 +72,34 @@ class Connection:
         self._reader.start()
         self._writer.start()
 
-    def send(self, call: Call) -> tuple[int, Future[Any]]:
+    def send(self, call: Call[*Ts, R], *arguments: *Ts) -> tuple[int, Future[R]]:
         """A number under which the call can be cancelled, and its result. Raises EngineStopped."""
-        future: Future[Any] = Future()
+        future: Future[R] = Future()
         future.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         with self._lock:
             if not self._is_open:
                 raise EngineStopped("the engine has stopped")
             self._n_calls += 1
             number = self._n_calls
-            self._pending[number] = call, future
-        self._unsent.put(Numbered(number, call))
+            self._pending[number] = call.__name__, future
+        self._unsent.put(Message(number, call.__name__, arguments))
         return number, future
 
-    async def ask(self, call: Call) -> Any:
+    async def call(self, call: Call[*Ts, R], *arguments: *Ts) -> R:
         """The result of a call. Raises EngineStopped, and what the call raises."""
-        return await asyncio.wrap_future(self.send(call)[1])
+        return await asyncio.wrap_future(self.send(call, *arguments)[1])
 
     async def ended(self) -> str:
         """Returns when no more events come: why, in words."""
         return await asyncio.wrap_future(self._ended)
 
     def cancel(self, number: int) -> None:
-        """Have the call ended, which is not answered then. Does nothing if it has been."""
+        """End a call, which is not answered then. Does nothing if it has been answered."""
         if self._pending.pop(number, None) is not None:
-            self._unsent.put(Cancel(number))
+            self._unsent.put(Message(number, CANCEL))
 
     def close(self) -> None:
-        """End the process, which has nothing to do any more. Returns when it is gone."""
+        """End a process that has nothing left to do. Returns when it is gone."""
         with suppress(OSError):  # it is gone
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
@@ -104,7 +109,7 @@ class Connection:
         self._reader.join()
 
     def kill(self) -> None:
-        """End the process whatever it does. Returns when it is gone."""
+        """Kill the process. Returns when it is gone."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -116,7 +121,7 @@ class Connection:
     def _write_all(self) -> None:
         while (message := self._unsent.get()) is not None:
             try:
-                frame = messages.to_process(message)
+                frame = message.frame()
             except Exception as error:
                 logger.exception("a call cannot be sent")
                 self._fail(message.number, error)
@@ -154,35 +159,35 @@ class Connection:
             self._end()
 
     def _take(self, body: bytes) -> None:
-        match body[0]:
-            case Said.ALIVE:
-                self._is_alive = messages.read_alive(body)
-            case Said.ENDED:
+        kind, number, json = wire.read_frame(body)
+        match kind:
+            case Kind.ALIVE:
+                self._is_alive = wire.ALIVE.validate_json(json)
+            case Kind.ENDED:
                 self._is_alive = False
                 self._end_events("its engine has stopped")
-            case Said.LINE:
-                self._receivers.report(messages.read_line(body))
-            case Said.EVENTS:
-                self._receivers.events(messages.read_events(body))
-            case Said.RETURNED:
-                self._return(body)
-            case Said.RAISED:
-                raised = messages.read_raised(body)
-                self._fail(raised.number, raised.exception())
-            case said:
-                raise ProtocolError(f"a frame of kind {said}")
+            case Kind.LINE:
+                self._report(wire.LINE.validate_json(json))
+            case Kind.EVENTS:
+                self._deliver(wire.EVENTS.validate_json(json))
+            case Kind.RETURNED:
+                self._return(number, json)
+            case Kind.RAISED:
+                self._fail(number, wire.RAISED.validate_json(json).exception())
+            case _:
+                raise ProtocolError(f"a frame of kind {kind}")
 
-    def _return(self, body: bytes) -> None:
-        """Resolve the future of the call that a RETURNED frame answers. A result that cannot be
-        read is that call's error: the frames around it are whole.
+    def _return(self, number: int, json: bytes) -> None:
+        """Resolve the future of a call. A result that cannot be read is that call's error: the
+        frames around it are whole.
         """
-        call, future = self._pending.pop(messages.read_number(body), (None, None))
-        if call is None or future is None:
+        name, future = self._pending.pop(number, (None, None))
+        if name is None or future is None:
             return  # it has been cancelled
         try:
-            result = messages.read_result(body, call)
+            result = CALLS[name].result.validate_json(json)
         except Exception as error:
-            logger.exception("the result of a call cannot be read: %s", call.call)
+            logger.exception("the result of a call cannot be read: %s", name)
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -196,7 +201,7 @@ class Connection:
     def _end_events(self, why: str) -> None:
         if not self._ended.done():
             self._ended.set_result(why)
-        self._receivers.ended()
+        self._when_ended()
 
     def _end(self) -> None:
         with self._lock:

@@ -1,109 +1,149 @@
-"""An engine's process: takes the server's calls, and sends what the engine says."""
+"""An engine's process: runs the server's calls, and sends their results and the events."""
 
 import asyncio
 import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
+from functools import partial
 
-from engine.api import CacheWatch, EngineError
-from engine.core.thread import Build, EngineThread
-from engine.remote import messages
-from engine.remote.calls import Call
-from engine.remote.messages import Cancel, Numbered
-from engine.remote.outbox import Outbox
-from engine.sockets import RECEIVED_BYTES, FrameBuffer
+from engine.api import EngineError, Report
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver
+from engine.core.thread import EngineParts, EngineThread
+from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
+from engine.remote import wire
+from engine.remote.calls import CALLS, EngineCalls
+from engine.remote.wire import CANCEL, Kind, Message
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
 from kvstore.tier.types import TierError
 
 HEARTBEAT_SECONDS = 1.0
 
-Report = Callable[[str], None]
-MakeBuild = Callable[[EngineConfig, Report], Build]
+Load = Callable[[EngineConfig, Report, Inbox, Deliver], EngineParts]
+"""Loads a model, on the thread that will run it. Its errors have a message for the user."""
 
 logger = logging.getLogger(__name__)
 
 
+class Outbox:
+    """Sends bytes through a socket from several threads, none of which waits.
+
+    What the socket takes is sent at once, the rest from the event loop when it takes more.
+    """
+
+    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._socket = connection
+        self._loop = loop
+        self._unsent = bytearray()
+        self._lock = threading.Lock()
+
+    def send(self, data: bytes) -> None:
+        """Send from any thread, in the order of the calls. Never raises: whoever reads from the
+        socket finds out that the other end is gone.
+        """
+        with self._lock:
+            if not self._unsent:
+                data = data[self._sent(data) :]
+                if data:
+                    with suppress(RuntimeError):  # the event loop is closed: the process ends
+                        self._loop.call_soon_threadsafe(self._wait)
+            self._unsent += data
+
+    def _wait(self) -> None:
+        self._loop.add_writer(self._socket, self._send_rest)
+
+    def _send_rest(self) -> None:
+        with self._lock:
+            n_bytes = self._sent(self._unsent)
+            del self._unsent[:n_bytes]
+            if not self._unsent:
+                self._loop.remove_writer(self._socket)
+            elif not n_bytes:  # writable, but the kernel has no buffers: try again, but do not spin
+                self._loop.remove_writer(self._socket)
+                self._loop.call_later(RETRY_SECONDS, self._wait)
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        try:
+            return send_some(self._socket, data)
+        except OSError:
+            return len(data)
+
+
 class EngineHost:
-    """Implements `calls.Host`. The engine thread sends events as they come."""
+    """Runs the server's calls and answers them. The engine thread sends events as they come."""
 
-    engine: EngineThread
-    watch: CacheWatch
-
-    def __init__(self, outbox: Outbox, make_build: MakeBuild) -> None:
+    def __init__(self, outbox: Outbox, load: Load) -> None:
         self._outbox = outbox
-        self._make_build = make_build
+        self._load = load
+        self._calls = EngineCalls(self._start)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._is_alive: Callable[[], bool] = lambda: True  # until there is an engine
-        self.watching = AsyncExitStack()
-        self.disk_seconds = 0.0
 
-    def take(self, message: Numbered | Cancel) -> None:
-        match message:
-            case Numbered(number, call):
-                task = self._tasks[number] = asyncio.create_task(self._run(number, call))
-                # Not in `_run`: a task that is cancelled before its first step never enters it.
-                task.add_done_callback(lambda _: self._tasks.pop(number))
-            case Cancel(number):
-                if number in self._tasks:
-                    self._tasks[number].cancel()
-
-    async def load(self, config: EngineConfig) -> None:
-        self.disk_seconds = config.disk.shutdown_seconds if config.disk else 0.0
-        build = self._make_build(config, self._report)
-        self.engine = await asyncio.to_thread(
-            EngineThread.start, build, self._deliver, self._say_ended
-        )
-        self._is_alive = self.engine.is_alive
+    def take(self, message: Message) -> None:
+        number = message.number
+        if message.name != CANCEL:
+            task = self._tasks[number] = asyncio.create_task(self._run(message))
+            # Not in `_run`: a task that is cancelled before its first step never enters it.
+            task.add_done_callback(lambda _: self._tasks.pop(number))
+        elif number in self._tasks:
+            self._tasks[number].cancel()
 
     async def beat(self) -> None:
         """Say that the process lives, as long as it does."""
         while True:
-            self._outbox.send(messages.alive_frame(self._is_alive()))
+            self._send(Kind.ALIVE, wire.ALIVE.dump_json(self._calls.is_alive()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _run(self, number: int, call: Call) -> None:
+    async def _run(self, message: Message) -> None:
         try:
-            answer = messages.returned_frame(number, call, await call.run(self))
+            result = await getattr(self._calls, message.name)(*message.arguments)
+            json = CALLS[message.name].result.dump_json(result)
+            answer = wire.frame(Kind.RETURNED, json, message.number)
         except Exception as error:
             if not isinstance(error, EngineError | TierError):
-                logger.exception("a call has failed: %s", call.call)
-            answer = messages.raised_frame(number, error)
+                logger.exception("a call has failed: %s", message.name)
+            raised = wire.RAISED.dump_json(wire.Raised.of(error))
+            answer = wire.frame(Kind.RAISED, raised, message.number)
         self._outbox.send(answer)
 
+    def _start(self, config: EngineConfig) -> EngineThread:
+        build = partial(self._load, config, self._report)
+        return EngineThread.start(build, self._deliver, partial(self._send, Kind.ENDED))
+
     def _deliver(self, events: list[OutputEvent]) -> None:
-        self._outbox.send(b"".join(messages.events_frames(events)))
+        self._outbox.send(b"".join(wire.events_frames(events)))
 
     def _report(self, line: str) -> None:
-        self._outbox.send(messages.line_frame(line))
+        self._send(Kind.LINE, wire.LINE.dump_json(line))
 
-    def _say_ended(self) -> None:
-        self._outbox.send(messages.ended_frame())
+    def _send(self, kind: Kind, json: bytes = b"") -> None:
+        self._outbox.send(wire.frame(kind, json))
 
 
-async def serve(connection: socket.socket, make_build: MakeBuild) -> None:
-    """Until the server closes its end, or is gone."""
+async def serve(connection: socket.socket, load: Load) -> None:
+    """Run calls until the server closes its end, or is gone."""
     loop = asyncio.get_running_loop()
     connection.setblocking(False)
-    host = EngineHost(Outbox(connection, loop), make_build)
+    host = EngineHost(Outbox(connection, loop), load)
     beating = asyncio.create_task(host.beat())
     frames = FrameBuffer()
     with suppress(ConnectionError):
         while data := await loop.sock_recv(connection, RECEIVED_BYTES):
             for body in frames.add(data):
-                host.take(messages.read_to_process(body))
+                host.take(Message.read(body))
     beating.cancel()
 
 
-def main(descriptor: int, make_build: MakeBuild) -> None:
-    """All that a process does which has been started for an engine."""
+def main(descriptor: int, load: Load) -> None:
+    """The whole life of a process that has been started for an engine."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the server's to handle: it says when
         signal.signal(ignored, signal.SIG_IGN)
     try:
-        asyncio.run(serve(socket.socket(fileno=descriptor), make_build))
+        asyncio.run(serve(socket.socket(fileno=descriptor), load))
     finally:
         logging.shutdown()
         os._exit(0)  # at once: the server waits for the memory, or is gone

@@ -1,4 +1,4 @@
-"""Counts of what became of every sequence that a caller has asked for."""
+"""Counts how the sequences that callers have requested have ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,8 @@ from engine.api import EngineError, InvalidRequest, QueueFull
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason
 from engine.values.stats import SequenceCounts
+
+_REASONS = {InvalidRequest: RefusalReason.INVALID, QueueFull: RefusalReason.QUEUE_FULL}
 
 
 class TrackedRequest:
@@ -25,8 +27,8 @@ class TrackedRequest:
 
 
 class RequestCounters:
-    """Counts what callers get to see, before and after the engine thread: so the sum is right
-    however a request ends, also when that thread never hears of it or dies.
+    """Counts sequences where callers get their events. So the sums are right however a request
+    ends, also when the engine has never received it, or has died.
 
     Thread-safe, because callers may live on several event loops.
     """
@@ -39,8 +41,8 @@ class RequestCounters:
 
     @contextmanager
     def track(self, n: int) -> Iterator[TrackedRequest]:
-        """Count a request of n sequences while the block runs. An EngineError out of the block is a
-        refusal of those that live; with any other exception they were aborted.
+        """Count a request of n sequences while the block runs. If the block raises, the sequences
+        that have not ended were refused by an EngineError, and aborted by any other exception.
         """
         tracked = TrackedRequest(self, n)
         with self._lock:
@@ -49,7 +51,7 @@ class RequestCounters:
             yield tracked
         except EngineError as error:
             with self._lock:
-                self._refused[_reason(error)] += len(tracked.live)
+                self._refused[_REASONS.get(type(error), RefusalReason.STOPPED)] += len(tracked.live)
             raise
         except BaseException:
             self.finished(FinishReason.ABORT, len(tracked.live))
@@ -61,18 +63,4 @@ class RequestCounters:
 
     def counts(self) -> SequenceCounts:
         with self._lock:
-            return SequenceCounts(
-                self._received,
-                self._refused.copy(),
-                self._finished.copy(),
-            )
-
-
-def _reason(error: EngineError) -> RefusalReason:
-    match error:
-        case InvalidRequest():
-            return RefusalReason.INVALID
-        case QueueFull():
-            return RefusalReason.QUEUE_FULL
-        case _:
-            return RefusalReason.STOPPED
+            return SequenceCounts(self._received, self._refused.copy(), self._finished.copy())

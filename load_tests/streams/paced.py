@@ -15,8 +15,8 @@ import typer
 from pydantic import ByteSize
 from uvicorn.loops.auto import auto_loop_factory
 
+from engine.api import Report
 from engine.build import assemble
-from engine.child_process import start_child
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
 from engine.core.step import (
@@ -34,6 +34,7 @@ from engine.core.step import (
 )
 from engine.core.thread import EngineParts
 from engine.mlx_backend.backend import load_backend
+from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
 from server.settings import Settings
@@ -83,22 +84,19 @@ class PacedRunner:
         time.sleep(self._beat - now)
 
 
-def build(
-    config: EngineConfig,
+def load(
     tokens_per_second: float,
     word: str,
+    config: EngineConfig,
+    report: Report,
     inbox: Inbox,
     deliver: Deliver,
 ) -> EngineParts:
     """The parts of an engine on the demonstration model, its runner replaced."""
-    backend = load_backend(config, _silent)
+    backend = load_backend(config, report)
     (token_id,) = backend.tokenizer.encode(word, add_special_tokens=False)
     paced = replace(backend, runner=PacedRunner(token_id, tokens_per_second))
-    return assemble(paced, config, _silent, inbox, deliver)
-
-
-def _silent(line: str) -> None:
-    """Nobody reads how loading goes."""
+    return assemble(paced, config, report, inbox, deliver)
 
 
 def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:

@@ -3,16 +3,9 @@ engine.
 """
 
 import sys
+from functools import partial
 
-from engine.core.thread import Build
-from engine.remote.host import Report, main
-from engine.values.settings import EngineConfig
-from load_tests.streams.paced import build
+from engine.remote.host import main
+from load_tests.streams.paced import load
 
-
-def _builder(config: EngineConfig, report: Report) -> Build:
-    rate, word = float(sys.argv[2]), sys.argv[3]
-    return lambda inbox, deliver: build(config, rate, word, inbox, deliver)
-
-
-main(int(sys.argv[1]), _builder)
+main(int(sys.argv[1]), partial(load, float(sys.argv[2]), sys.argv[3]))

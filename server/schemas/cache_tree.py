@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.api import CachePicture
+from engine.values.picture import CachePicture
 from server.schemas.cache import RecentHits
 
 

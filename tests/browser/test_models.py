@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from engine.api import Engine, ModelError
-from engine.launch import Progress, fetch_repository
+from engine.api import Engine, ModelError, Progress
+from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
 from server.registry import ModelRegistry
 from server.settings import Settings

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from engine.api import Engine
-from engine.build import builder
+from engine.build import load
 from engine.launch import launch
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
@@ -55,7 +56,7 @@ class Lives:
 
     def serve_here(self, *prompts: Sequence[int]) -> list[int]:
         """The same without a process of its own: what is patched here is patched there."""
-        build = builder(self.config, self.said.append)
+        build = partial(load, self.config, self.said.append)
         return asyncio.run(_serve(hosted(build, Letters()), prompts))
 
     def _launch(self) -> Engine:

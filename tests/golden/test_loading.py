@@ -15,13 +15,13 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from mlx_lm.utils import load_model
 
-from engine.api import ModelError
+from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.loading.loader import Report, load_weights, open_model
+from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE

@@ -5,7 +5,7 @@ flags of `serve`.
 import sys
 from unittest import mock
 
-from engine.child_process import start_child
+from engine.process.child import start_child
 from server.cli import app
 
 

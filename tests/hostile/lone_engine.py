@@ -4,7 +4,7 @@ import sys
 from typing import NoReturn
 from unittest import mock
 
-from engine.build import builder
+from engine.build import load
 from engine.remote.host import main
 
 
@@ -14,4 +14,4 @@ def refuse(*_: object, **__: object) -> NoReturn:
 
 if __name__ == "__main__":
     with mock.patch("engine.constraints.remote.process.start_child", refuse):
-        main(int(sys.argv[1]), builder)
+        main(int(sys.argv[1]), load)

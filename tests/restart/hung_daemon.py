@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 from unittest import mock
 
-from engine.child_process import start_child
+from engine.process.child import start_child
 from server.cli import app
 
 HANGING = {

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from anyio import create_task_group
 
-from engine.api import CacheWatch, NodeTokens
+from engine.api import CacheWatch
+from engine.values.picture import NodeTokens
 from server import cache_feed
 from server.cache_feed import CacheFeed
 from tests.contract.fake_engine import FakeEngine, FakeWatch

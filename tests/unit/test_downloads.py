@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from anyio import Event, create_task_group, fail_after, sleep_forever
 
-from engine.child_process import fetch_repository
-from engine.launch import ModelError, Progress
+from engine.api import ModelError, Progress
+from engine.launch import fetch_repository
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from server.dialects.ollama.pull import pull_lines
 from server.downloads import Downloads

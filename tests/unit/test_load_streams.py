@@ -24,7 +24,7 @@ def streaming(least: float) -> Streaming:
 
 async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     config = EngineConfig(model="", kv_cache_bytes=2**23)
-    build = partial(paced.build, config, 1e6, WORD)
+    build = partial(paced.load, 1e6, WORD, config, lambda line: None)
     engine = await asyncio.to_thread(hosted, build, Letters())
     asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from engine.sockets import BUFFER_BYTES, RETRY_SECONDS, send_all, send_some, socket_pair
+from engine.process.sockets import BUFFER_BYTES, RETRY_SECONDS, send_all, send_some, socket_pair
 
 MACOS_BYTES = 8192
 """`net.local.stream.sendspace` of macOS."""

@@ -19,9 +19,7 @@ from engine.core.scheduler import Step
 from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
-from engine.remote import messages
-from engine.remote.calls import Call, Submit
-from engine.remote.messages import read_result
+from engine.remote.calls import CALLS
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.values.stats import CacheTier, Latency
@@ -488,7 +486,7 @@ async def test_where_no_grammar_can_be_read_what_may_do_without_one_is_served(se
 def test_a_hosted_engine_can_be_killed_when_its_server_has_closed() -> None:
     """As a process can. macOS refuses to shut down a socket whose other end is closed."""
     ours, theirs = socket.socketpair()
-    engine = ThreadAsProcess(theirs, lambda *_: Parts().build)
+    engine = ThreadAsProcess(theirs, lambda config, report, *rest: Parts().build(*rest))
     ours.close()
     assert engine.wait(PATIENCE) == 0
     engine.kill()
@@ -502,12 +500,10 @@ async def test_a_request_whose_acceptance_cannot_be_read_is_aborted(
     aborted: list[str] = []
     monkeypatch.setattr(setup.loop, "abort", aborted.append)
 
-    def unread(body: bytes, call: Call) -> object:
-        if isinstance(call, Submit):
-            raise ValueError("not JSON")
-        return read_result(body, call)
+    def unread(json: bytes) -> object:
+        raise ValueError("not JSON")
 
-    monkeypatch.setattr(messages, "read_result", unread)
+    monkeypatch.setattr(CALLS["submit"].result, "validate_json", unread)
     with pytest.raises(ValueError, match="not JSON"):
         await setup.collect(request("a", max_tokens=1))
     setup.runner.open()

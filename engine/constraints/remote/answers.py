@@ -26,7 +26,7 @@ from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.wire import Ahead, Answered, Mask, Message, Report, Said
 from engine.core.step import SequenceId
-from engine.sockets import ProtocolError
+from engine.process.sockets import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from engine.constraints.remote.wire import (
     read_report,
     request_frame,
 )
-from engine.sockets import FrameBuffer, ProtocolError, send_some
+from engine.process.sockets import FrameBuffer, ProtocolError, send_some
 
 READ_BYTES = 1024**2
 """At a time, so that a process that writes without end does not block the engine thread."""

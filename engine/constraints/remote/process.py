@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import BinaryIO
 
-from engine.child_process import start_child
 from engine.constraints.vocabulary import Vocabulary
+from engine.process.child import start_child
 
 ENDED_BY_OTHERS = -signal.SIGKILL
 """The exit code that says nothing of a grammar, unless the daemon has killed the process: it comes

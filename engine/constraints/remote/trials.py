@@ -19,7 +19,7 @@ from engine.constraints.remote.process import (
 )
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import Report, Said, read_report, request_frame
-from engine.sockets import FrameBuffer, ProtocolError, send_all
+from engine.process.sockets import FrameBuffer, ProtocolError, send_all
 from engine.values.request import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from engine.sockets import ProtocolError, framed
+from engine.process.sockets import ProtocolError, framed
 
 EXCEPTION_EXIT = 1
 """A grammar process's exit code after an exception. Python's own is the same."""

@@ -24,7 +24,7 @@ from engine.constraints.remote.wire import (
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.constraints.worker.memory import MemoryMeter
 from engine.constraints.worker.opened import OpenMatcher, Unfollowable
-from engine.sockets import FrameBuffer, send_all
+from engine.process.sockets import FrameBuffer, send_all
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01

@@ -5,7 +5,7 @@ default is false, which says nothing about how a model is best served. Greedy is
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from reprlib import repr as short
@@ -13,11 +13,10 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.api import Report
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import GENERATION_CONFIG
 from engine.values.model import SamplingDefaults
-
-Report = Callable[[str], None]
 
 
 def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:

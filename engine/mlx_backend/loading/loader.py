@@ -1,7 +1,7 @@
 """Loads a checkpoint with mlx-lm and finds out what serving it takes."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
-from engine.api import ModelError
+from engine.api import ModelError, Report
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
 from engine.mlx_backend.loading import headless
@@ -30,8 +30,6 @@ from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
 from engine.values.settings import AdapterConfig
-
-Report = Callable[[str], None]
 
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest

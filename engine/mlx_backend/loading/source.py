@@ -14,8 +14,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
-from engine.api import ModelError
-from engine.child_process import Progress
+from engine.api import ModelError, Progress
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, ByteSpan, check_files, read_header
 from engine.values.settings import DEFAULT_NAME

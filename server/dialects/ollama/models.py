@@ -6,7 +6,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from engine.launch import Checkpoint, ModelError, open_checkpoint
+from engine.api import ModelError
+from engine.launch import Checkpoint, open_checkpoint
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.stats import MemoryPromise
 from server.generation.models import ServedModel

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from engine.launch import ModelError, find_checkpoint
+from engine.api import ModelError
+from engine.launch import find_checkpoint
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import TerminalError, errors_printed
 

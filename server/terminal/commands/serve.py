@@ -9,7 +9,8 @@ import typer
 from anyio import create_task_group
 from uvicorn.loops.auto import auto_loop_factory
 
-from engine.launch import ModelError, launch
+from engine.api import ModelError
+from engine.launch import launch
 from server.app import create_app
 from server.lifecycle import DrainingServer, spare_full_collections
 from server.log import configure_logging

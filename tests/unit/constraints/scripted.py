@@ -19,7 +19,7 @@ from engine.constraints.remote.wire import (
     read_request,
     report_frame,
 )
-from engine.sockets import FrameBuffer
+from engine.process.sockets import FrameBuffer
 
 LIMIT = -signal.SIGPROF
 OUTSIDE = -signal.SIGKILL

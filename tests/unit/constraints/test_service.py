@@ -19,7 +19,7 @@ from engine.constraints.remote.wire import (
     request_frame,
 )
 from engine.constraints.worker.service import TURN_SECONDS, Service
-from engine.sockets import FrameBuffer
+from engine.process.sockets import FrameBuffer
 from tests.grammars import demo_tokenizer
 
 END = 2

@@ -21,7 +21,7 @@ from engine.constraints.remote.wire import (
     report_frame,
     request_frame,
 )
-from engine.sockets import MAX_FRAME_BYTES, FrameBuffer, ProtocolError
+from engine.process.sockets import MAX_FRAME_BYTES, FrameBuffer, ProtocolError
 
 MASKS = st.builds(
     Mask,

@@ -3,22 +3,22 @@
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pytest
 
-from engine import sockets as frames
 from engine.api import EngineStopped
-from engine.remote import calls, connection, messages
-from engine.remote.connection import Connection, Receivers
-from engine.remote.messages import Numbered
-from engine.sockets import FrameBuffer, ProtocolError
-from engine.values.stats import Cleared
+from engine.process import sockets as frames
+from engine.process.sockets import FrameBuffer, ProtocolError
+from engine.remote import connection, wire
+from engine.remote.calls import CALLS, EngineCalls
+from engine.remote.connection import Connection
+from engine.remote.wire import Kind, Message
+from engine.values.stats import CacheTier, Cleared
 
 SECONDS = 20.0
 """For what comes at once."""
-
-CLEAR = calls.ClearCache(None, frozenset())
 
 
 class Process:
@@ -44,46 +44,57 @@ class Ends:
     process: Process
     peer: socket.socket
 
-    def next_call(self) -> Numbered:
+    def next_call(self) -> Message:
         """The call that the process reads next."""
         buffer, bodies = FrameBuffer(), list[bytes]()
         while not bodies:
             bodies = buffer.add(self.peer.recv(1))
-        message = messages.read_to_process(bodies[0])
-        assert isinstance(message, Numbered)
-        return message
+        return Message.read(bodies[0])
+
+    def clear(self) -> tuple[int, Future[Cleared]]:
+        """Send a call."""
+        return self.server.send(EngineCalls.clear_cache, None, frozenset[CacheTier]())
+
+    def answer(self, message: Message, result: object) -> None:
+        """Return the result of a call, as the process does."""
+        json = CALLS[message.name].result.dump_json(result)
+        self.peer.sendall(wire.frame(Kind.RETURNED, json, message.number))
+
+
+def connected(ours: socket.socket, process: Process) -> Connection:
+    """A connection whose events nobody takes."""
+    return Connection(ours, process, lambda events: None, lambda line: None, lambda: None)
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
-    receivers = Receivers(lambda events: None, lambda line: None, lambda: None)
     with theirs:
         process = Process(theirs)
-        server = Connection(ours, process, receivers)
+        server = connected(ours, process)
         yield Ends(server, process, theirs)
         theirs.close()
         server.close()
 
 
 def test_a_result_that_cannot_be_read_ends_its_call_alone(ends: Ends) -> None:
-    _, unread = ends.server.send(CLEAR)
-    _, later = ends.server.send(CLEAR)
+    _, unread = ends.clear()
+    _, later = ends.clear()
     first, second = ends.next_call(), ends.next_call()
-    ends.peer.sendall(messages.returned_frame(first.number, calls.ListRequests(), ()))
+    ends.peer.sendall(wire.frame(Kind.RETURNED, b"[]", first.number))
     cleared = Cleared(blocks=1, bytes=2)
-    ends.peer.sendall(messages.returned_frame(second.number, CLEAR, cleared))
+    ends.answer(second, cleared)
     assert unread.exception(SECONDS) is not None
     assert later.result(SECONDS) == cleared
 
 
 def test_a_call_beyond_a_frame_fails_alone(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
-    _, long = ends.server.send(calls.Probe(tuple(range(1000)), "", ""))
-    _, short = ends.server.send(CLEAR)
+    _, long = ends.server.send(EngineCalls.probe, tuple(range(1000)), "", "")
+    _, short = ends.clear()
     assert isinstance(long.exception(SECONDS), ProtocolError)
     cleared = Cleared(blocks=1, bytes=2)
-    ends.peer.sendall(messages.returned_frame(ends.next_call().number, CLEAR, cleared))
+    ends.answer(ends.next_call(), cleared)
     assert short.result(SECONDS) == cleared
 
 
@@ -92,14 +103,13 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connection, "FIRST_WORD_SECONDS", 0.3)
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.3)
     ours, theirs = socket.socketpair()
-    receivers = Receivers(lambda events: None, lambda line: None, lambda: None)
     with theirs:
         process = Process(theirs)
-        server = Connection(ours, process, receivers)
+        server = connected(ours, process)
         stop = threading.Event()
         alive = threading.Thread(target=_say_alive, args=(theirs, stop))
         alive.start()
-        _, pending = server.send(calls.Probe(tuple(range(1_000_000)), "", ""))
+        _, pending = server.send(EngineCalls.probe, tuple(range(1_000_000)), "", "")
         assert isinstance(pending.exception(SECONDS), EngineStopped)
         assert process.killed.is_set()
         stop.set()
@@ -110,6 +120,6 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
 def _say_alive(peer: socket.socket, stop: threading.Event) -> None:
     while not stop.wait(0.05):
         try:
-            peer.sendall(messages.alive_frame(True))
+            peer.sendall(wire.frame(Kind.ALIVE, wire.ALIVE.dump_json(True)))
         except OSError:
             return

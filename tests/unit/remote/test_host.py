@@ -2,22 +2,20 @@
 
 import asyncio
 import gc
+import logging
 import weakref
-from collections.abc import Callable
 from typing import NoReturn
 
-import pytest
-
-from engine.api import EngineStopped
-from engine.core.thread import Build
-from engine.remote import calls
-from engine.remote.host import EngineHost
-from engine.remote.messages import Cancel, Numbered, Said
-from engine.remote.outbox import Outbox
-from engine.sockets import FrameBuffer
+from engine.api import EngineStopped, Report
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver
+from engine.process.sockets import FrameBuffer
+from engine.remote.host import EngineHost, Outbox
+from engine.remote.wire import CANCEL, Kind, Message, read_frame
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats
+
+SECONDS = 20.0
 
 
 class Sent(Outbox):
@@ -30,33 +28,27 @@ class Sent(Outbox):
     def send(self, data: bytes) -> None:
         self.bodies += self._buffer.add(data)
 
-    def kinds(self) -> list[Said]:
-        return [Said(body[0]) for body in self.bodies]
+    def kinds(self) -> list[Kind]:
+        return [Kind(read_frame(body)[0]) for body in self.bodies]
 
 
-class Sum(calls.Stats):
-    """A call whose answer is an error, and which can be looked for in memory."""
-
-    async def run(self, host: calls.Host) -> EngineStats:
-        raise EngineStopped("no engine")
+class Argument:
+    """Can be looked for in memory."""
 
 
-def _make_build(config: EngineConfig, report: object) -> Build:
-    return _refuse
-
-
-def _refuse(inbox: object, deliver: Callable[[list[OutputEvent]], None]) -> NoReturn:
+def _load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> NoReturn:
+    report("it is refused")
     deliver([OutputEvent("a", 0, text="b")])
     raise EngineStopped("no engine")
 
 
 async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
-    host = EngineHost(Sent(), _make_build)
-    call = Sum()
-    remembered = weakref.ref(call)
-    host.take(Numbered(1, call))
-    host.take(Cancel(1))
-    del call
+    host = EngineHost(Sent(), _load)
+    argument = Argument()
+    remembered = weakref.ref(argument)
+    host.take(Message(1, "abort", (argument,)))
+    host.take(Message(1, CANCEL))
+    del argument
     await _turns()
     gc.collect()
     assert remembered() is None
@@ -64,13 +56,12 @@ async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
 
 async def test_events_are_sent_as_they_come_and_a_call_is_answered_once() -> None:
     sent = Sent()
-    host = EngineHost(sent, _make_build)
-    with pytest.raises(EngineStopped):
-        await host.load(EngineConfig(""))
-    assert sent.kinds() == [Said.EVENTS]
-    host.take(Numbered(1, Sum()))
-    await _turns()
-    assert sent.kinds() == [Said.EVENTS, Said.RAISED]
+    host = EngineHost(sent, _load)
+    host.take(Message(1, "load", (EngineConfig(""), logging.WARNING)))
+    async with asyncio.timeout(SECONDS):
+        while Kind.RAISED not in sent.kinds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert sent.kinds() == [Kind.LINE, Kind.EVENTS, Kind.RAISED]
 
 
 async def _turns() -> None:

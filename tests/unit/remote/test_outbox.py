@@ -5,7 +5,7 @@ import errno
 import socket
 from typing import cast
 
-from engine.remote.outbox import Outbox
+from engine.remote.host import Outbox
 
 
 class WithoutBuffers:
@@ -39,3 +39,13 @@ async def test_a_kernel_without_buffers_drops_nothing() -> None:
         while len(received) < len(data):
             received += await loop.sock_recv(theirs, 4096)
         assert received == data
+
+
+def test_what_is_sent_after_the_end_of_the_event_loop_is_dropped() -> None:
+    """The process ends then, while the engine's thread may still send events."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with ours, theirs:
+        ours.setblocking(False)
+        Outbox(ours, loop).send(bytes(1 << 22))

@@ -12,6 +12,13 @@ BUFFER_BYTES = 1 << 20
 RETRY_SECONDS = 0.005
 """The pause after ENOBUFS: no event says when the kernel has buffers again."""
 
+RECEIVED_BYTES = 1 << 18
+"""The most bytes to receive with one system call."""
+
+MAX_FRAME_BYTES = 64 * 1024**2
+
+_LENGTH = struct.Struct("<I")
+
 
 def socket_pair(
     make: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
@@ -79,26 +86,20 @@ def _grow(end: socket.socket, option: int) -> None:
             return
 
 
-MAX_FRAME_BYTES = 64 * 1024**2
-
-RECEIVED_BYTES = 1 << 18
-"""At most, with one call of the system."""
-
-_LENGTH = struct.Struct("<I")
-
-
 class ProtocolError(Exception):
     """A message does not follow the protocol, or is too long for a frame."""
 
 
 class FrameBuffer:
-    """Bytes as they arrive, frames as they are whole."""
+    """Splits the bytes that a socket receives into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def add(self, data: bytes) -> list[bytes]:
-        """The bodies that are whole now. Raises ProtocolError."""
+        """Add received bytes. Returns the bodies of the frames that are complete now. Raises
+        ProtocolError.
+        """
         self._bytes += data
         bodies, at = [], 0
         while len(self._bytes) - at >= _LENGTH.size:
@@ -114,7 +115,7 @@ class FrameBuffer:
 
 
 def framed(body: bytes) -> bytes:
-    """The body as a frame. Raises ProtocolError for one that no receiver would take."""
+    """Make a frame of a body. Raises ProtocolError if it is longer than a receiver takes."""
     _check_length(len(body))
     return _LENGTH.pack(len(body)) + body
 

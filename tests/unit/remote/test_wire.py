@@ -5,20 +5,19 @@ import logging
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import sockets as frames
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.core.commit import PROMPT_LOGPROBS_AT_ONCE
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.remote import calls, messages
-from engine.remote.calls import Call
-from engine.remote.messages import Cancel, Numbered, Said
-from engine.sockets import FrameBuffer, ProtocolError
+from engine.process import sockets as frames
+from engine.process.sockets import FrameBuffer, ProtocolError
+from engine.remote import wire
+from engine.remote.calls import CALLS
+from engine.remote.wire import CANCEL, Kind, Message, Raised
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.picture import NodeTokens
 from engine.values.request import (
@@ -56,22 +55,22 @@ REQUEST = Request(
     thinking_budget=ThinkingBudget(10, (1,), (2,)),
 )
 CONFIG = EngineConfig("model", disk=DiskCacheConfig(Path("/tmp/cache"), 1 << 30))
-CALLS: Sequence[tuple[Call, object]] = (
-    (calls.Load(CONFIG, logging.INFO), CARD),
-    (calls.Submit(REQUEST), None),
-    (calls.Abort("a"), None),
-    (calls.Check(REQUEST), None),
-    (calls.Stats(), STATS),
-    (calls.ClearCache("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
-    (calls.Probe((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
-    (calls.ListRequests(), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
-    (calls.OpenWatch(), None),
-    (calls.Look(), 7),
-    (calls.Picture(), PICTURE),
-    (calls.Node(3, 10), NodeTokens(3, 12, (1, 2))),
-    (calls.Node(3, 10), None),
-    (calls.CloseWatch(), None),
-    (calls.Drain(0.5), STATS),
+EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
+    ("load", (CONFIG, logging.INFO), CARD),
+    ("submit", (REQUEST,), None),
+    ("abort", ("a",), None),
+    ("check", (REQUEST,), None),
+    ("stats", (), STATS),
+    ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
+    ("probe", ((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
+    ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
+    ("open_watch", (), None),
+    ("look", (), 7),
+    ("picture", (), PICTURE),
+    ("node", (3, 10), NodeTokens(3, 12, (1, 2))),
+    ("node", (3, 10), None),
+    ("close_watch", (), None),
+    ("drain", (0.5,), STATS),
 )
 EVENTS = st.builds(
     OutputEvent,
@@ -91,46 +90,57 @@ def body(frame: bytes) -> bytes:
     return whole
 
 
+def read_events(frame_body: bytes) -> list[OutputEvent]:
+    kind, _, json = wire.read_frame(frame_body)
+    assert kind == Kind.EVENTS
+    return wire.EVENTS.validate_json(json)
+
+
+def again(error: Exception) -> Exception:
+    """The error as the server raises it."""
+    return wire.RAISED.validate_json(wire.RAISED.dump_json(Raised.of(error))).exception()
+
+
 def test_every_call_is_among_the_examples() -> None:
-    assert {type(call) for call, _ in CALLS} == set(get_args(Call))
+    assert {name for name, _, _ in EXAMPLES} == set(CALLS)
 
 
-@pytest.mark.parametrize("call", [call for call, _ in CALLS])
-def test_calls(call: Call) -> None:
-    numbered = Numbered(2**40, call)
-    assert messages.read_to_process(body(messages.to_process(numbered))) == numbered
+@pytest.mark.parametrize(("name", "arguments"), [example[:2] for example in EXAMPLES])
+def test_calls(name: str, arguments: tuple[object, ...]) -> None:
+    message = Message(2**40, name, arguments)
+    assert Message.read(body(message.frame())) == message
 
 
 def test_vectors_take_a_third_more_than_their_bytes() -> None:
     event = OutputEvent("a", 0, pooled=bytes(range(256)) * 64)
-    [frame] = map(body, messages.events_frames([event]))
-    assert messages.read_events(frame) == [event]
+    [frame] = map(body, wire.events_frames([event]))
+    assert read_events(frame) == [event]
     assert len(frame) < 1.4 * len(event.pooled)
 
 
-@pytest.mark.parametrize(("call", "result"), CALLS)
-def test_results(call: Call, result: object) -> None:
-    frame = body(messages.returned_frame(9, call, result))
-    assert frame[0] == Said.RETURNED
-    assert messages.read_number(frame) == 9
-    assert messages.read_result(frame, call) == result
+@pytest.mark.parametrize(("name", "result"), [(name, result) for name, _, result in EXAMPLES])
+def test_results(name: str, result: object) -> None:
+    types = CALLS[name].result
+    frame = wire.frame(Kind.RETURNED, types.dump_json(result), 2**40)
+    kind, number, json = wire.read_frame(body(frame))
+    assert (kind, number) == (Kind.RETURNED, 2**40)
+    assert types.validate_json(json) == result
 
 
 def test_cancellations() -> None:
-    assert messages.read_to_process(body(messages.to_process(Cancel(7)))) == Cancel(7)
+    assert Message.read(body(Message(7, CANCEL).frame())) == Message(7, CANCEL)
 
 
 @given(st.lists(EVENTS, max_size=3))
 def test_events(events: list[OutputEvent]) -> None:
-    [frame] = map(body, messages.events_frames(events))
-    assert frame[0] == Said.EVENTS
-    assert messages.read_events(frame) == events
+    [frame] = map(body, wire.events_frames(events))
+    assert read_events(frame) == events
 
 
 def test_log_probabilities_may_be_infinite() -> None:
     event = OutputEvent("a", 0, token_ids=(3,), logprobs=(TokenLogprob(3, -inf, ((4, -inf),)),))
-    [frame] = map(body, messages.events_frames([event]))
-    assert messages.read_events(frame) == [event]
+    [frame] = map(body, wire.events_frames([event]))
+    assert read_events(frame) == [event]
 
 
 def test_long_events_of_a_step_take_several_frames_in_order() -> None:
@@ -138,10 +148,10 @@ def test_long_events_of_a_step_take_several_frames_in_order() -> None:
     top = tuple((token, -1.5 * token) for token in range(20))
     part = (TokenLogprob(1, -2.25, top),) * PROMPT_LOGPROBS_AT_ONCE
     events = [OutputEvent("a", index, prompt_logprobs=part) for index in range(40)]
-    frames = [body(frame) for frame in messages.events_frames(events)]
+    frames = [body(frame) for frame in wire.events_frames(events)]
     assert len(frames) > 1
-    assert max(map(len, frames)) <= messages.MAX_EVENTS_BYTES
-    assert [event for frame in frames for event in messages.read_events(frame)] == events
+    assert max(map(len, frames)) <= wire.MAX_EVENTS_BYTES
+    assert [event for frame in frames for event in read_events(frame)] == events
 
 
 def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
@@ -149,7 +159,9 @@ def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
 ) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(ProtocolError, match="100 are the most"):
-        messages.to_process(Numbered(1, calls.Submit(REQUEST)))
+        Message(1, "submit", (REQUEST,)).frame()
+    with pytest.raises(ProtocolError, match="100 are the most"):
+        wire.frame(Kind.RETURNED, bytes(100))
 
 
 @pytest.mark.parametrize(
@@ -164,16 +176,11 @@ def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
     ],
 )
 def test_errors(error: Exception, kind: type[Exception]) -> None:
-    raised = messages.read_raised(body(messages.raised_frame(3, error)))
-    assert raised.number == 3
-    assert type(raised.exception()) is kind
-    assert str(raised.exception()) == str(error)
+    assert type(again(error)) is kind
+    assert str(again(error)) == str(error)
 
 
 def test_errors_with_more_than_words() -> None:
-    def again(error: Exception) -> Exception:
-        return messages.read_raised(body(messages.raised_frame(3, error))).exception()
-
     invalid = again(InvalidRequest("too long", "prompt"))
     assert isinstance(invalid, InvalidRequest)
     assert (str(invalid), invalid.param) == ("too long", "prompt")
