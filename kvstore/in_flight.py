@@ -4,18 +4,12 @@ A lease's prefix is *in flight* from when the lease begins until its blocks are 
 A queued prompt that shares it waits, so that the same tokens are not computed twice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from kvstore.lease import Lease
 from kvstore.tokens import Tokens, common_tokens
 from kvstore.types import Namespace
-
-Probe = Callable[[Namespace, Tokens], int]
-"""How many tokens of a prompt could be adopted now; see `KVStore.probe`."""
-
-Checkpoint = Callable[[Lease, int], None]
-"""Requests a checkpoint after n tokens of a lease; see `KVStore.checkpoint`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,12 +34,12 @@ class InFlight:
     begun since it was last compared, or when its wait is over.
     """
 
-    def __init__(self, block_size: int, probe: Probe, checkpoint: Checkpoint) -> None:
+    def __init__(self, block_size: int, probe: Callable[[Namespace, Tokens], int]) -> None:
+        """`probe`: the number of a prompt's tokens that could be adopted; see `KVStore.probe`."""
         self._block_size = block_size
         self._probe = probe
-        self._checkpoint = checkpoint
-        self._end_tokens: dict[Lease, int] = {}
-        self._by_first_block: dict[tuple[Namespace, bytes], list[Lease]] = {}
+        # Of each lease, the number of its tokens that are in flight, those written included.
+        self._by_first_block: dict[tuple[Namespace, bytes], dict[Lease, int]] = {}
         self._n_begun = 0
 
     def begin(self, lease: Lease) -> None:
@@ -57,26 +51,23 @@ class InFlight:
         end_tokens = self._whole(min(len(lease.tokens), lease.shared_tokens))
         if end_tokens <= lease.cached_tokens:
             return
-        key = self._key(lease)
-        for other in tuple(self._by_first_block.get(key, ())):
-            if not self.will_be_indexed(other, self._end_tokens[other]):
-                self.end(other)
-        self._by_first_block.setdefault(key, []).append(lease)
-        self._end_tokens[lease] = end_tokens
+        leases = self._by_first_block.setdefault(self._key(lease), {})
+        for other in [each for each, end in leases.items() if each.written_tokens >= end]:
+            del leases[other]
+        leases[lease] = end_tokens
         self._n_begun += 1
 
     def end(self, lease: Lease) -> None:
         """The lease has ended. Does nothing for a lease that has nothing in flight."""
-        if self._end_tokens.pop(lease, None) is not None:
-            key = self._key(lease)
-            leases = self._by_first_block[key]
-            leases.remove(lease)
-            if not leases:
-                del self._by_first_block[key]
+        key = self._key(lease)
+        leases = self._by_first_block.get(key, {})
+        if leases.pop(lease, None) is not None and not leases:
+            del self._by_first_block[key]
 
     def will_be_indexed(self, lease: Lease, n_tokens: int) -> bool:
         """Whether the first `n_tokens` tokens in flight are still to be computed by the lease."""
-        return lease in self._end_tokens and lease.written_tokens < n_tokens
+        is_written = lease.written_tokens >= n_tokens
+        return not is_written and lease in self._by_first_block.get(self._key(lease), ())
 
     def must_wait(self, prompt: QueuedPrompt) -> bool:
         """Whether the prompt should wait for a lease that computes much of it.
@@ -89,8 +80,8 @@ class InFlight:
         if found is None:
             prompt.awaited = None
         elif found != (prompt.awaited, prompt.until_tokens):
-            prompt.awaited, prompt.until_tokens = found
-            self._checkpoint(*found)
+            lease, n_tokens = prompt.awaited, prompt.until_tokens = found
+            lease.checkpoint(n_tokens)
         return found is not None
 
     def find(self, prompt: QueuedPrompt) -> tuple[Lease, int] | None:
@@ -104,8 +95,10 @@ class InFlight:
                 return prompt.awaited, prompt.until_tokens
         elif prompt.n_begun == self._n_begun:
             return None
-        leases = self._by_first_block.get(self._key(prompt), ())
-        shares = [(n, lease) for lease in leases if (n := self._shared_tokens(lease, prompt))]
+        leases = self._by_first_block.get(self._key(prompt), {}).items()
+        shares = [
+            (n, each) for each, end in leases if (n := self._shared_tokens(each, end, prompt))
+        ]
         if not shares:
             return None
         indexed_tokens = self._probe(prompt.namespace, prompt.tokens)
@@ -114,25 +107,23 @@ class InFlight:
                 return lease, n_tokens
         return None
 
-    def problems(self, leases: frozenset[Lease]) -> Iterator[str]:
+    def problems(self, leases: Set[Lease]) -> Iterator[str]:
         """Contradictions, given the leases that have not been released."""
-        if self._end_tokens.keys() - leases:
-            yield "a prefix of a released lease is in flight"
-        listed = [lease for leases in self._by_first_block.values() for lease in leases]
-        if len(listed) != len(self._end_tokens) or set(listed) != self._end_tokens.keys():
-            yield "the prefixes in flight by their first block are not those of the leases"
-        for key, prefixes in self._by_first_block.items():
-            if not prefixes or any(self._key(lease) != key for lease in prefixes):
+        for key, in_flight in self._by_first_block.items():
+            if in_flight.keys() - leases:
+                yield "a prefix of a released lease is in flight"
+            if not in_flight or any(self._key(lease) != key for lease in in_flight):
                 yield "a prefix in flight is listed under other tokens"
 
-    def _shared_tokens(self, lease: Lease, prompt: QueuedPrompt) -> int:
+    def _shared_tokens(self, lease: Lease, end_tokens: int, prompt: QueuedPrompt) -> int:
         """The whole blocks, in tokens, with which both begin; 0 if the lease has computed them."""
-        end = min(self._end_tokens[lease], len(prompt.tokens) - 1)  # the last is never adopted
+        end = min(end_tokens, len(prompt.tokens) - 1)  # the last is never adopted
         start = self._whole(lease.written_tokens)
         stop = start + self._block_size  # compare one block first: most prompts differ there
         if stop > end or lease.tokens.packed(start, stop) != prompt.tokens.packed(start, stop):
             return 0
-        return self._whole(common_tokens(lease.tokens.packed(0, end), prompt.tokens.packed(0, end)))
+        common = common_tokens(lease.tokens.packed(0, end), prompt.tokens.packed(0, end))
+        return self._whole(common) if common >= stop else 0  # they may differ before that block
 
     def _key(self, run: Lease | QueuedPrompt) -> tuple[Namespace, bytes]:
         return run.namespace, run.tokens.packed(0, self._block_size)

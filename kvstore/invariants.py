@@ -4,16 +4,15 @@ Tests call `check`. An idle engine takes `recount_idle` piece by piece.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
 
 from kvstore.lease import Lease
-from kvstore.pool import blocks_for
+from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
-from kvstore.tree import Node
-from kvstore.types import BlockId, Finding, Namespace
+from kvstore.tree import Node, RadixTree
+from kvstore.types import BlockId, Finding
 
 
 class InvariantError(AssertionError):
@@ -43,20 +42,27 @@ def recount(store: KVStore) -> Iterator[Finding]:
     A piece is a block, a slot, a node or a lease, or a sum over all of them, which takes
     milliseconds for a hundred thousand. Drop the iterator before the store changes.
     """
-    counts = _Recount(store)
-    yield from counts.walk()
-    yield from counts.references()
-    yield from counts.free_list()
-    yield from counts.edges()
-    yield from counts.siblings()
-    yield from counts.leases()
-    for index, group in enumerate(store.groups):
-        states = [each.group_states[index] for each in store.leases if each.group_states]
-        yield from group.problems(states, counts.used)
+    indexed, times_indexed = dict[BlockId, tuple[Node, int]](), Counter[BlockId]()
+    for node in () if store.tree is None else store.tree.nodes():
+        indexed |= {block: (node, index) for index, block in enumerate(node.blocks)}
+        times_indexed.update(node.blocks)
+        yield None
+    n_tables = Counter[BlockId]()
+    for lease in store.leases:
+        n_tables.update(lease.table)
+        yield None
+    yield from _pool_problems(store.pool, n_tables, times_indexed)
+    if store.tree is not None:
+        yield from _node_problems(store.tree, store.block_size * TOKEN_BYTES)
+        yield from store.tree.problems()
+    for lease in store.leases:
+        yield from _lease_problems(store, lease, indexed)
+    used = n_tables.keys() | times_indexed.keys()
+    for number, group in enumerate(store.groups):
+        states = [each.group_states[number] for each in store.leases if each.group_states]
+        yield from group.problems(states, used)
     if store.in_flight is not None:
         yield from store.in_flight.problems(store.leases)
-    if store.tree is not None:
-        yield from store.tree.problems()
 
 
 def _raise_if_any(findings: Iterator[Finding]) -> None:
@@ -64,146 +70,94 @@ def _raise_if_any(findings: Iterator[Finding]) -> None:
         raise InvariantError("; ".join(problems))
 
 
-class _Place(NamedTuple):
-    """The position of a node's edge: its bytes are [start, end) of those from the root."""
+def _pool_problems(
+    pool: BlockPool, n_tables: Counter[BlockId], times_indexed: Counter[BlockId]
+) -> Iterator[Finding]:
+    """Compare the pool's counts with how many tables list each block, and how often the tree."""
+    for block in map(BlockId, range(pool.n_blocks)):
+        if (count := pool.ref_count(block)) != n_tables[block]:
+            yield f"block {block}: {count} references, {n_tables[block]} tables list it"
+        if (is_cached := pool.is_cached(block)) != times_indexed[block]:
+            yield f"block {block}: cached is {is_cached}, indexed {times_indexed[block]} times"
+        yield None
+    referenced = sum(count > 0 for count in n_tables.values())
+    shared = sum(count > 1 for count in n_tables.values())
+    if (pool.n_referenced, pool.n_shared) != (referenced, shared):
+        counts = f"{pool.n_referenced}/{pool.n_shared}"
+        yield f"{counts} referenced/shared, recounted {referenced}/{shared}"
+    saved = n_tables.total() - referenced
+    if pool.n_saved != saved:
+        yield f"{pool.n_saved} blocks saved, recounted {saved}"
+    evictable = sum(not n_tables[block] for block in times_indexed)
+    if pool.n_evictable != evictable or pool.n_free + evictable + referenced != pool.n_blocks:
+        parts = f"free {pool.n_free} + evictable {evictable} + referenced {referenced}"
+        yield f"{parts} != {pool.n_blocks}"
+    free = pool.free_blocks()
+    if len(set(free)) != len(free):
+        yield "a block stands in the free list twice"
+    if unfree := [block for block in free if pool.total_refs(block)]:
+        yield f"blocks {unfree} are free and referred to"
 
-    namespace: Namespace
-    start: int
-    end: int
+
+def _node_problems(tree: RadixTree, block_bytes: int) -> Iterator[Finding]:
+    """Check the edge of each node, its children, and the sums over its subtree."""
+    n_nodes = 0
+    for node in chain(tree.roots.values(), tree.nodes()):
+        edge, children, is_root = f"edge {node.serial}", node.children, node.parent is None
+        n_nodes += not is_root
+        n_blocks = blocks_for(len(node.packed), block_bytes)
+        if n_blocks != len(node.blocks) or is_root == bool(node.blocks):
+            yield f"{edge}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
+        if children and len(node.packed) % block_bytes:
+            yield f"{edge}: a tail with something behind it"
+        if any(child.parent is not node for child in children):
+            yield f"{edge}: a child is not among its parent's children"
+        firsts = [bytes(child.packed[:block_bytes]) for child in children]
+        if any(left >= right for left, right in pairwise(firsts)):
+            yield f"{edge}: children out of order"
+        if any(right.startswith(left) for left, right in pairwise(firsts)):
+            yield f"{edge}: a tail beside a block that covers it"
+        sums = (node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
+        recounted = (
+            sum((child.subtree_nodes for child in children), int(not is_root)),
+            sum((child.subtree_tokens for child in children), node.n_tokens),
+            sum((child.subtree_blocks for child in children), len(node.blocks)),
+        )
+        if sums != recounted:
+            yield f"{edge}: subtree sums {sums}, recounted {recounted}"
+        yield None
+    if tree.n_nodes != n_nodes:
+        yield f"{tree.n_nodes} nodes, recounted {n_nodes}"
 
 
-class _Recount:
-    """The counts so far, from walking the tree and reading the tables of all leases."""
-
-    def __init__(self, store: KVStore) -> None:
-        self.store = store
-        self.block_bytes = store.block_size * TOKEN_BYTES
-        self.places: dict[Node, _Place] = {}
-        self.indexed: dict[BlockId, tuple[Node, int]] = {}  # a block's node, its index there
-        self.cached = Counter[BlockId]()
-        self.ref_counts = Counter[BlockId]()
-        self.used: set[BlockId] = set()  # blocks that are not free
-
-    def walk(self) -> Iterator[Finding]:
-        for namespace, path, node in () if self.store.tree is None else self.store.tree.walk():
-            self.places[node] = _Place(namespace, len(path) - len(node.packed), len(path))
-            self.cached.update(node.blocks)
-            for index, block in enumerate(node.blocks):
-                self.indexed[block] = node, index
-            yield None
-        for lease in self.store.leases:
-            self.ref_counts.update(lease.table)
-            yield None
-
-    def references(self) -> Iterator[Finding]:
-        pool, ref_counts = self.store.pool, self.ref_counts
-        for block in map(BlockId, range(pool.n_blocks)):
-            count, tables = pool.ref_count(block), ref_counts[block]
-            if count != tables:
-                yield f"block {block}: {count} references, {tables} tables list it"
-            is_cached, times = pool.is_cached(block), self.cached[block]
-            if is_cached != times:
-                yield f"block {block}: cached is {is_cached}, indexed {times} times"
-            if count or is_cached:
-                self.used.add(block)
-            yield None
-        referenced = len(ref_counts)
-        shared = sum(count > 1 for count in ref_counts.values())
-        if (pool.n_referenced, pool.n_shared) != (referenced, shared):
-            counts = f"{pool.n_referenced}/{pool.n_shared}"
-            yield f"{counts} referenced/shared, recounted {referenced}/{shared}"
-        saved = ref_counts.total() - referenced
-        if pool.n_saved != saved:
-            yield f"{pool.n_saved} blocks saved, recounted {saved}"
-        evictable = sum(not ref_counts[block] for block in self.cached)
-        if pool.n_evictable != evictable or pool.n_free + evictable + referenced != pool.n_blocks:
-            parts = f"free {pool.n_free} + evictable {evictable} + referenced {referenced}"
-            yield f"{parts} != {pool.n_blocks}"
-
-    def free_list(self) -> Iterator[Finding]:
-        free, unfree = set[BlockId](), list[BlockId]()
-        for block in self.store.pool.free_blocks():
-            if block in free:
-                yield "a block stands in the free list twice"
-            free.add(block)
-            if self.store.pool.total_refs(block):
-                unfree.append(block)
-            yield None
-        if unfree:
-            yield f"blocks {unfree} are free and referred to"
-
-    def edges(self) -> Iterator[Finding]:
-        for node, place in self.places.items():
-            n_blocks = blocks_for(len(node.packed), self.block_bytes)
-            if n_blocks != len(node.blocks) or not node.blocks:
-                yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
-            if place.end % self.block_bytes and node.children:
-                yield f"edge {node.serial}: a tail with something behind it"
-            yield None
-        n_nodes = 0 if self.store.tree is None else self.store.tree.n_nodes
-        if len(self.places) != n_nodes:
-            yield f"{n_nodes} nodes, recounted {len(self.places)}"
-
-    def siblings(self) -> Iterator[Finding]:
-        children = dict[Node, set[Node]]()
-        for node in self.places:
-            parent = node.parent
-            if parent is not None and parent not in children:
-                children[parent] = set(parent.children)
-            if parent is None or node not in children[parent]:
-                yield f"edge {node.serial}: not among its parent's children"
-            yield None
-        for parent in children:
-            firsts = [bytes(child.packed[: self.block_bytes]) for child in parent.children]
-            if any(left >= right for left, right in pairwise(firsts)):
-                yield f"edge {parent.serial}: children out of order"
-            if any(right.startswith(left) for left, right in pairwise(firsts)):
-                yield f"edge {parent.serial}: a tail beside a block that covers it"
-            yield None
-
-    def leases(self) -> Iterator[Finding]:
-        block_size, pool = self.store.block_size, self.store.pool
-        for lease in self.store.leases:
-            written, planned = lease.written_tokens, lease.planned_tokens
-            if written > len(lease.table) * block_size:
-                yield f"{written} tokens written in {len(lease.table)} blocks"
-            if written > planned:
-                yield f"{written} tokens written, {planned} planned"
-            ready = max(lease.ready_tokens, planned)
-            private = slice(written // block_size, blocks_for(ready, block_size))
-            for block in lease.table[private] if ready > written else ():
-                if (references := pool.total_refs(block)) != 1:
-                    yield f"block {block} is to be written, and has {references} references"
-            yield None
-            yield from self._tokens(lease)
-
-    def _tokens(self, lease: Lease) -> Iterator[Finding]:
-        """Check that its indexed blocks are indexed under the tokens that it has written."""
-        written, equal = lease.tokens.packed(0, lease.written_tokens), set[Node]()
-        last = dict[Node, tuple[int, BlockId]]()  # by node, the last of its blocks that it lists
-        for block in lease.table[: blocks_for(lease.written_tokens, self.store.block_size)]:
-            if block in self.indexed:
-                node, index = self.indexed[block]
-                last[node] = max(last.get(node, (index, block)), (index, block))
-        for node, (index, block) in last.items():
-            place = self.places[node]
-            end = min(place.start + (index + 1) * self.block_bytes, len(written))
-            if place.namespace != lease.namespace or not self._begins(written, node, end, equal):
-                yield f"block {block} is indexed under tokens that are not its sequence's"
-            yield None
-
-    def _begins(self, written: bytes, node: Node, end: int, equal: set[Node]) -> bool:
-        """Whether `written` equals the path to `node` up to `end`.
-
-        Nodes in `equal` have been compared before and are skipped; equal ones are added.
-        """
-        above: Node | None = node
-        while above in self.places and above not in equal:
-            place = self.places[above]
-            stop = max(min(place.end, end), place.start)
-            if written[place.start : stop] != above.packed[: stop - place.start]:
-                return False
-            if stop == place.end:
-                equal.add(above)
-            above = above.parent
-        return True
+def _lease_problems(
+    store: KVStore, lease: Lease, indexed: Mapping[BlockId, tuple[Node, int]]
+) -> Iterator[Finding]:
+    """Check a lease's counts, that nobody else refers to the blocks that it writes to, and that
+    its indexed blocks are indexed under the tokens that it has written.
+    """
+    block_size, table = store.block_size, lease.table
+    written, planned = lease.written_tokens, lease.planned_tokens
+    if written > len(table) * block_size:
+        yield f"{written} tokens written in {len(table)} blocks"
+    if written > planned:
+        yield f"{written} tokens written, {planned} planned"
+    if (ready := max(lease.ready_tokens, planned)) > written:
+        for block in table[written // block_size : blocks_for(ready, block_size)]:
+            if (references := store.pool.total_refs(block)) != 1:
+                yield f"block {block} is to be written, and has {references} references"
+    yield None
+    last = dict[Node, int]()  # by node, the index of the last of its blocks that the lease lists
+    for block in table[: blocks_for(written, block_size)]:
+        if block in indexed:
+            node, index = indexed[block]
+            last[node] = max(last.get(node, index), index)
+    tokens = lease.tokens.packed(0, written)
+    for node, index in last.items():
+        path = b"".join(bytes(each.packed) for each in reversed(tuple(node.path())))
+        end = len(path) - len(node.packed) + (index + 1) * block_size * TOKEN_BYTES
+        is_equal = tokens.startswith(path[: min(end, len(tokens))])
+        if node.namespace != lease.namespace or not is_equal:
+            block = node.blocks[index]
+            yield f"block {block} is indexed under tokens that are not its sequence's"
+        yield None

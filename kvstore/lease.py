@@ -65,6 +65,17 @@ class Lease:
                 state.checkpoint(n_tokens)
             self.ready_tokens = min(self.ready_tokens, n_tokens - 1)
 
+    def end_snapshot(self, *, is_accepted: bool) -> None:
+        """Keep the tokens of the step, or return to the snapshot that was taken for its draft: then
+        nothing is planned beyond what is written.
+        """
+        for state in self.group_states:
+            state.end_snapshot(is_accepted=is_accepted)
+        self.has_snapshot = False
+        if not is_accepted:
+            self.planned_tokens, self.ready_tokens = self.written_tokens, 0
+            self.is_patched = True
+
     def take_patches(self) -> Iterator[TablePatch]:
         """The entries of the tables that have changed since the last call; at first all."""
         self.is_patched = False

@@ -76,13 +76,10 @@ class RecurrentState(GroupState):
     def snapshot(self, ops: list[StepOp]) -> None:
         self._snapshot = self._copy(When.FIRST, ops)
 
-    def restore(self) -> None:
+    def end_snapshot(self, *, is_accepted: bool) -> None:
         if self._snapshot is not None:
-            self.group.slots.release(self.slot)
-            self.slot, self._snapshot, self._is_new = self._snapshot, None, True
-
-    def drop_snapshot(self) -> None:
-        if self._snapshot is not None:
+            if not is_accepted:
+                self.slot, self._snapshot, self._is_new = self._snapshot, self.slot, True
             self.group.slots.release(self._snapshot)
             self._snapshot = None
 
@@ -158,12 +155,11 @@ class RecurrentGroup(Group):
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int, ops: list[StepOp]
     ) -> GroupState:
-        slot = self._resume(blocks, n_tokens, ops) if n_tokens else self._begin(ops)
-        self.n_leases += 1
+        slot = self._resume(blocks, n_tokens, ops) if n_tokens else self.slots.allocate()
+        assert slot is not None, "leases hold more states than were kept for them"
+        if n_tokens == 0:
+            ops.append((When.FIRST, ResetState(slot)))
         return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens))
-
-    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        return self.slots.attached_to(block).get(n_tokens)
 
     def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         return self.slots.attached_to(block)
@@ -177,18 +173,10 @@ class RecurrentGroup(Group):
         if isinstance(op, RollBackState | FillState):
             self.slots.detach(op.slot)
 
-    def _begin(self, ops: list[StepOp]) -> SlotId:
-        """A slot with the state before the first token."""
-        slot = self.slots.allocate()
-        assert slot is not None, "leases hold more states than were kept for them"
-        ops.append((When.FIRST, ResetState(slot)))
-        return slot
-
     def _resume(self, blocks: Sequence[BlockId], n_tokens: int, ops: list[StepOp]) -> SlotId:
         """A copy of the state saved at `n_tokens`; the saved one itself if no slot is left."""
         entry, offset = divmod(n_tokens - 1, self.block_size)
         saved = self.slots.attached_to(blocks[entry])[offset + 1]
-        self.slots.touch(saved)
         self.slots.retain(saved)  # lest it be evicted for its own copy
         slot = self.slots.allocate()
         if slot is None:

@@ -8,8 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.ops import CopyBlock, StepOp, StorageOp
 from kvstore.pool import BlockTable
@@ -17,8 +16,6 @@ from kvstore.types import BlockId, Finding, SlotId
 
 NEVER = sys.maxsize
 """More tokens than any sequence has."""
-
-_NOTHING: Mapping[int, SlotId] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +43,17 @@ class SlotPool:
     def __init__(self, n_slots: int) -> None:
         if n_slots < 1:
             raise ValueError(f"a group needs at least one slot, not {n_slots}")
+        self.n_slots: Final = n_slots
         self._ref_counts = [0] * n_slots
         self._blocks_of: list[set[tuple[BlockId, int]]] = [set() for _ in range(n_slots)]
         self._slots_of: dict[BlockId, dict[int, SlotId]] = {}
         self._free = [SlotId(slot) for slot in reversed(range(n_slots))]
         self._evictable: dict[SlotId, None] = {}  # the least recently used first
-        self._on_attach: list[Callable[[BlockId], None]] = []
+        self.on_attach: Callable[[BlockId], None] | None = None
+        """Called with each block to which one more slot is attached."""
         self.n_references = 0  # of all leases to all slots
         self.evictions = 0
         self.unresumable_tokens = 0  # counted by the store
-
-    def on_attach(self, callback: Callable[[BlockId], None]) -> None:
-        """Call `callback` with each block to which one more slot is attached."""
-        self._on_attach.append(callback)
-
-    @property
-    def n_slots(self) -> int:
-        return len(self._ref_counts)
 
     @property
     def n_free(self) -> int:
@@ -87,7 +78,7 @@ class SlotPool:
 
     def attached_to(self, block: BlockId) -> Mapping[int, SlotId]:
         """The slots that are attached to a block, by number of tokens."""
-        return self._slots_of.get(block, _NOTHING)
+        return self._slots_of.get(block, {})
 
     def blocks(self) -> frozenset[BlockId]:
         """The blocks with a slot attached."""
@@ -125,24 +116,17 @@ class SlotPool:
         self.n_references -= 1
         self._reclassify(slot)
 
-    def touch(self, slot: SlotId) -> None:
-        """Make the slot the most recently used."""
-        if slot in self._evictable:
-            del self._evictable[slot]
-            self._evictable[slot] = None
-
     def attach(self, block: BlockId, n_tokens: int, slot: SlotId) -> None:
         """Attach a slot that is not free to a block, unless the block has one at `n_tokens`."""
         attached = self._slots_of.setdefault(block, {})
         if n_tokens not in attached:
             attached[n_tokens] = slot
             self._blocks_of[slot].add((block, n_tokens))
-            for callback in self._on_attach:
-                callback(block)
+            if self.on_attach is not None:
+                self.on_attach(block)
 
     def allocate_for(self, block: BlockId, n_tokens: int) -> SlotId | None:
         """Attach to the block a slot that no lease uses. None if leases use all slots."""
-        assert n_tokens not in self.attached_to(block), "the block has one already"
         slot = self.allocate()
         if slot is not None:
             self.attach(block, n_tokens, slot)
@@ -231,6 +215,7 @@ class GroupState:
 
     def __init__(self, group: "Group") -> None:
         self.group = group
+        group.n_leases += 1
 
     def held_slots(self) -> Iterator[SlotId]:
         """Each slot to which the lease has a reference."""
@@ -266,11 +251,8 @@ class GroupState:
     def snapshot(self, ops: list[StepOp]) -> None:
         """Save what the next step overwrites, so that its draft tokens can be rolled back."""
 
-    def restore(self) -> None:
-        """Return to the snapshot: the step's draft tokens were rejected."""
-
-    def drop_snapshot(self) -> None:
-        """Release the snapshot, if there is one: the step's tokens stay."""
+    def end_snapshot(self, *, is_accepted: bool) -> None:
+        """Release the snapshot, if there is one. Return to it unless the draft `is_accepted`."""
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         """Take note that the lease has written `written_tokens`, to a block's end or what is due.
@@ -331,7 +313,7 @@ class Group:
 
     def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
         """The slot that is attached to a block for its first `n_tokens` tokens."""
-        raise NotImplementedError
+        return self.slots.attached_to(block).get(n_tokens)
 
     def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
         """Attach a slot to the block and fill it with `data`, if there is a slot.

@@ -11,8 +11,8 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from kvstore.tokens import TOKEN_BYTES, Digest
-from kvstore.tree import Adoption, Node, RadixTree
+from kvstore.tokens import Digest
+from kvstore.tree import Node, RadixTree
 from kvstore.types import BlockId, Namespace
 
 
@@ -69,15 +69,15 @@ def tree_view(tree: RadixTree, holders: Mapping[Node, int], most_nodes: int) -> 
         if not parent.blocks:
             above = None
             namespaces[node.namespace] = parent.subtree_nodes, parent.subtree_tokens
-        start, n_tokens = ends.get(parent, 0), len(node.packed) // TOKEN_BYTES
-        ends[node] = start + n_tokens
+        start = ends.get(parent, 0)
+        ends[node] = start + node.n_tokens
         views.append(
             NodeView(
                 node.serial,
                 above,
                 node.namespace,
                 start,
-                n_tokens,
+                node.n_tokens,
                 tuple(node.blocks),
                 tuple(node.hashes),
                 math.inf if node in holders else node.last_used,
@@ -87,23 +87,24 @@ def tree_view(tree: RadixTree, holders: Mapping[Node, int], most_nodes: int) -> 
                 node.subtree_blocks,
             )
         )
-    return TreeView(tuple(views), namespaces, tree.n_nodes, tree.n_tokens, tree.n_blocks)
+    roots = tree.roots.values()
+    n_tokens = sum(root.subtree_tokens for root in roots)
+    n_blocks = sum(root.subtree_blocks for root in roots)
+    return TreeView(tuple(views), namespaces, tree.n_nodes, n_tokens, n_blocks)
 
 
 def adoption_views(tree: RadixTree) -> tuple[AdoptionView, ...]:
     """The latest adoptions whose blocks are still indexed, oldest first."""
-    return tuple(view for each in tree.adoptions if (view := _adoption(tree, each)) is not None)
-
-
-def _adoption(tree: RadixTree, adoption: Adoption) -> AdoptionView | None:
-    node = tree.node_of(adoption.block)
-    if node is None:
-        return None
-    path = tuple(node.path())
-    end = sum(each.n_tokens for each in path)
-    if not end - node.n_tokens < adoption.n_tokens <= end:
-        return None  # the block has been evicted and indexed elsewhere since
-    return AdoptionView(tuple(each.serial for each in path), adoption.n_tokens, adoption.seconds)
+    views = list[AdoptionView]()
+    for adoption in tree.adoptions:
+        if (node := tree.node_of(adoption.block)) is None:
+            continue
+        path = tuple(node.path())
+        end = sum(each.n_tokens for each in path)
+        if end - node.n_tokens < adoption.n_tokens <= end:  # else it was indexed elsewhere since
+            serials = tuple(each.serial for each in path)
+            views.append(AdoptionView(serials, adoption.n_tokens, adoption.seconds))
+    return tuple(views)
 
 
 MAX_SIBLINGS = 5_000

@@ -59,16 +59,9 @@ class KVStore:
         self.can_truncate: Final = all(group.can_truncate for group in groups)
         """Whether rejected draft tokens are overwritten; else their lease returns to a snapshot."""
         self.counters: Final = StoreCounters()
-        self.in_flight: Final = (
-            None if tree is None else InFlight(block_size, self.probe, Lease.checkpoint)
-        )
-        self._leases: set[Lease] = set()
+        self.in_flight: Final = None if tree is None else InFlight(block_size, self.probe)
+        self.leases: Final = set[Lease]()  # those that have not been released
         self._ops: list[StepOp] = []
-
-    @property
-    def leases(self) -> frozenset[Lease]:
-        """The leases that have not been released."""
-        return frozenset(self._leases)
 
     @property
     def available_blocks(self) -> int:
@@ -84,8 +77,7 @@ class KVStore:
 
     def probe(self, namespace: Namespace, tokens: Tokens) -> int:
         """Number of a prompt's tokens that `admit` would adopt. Changes nothing, not recency."""
-        match = self._match(namespace, tokens, len(tokens) - 1)
-        return match.n_tokens - sum(self._resume_losses(match))
+        return self._resumable(self._match(namespace, tokens, len(tokens) - 1))[0].n_tokens
 
     def continuation(self, namespace: Namespace, tokens: Tokens, most: int) -> tuple[int, ...]:
         """Up to `most` tokens that are cached after all of `tokens`, of several runs the one used
@@ -102,47 +94,32 @@ class KVStore:
         reserve_tokens: int = 0,
         spare_blocks: int = 0,
         shared_tokens: int = NEVER,
+        *,
+        adopts: bool = True,
     ) -> Lease | Refusal:
         """Adopt the longest cached prefix and allocate blocks for the rest, all or nothing.
 
-        The last token of a prompt is never adopted: one must be computed to get logits. Blocks for
-        `reserve_tokens` after the prompt are allocated as well, and `spare_blocks` remain available
-        to others. Of what the lease computes at most the whole blocks of the first `shared_tokens`
-        tokens are indexed.
+        The last token of a prompt is never adopted: one must be computed to get logits. Nothing is
+        adopted unless the request `adopts`. Blocks for `reserve_tokens` after the prompt are
+        allocated as well, and `spare_blocks` remain available to others. Of what the lease computes
+        at most the whole blocks of the first `shared_tokens` tokens are indexed.
         """
-        found = self._match(namespace, tokens, len(tokens) - 1)
-        losses = self._resume_losses(found)
-        match = found.until(found.n_tokens - sum(losses), self.block_size)
-        lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens)
-        while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self.block_size):
+        found = self._match(namespace, tokens, len(tokens) - 1) if adopts else NO_MATCH
+        match, losses = self._resumable(found)
+        args = self.groups, reserve_tokens, spare_blocks, shared_tokens
+        while isinstance(lease := self._lease(namespace, tokens, match, *args), Refusal):
+            if not (tail_tokens := match.n_tokens % self.block_size):
+                return lease
             # A copy of the partly matched block may need that very block: adopt whole blocks only.
-            match = self._resumable(match.until(match.n_tokens - tail_tokens, self.block_size))
-            lease = self._admit(
-                namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens
-            )
-        if isinstance(lease, Lease):
-            if self.tree is not None:
-                self.tree.touch(match)
-            for group, n_tokens in zip(self.groups, losses, strict=True):
-                group.slots.unresumable_tokens += n_tokens
-            self.counters.tail_hit_tokens += match.n_tokens % self.block_size
-            if found.n_tokens - match.n_tokens >= self.block_size:  # less is not worth a step
-                lease.checkpoint(found.n_tokens)  # here the next request will want to resume
+            match, _ = self._resumable(match.until(match.n_tokens - tail_tokens, self.block_size))
+        if self.tree is not None:
+            self.tree.touch(match)
+        for group, n_tokens in zip(self.groups, losses, strict=True):
+            group.slots.unresumable_tokens += n_tokens
+        self.counters.tail_hit_tokens += match.n_tokens % self.block_size
+        if found.n_tokens - match.n_tokens >= self.block_size:  # less is not worth a step
+            lease.checkpoint(found.n_tokens)  # here the next request will want to resume
         return lease
-
-    def admit_cold(
-        self,
-        namespace: Namespace,
-        tokens: Tokens,
-        reserve_tokens: int = 0,
-        spare_blocks: int = 0,
-        shared_tokens: int = NEVER,
-    ) -> Lease | Refusal:
-        """Admit a prompt of which every token must be computed: adopt nothing.
-
-        The parameters are those of `admit`.
-        """
-        return self._admit(namespace, tokens, NO_MATCH, reserve_tokens, spare_blocks, shared_tokens)
 
     def fork(
         self,
@@ -162,8 +139,10 @@ class KVStore:
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
         blocks = tuple(lease.table[: blocks_for(n_tokens, self.block_size)])
-        match = self._resumable(Match(n_tokens, blocks, ()))
-        forked = self._admit(lease.namespace, tokens, match, reserve_tokens, spare_blocks, NEVER)
+        match, _ = self._resumable(Match(n_tokens, blocks))
+        forked = self._lease(
+            lease.namespace, tokens, match, self.groups, reserve_tokens, spare_blocks
+        )
         if isinstance(forked, Lease):
             forked.is_fork = True
             lease.ready_tokens = 0  # the last block that it has begun is shared now
@@ -177,14 +156,71 @@ class KVStore:
         It adopts the whole blocks that are indexed, and of these the blocks of the first
         `have_tokens` tokens count as written. It has no group states, so nothing resumes from it.
         """
-        match = self._match(namespace, tokens, len(tokens))
-        adopted = match.blocks[: match.n_tokens // self.block_size]
-        n_fresh = blocks_for(len(tokens), self.block_size) - len(adopted)
-        blocks = self._pin_and_allocate(adopted, n_fresh, n_fresh + spare_blocks)
-        if isinstance(blocks, Refusal):
-            return blocks
-        n_blocks = min(have_tokens // self.block_size, len(adopted))
-        return self._begin(namespace, tokens, blocks, n_blocks * self.block_size, NEVER, groups=())
+        found = self._match(namespace, tokens, len(tokens))
+        adopted = found.blocks[: found.n_tokens // self.block_size]
+        n_written = min(have_tokens // self.block_size, len(adopted)) * self.block_size
+        return self._lease(namespace, tokens, Match(n_written, adopted), (), 0, spare_blocks)
+
+    def _match(self, namespace: Namespace, tokens: Tokens, n_tokens: int) -> Match:
+        """The longest cached prefix of the first `n_tokens` tokens."""
+        if self.tree is None:
+            return NO_MATCH
+        return self.tree.match(namespace, tokens.packed(0, n_tokens))
+
+    def _resumable(self, match: Match) -> tuple[Match, list[int]]:
+        """The longest beginning of the match after which all groups can resume, and the tokens that
+        are lost to each group.
+        """
+        losses, n_tokens, tried = [0] * len(self.groups), match.n_tokens, None
+        while n_tokens != tried:
+            tried = n_tokens
+            for index, group in enumerate(self.groups):
+                point = group.resume_point(match.blocks, n_tokens)
+                losses[index] += n_tokens - point
+                n_tokens = point
+        return match.until(n_tokens, self.block_size), losses
+
+    def _lease(
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        match: Match,
+        groups: Sequence[Group],
+        reserve_tokens: int,
+        spare_blocks: int,
+        shared_tokens: int = NEVER,
+    ) -> Lease | Refusal:
+        """Adopt `match` with a state in each of `groups`, all or nothing. See also `admit`."""
+        n_fresh = blocks_for(len(tokens) + reserve_tokens, self.block_size) - len(match.blocks)
+        n_copied = 1 if match.n_tokens % self.block_size else 0
+        if not all(group.has_room() for group in groups):
+            return Refusal(needed_blocks=1, available_blocks=0)
+        n_pinned = sum(self.pool.ref_count(block) == 0 for block in match.blocks)
+        available = self.available_blocks - n_pinned
+        if (needed := n_fresh + n_copied + spare_blocks) > available:
+            return Refusal(needed, available)
+        self.pool.retain(match.blocks)  # before anything is evicted, lest it be these
+        fresh = self._allocate(n_fresh)
+        if isinstance(fresh, Refusal):
+            self._release(match.blocks)
+            return fresh
+        table = BlockTable(self.block_size, (*match.blocks, *fresh))
+        states = (group.admit(table, match.n_tokens, len(tokens), self._ops) for group in groups)
+        lease = Lease(
+            namespace=namespace,
+            tokens=tokens,
+            table=table,
+            cached_tokens=match.n_tokens,
+            written_tokens=match.n_tokens,
+            planned_tokens=match.n_tokens,
+            indexed_blocks=match.n_tokens // self.block_size,
+            shared_tokens=shared_tokens,
+            group_states=tuple(states),
+        )
+        self.leases.add(lease)
+        if self.in_flight is not None:
+            self.in_flight.begin(lease)
+        return lease
 
     # Steps.
 
@@ -235,21 +271,29 @@ class KVStore:
         If some were rejected, the accepted ones count as written and the rest is no longer planned.
         A lease with a snapshot returns to it instead: none of the tokens counts as written, and the
         caller plans the accepted ones again. Where `n_computed` exceeds what is planned (KV from
-        disk), the plan grows with it.
+        disk), the plan grows with it. Whole blocks that are written are indexed, and what groups
+        have saved is attached to them.
         """
         written = lease.written_tokens + (n_computed if n_accepted is None else n_accepted)
-        if written >= lease.due_tokens:
-            if lease.has_snapshot:
-                if n_accepted is not None and n_accepted < n_computed:
-                    self._roll_back(lease)
-                    return
-                for state in lease.group_states:
-                    state.drop_snapshot()
-                lease.has_snapshot = False
-            self._publish(lease, written)
+        is_due = written >= lease.due_tokens
+        if is_due and lease.has_snapshot:
+            is_accepted = n_accepted is None or n_accepted == n_computed
+            lease.end_snapshot(is_accepted=is_accepted)
+            if not is_accepted:
+                return
         lease.written_tokens = written
         if n_accepted is not None or lease.planned_tokens < written:
             lease.planned_tokens = written
+        if is_due:
+            if (n_blocks := lease.indexable_tokens // self.block_size) > lease.indexed_blocks:
+                self._index(lease, n_blocks * self.block_size)
+            lease.due_tokens = (written // self.block_size + 1) * self.block_size
+            has_saved = False
+            for state in lease.group_states:
+                has_saved |= state.advance(lease.table, written)
+                lease.due_tokens = min(lease.due_tokens, state.due_tokens())
+            if has_saved:
+                self._attach_at_end(lease)
 
     def fill(
         self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
@@ -287,8 +331,8 @@ class KVStore:
         Raises ValueError when the lease has been released before.
         """
         if lease.has_snapshot:
-            self._roll_back(lease)
-        if lease in self._leases and (n_tokens := lease.indexable_tokens):
+            lease.end_snapshot(is_accepted=False)
+        if lease in self.leases and (n_tokens := lease.indexable_tokens):
             self._index(lease, n_tokens)
             block = self._attach_at_end(lease) if self.groups else None
             if block is not None:
@@ -300,9 +344,9 @@ class KVStore:
 
     def release(self, lease: Lease) -> None:
         """Drop the lease's references. Raises ValueError when that has been done before."""
-        if lease not in self._leases:
+        if lease not in self.leases:
             raise ValueError("the lease has been released before")
-        self._leases.remove(lease)
+        self.leases.remove(lease)
         if self.in_flight is not None:
             self.in_flight.end(lease)
         for state in lease.group_states:
@@ -329,23 +373,6 @@ class KVStore:
                 return Refusal(n_blocks, self.pool.n_free)
             self.counters.evictions += 1
         return self.pool.allocate(n_blocks)
-
-    def _pin_and_allocate(
-        self, adopted: Sequence[BlockId], n_fresh: int, n_needed: int
-    ) -> tuple[BlockId, ...] | Refusal:
-        """Retain `adopted` and allocate `n_fresh` blocks to follow them, or change nothing.
-
-        Refused unless `n_needed` blocks are available in addition to the adopted ones.
-        """
-        n_pinned = sum(self.pool.ref_count(block) == 0 for block in adopted)
-        if n_needed > (available := self.available_blocks - n_pinned):
-            return Refusal(n_needed, available)
-        self.pool.retain(adopted)  # before anything is evicted, lest it be these
-        fresh = self._allocate(n_fresh)
-        if isinstance(fresh, Refusal):
-            self._release(adopted)
-            return fresh
-        return (*adopted, *fresh)
 
     def _release(self, blocks: Sequence[BlockId]) -> None:
         """Drop a table's references. What only the prefix cache has now can be evicted."""
@@ -380,117 +407,21 @@ class KVStore:
             self.counters.prefix_copies += len(copies)
         return copies
 
-    # Admission in parts.
-
-    def _match(self, namespace: Namespace, tokens: Tokens, n_tokens: int) -> Match:
-        """The longest cached prefix of the first `n_tokens` tokens."""
-        if self.tree is None:
-            return NO_MATCH
-        return self.tree.match(namespace, tokens.packed(0, n_tokens))
-
-    def _resumable(self, match: Match) -> Match:
-        """The longest beginning of the match after which all groups can resume."""
-        return match.until(match.n_tokens - sum(self._resume_losses(match)), self.block_size)
-
-    def _resume_losses(self, match: Match) -> list[int]:
-        """Tokens lost to each group when a match shrinks to a resume point of all groups."""
-        losses, n_tokens, tried = [0] * len(self.groups), match.n_tokens, None
-        while n_tokens != tried:
-            tried = n_tokens
-            for index, group in enumerate(self.groups):
-                point = group.resume_point(match.blocks, n_tokens)
-                losses[index] += n_tokens - point
-                n_tokens = point
-        return losses
-
-    def _admit(
-        self,
-        namespace: Namespace,
-        tokens: Tokens,
-        match: Match,
-        reserve_tokens: int,
-        spare_blocks: int,
-        shared_tokens: int,
-    ) -> Lease | Refusal:
-        n_fresh = blocks_for(len(tokens) + reserve_tokens, self.block_size) - len(match.blocks)
-        n_copied = 1 if match.n_tokens % self.block_size else 0
-        if not all(group.has_room() for group in self.groups):
-            return Refusal(needed_blocks=1, available_blocks=0)
-        n_needed = n_fresh + n_copied + spare_blocks
-        blocks = self._pin_and_allocate(match.blocks, n_fresh, n_needed)
-        if isinstance(blocks, Refusal):
-            return blocks
-        return self._begin(namespace, tokens, blocks, match.n_tokens, shared_tokens, self.groups)
-
-    def _begin(
-        self,
-        namespace: Namespace,
-        tokens: Tokens,
-        blocks: Iterable[BlockId],
-        n_written: int,
-        shared_tokens: int,
-        groups: Iterable[Group],
-    ) -> Lease:
-        """A lease of `blocks`, which hold the KV of the first `n_written` tokens."""
-        table = BlockTable(self.block_size, blocks)
-        states = (group.admit(table, n_written, len(tokens), self._ops) for group in groups)
-        lease = Lease(
-            namespace=namespace,
-            tokens=tokens,
-            table=table,
-            cached_tokens=n_written,
-            written_tokens=n_written,
-            planned_tokens=n_written,
-            indexed_blocks=n_written // self.block_size,
-            shared_tokens=shared_tokens,
-            group_states=tuple(states),
-        )
-        self._leases.add(lease)
-        if self.in_flight is not None:
-            self.in_flight.begin(lease)
-        return lease
-
-    # Publication.
-
-    def _publish(self, lease: Lease, written_tokens: int) -> None:
-        """Index the whole blocks of the written tokens, and attach what groups have saved."""
-        n_indexable = lease.indexable_tokens // self.block_size
-        lease.written_tokens = written_tokens
-        if (n_blocks := lease.indexable_tokens // self.block_size) > n_indexable:
-            self._index(lease, n_blocks * self.block_size)
-        lease.due_tokens = (written_tokens // self.block_size + 1) * self.block_size
-        has_saved = False
-        for state in lease.group_states:
-            has_saved |= state.advance(lease.table, written_tokens)
-            lease.due_tokens = min(lease.due_tokens, state.due_tokens())
-        if has_saved:
-            self._attach_at_end(lease)
-
-    def _roll_back(self, lease: Lease) -> None:
-        """Return to the snapshot: nothing is planned beyond what is written."""
-        for state in lease.group_states:
-            state.restore()
-        lease.planned_tokens, lease.ready_tokens = lease.written_tokens, 0
-        lease.has_snapshot, lease.is_patched = False, True
-
     def _index(self, lease: Lease, n_tokens: int) -> None:
         """Index the blocks of the first `n_tokens` tokens, those that are not indexed yet. Where
         blocks of equal tokens are indexed already, the table lists these from now on.
         """
-        tree = self.tree
-        if tree is None:
+        if self.tree is None:
             return
-        first = lease.indexed_blocks
-        parent = self._indexed(lease, first - 1)
-        if parent is None:
+        first, after = lease.indexed_blocks, None
+        if first and self.tree.has_whole(lease.table[first - 1]):
+            after = lease.table[first - 1]  # costs the same at any depth
+        else:  # cleared, and perhaps a part of the block indexed again by a fork of the lease
             first = 0
         packed = lease.tokens.packed(first * self.block_size, n_tokens)
         blocks = lease.table[first : blocks_for(n_tokens, self.block_size)]
         lease.indexed_blocks = n_tokens // self.block_size
-        if parent is None:
-            equal = tree.insert(lease.namespace, packed, blocks)
-        else:  # costs the same at any depth
-            equal = tree.insert_after(parent, packed, blocks)
+        equal = self.tree.insert(lease.namespace, packed, blocks, after)
         for entry, block in enumerate(equal, first):
             if (old := lease.table[entry]) != block:
                 for group in self.groups:
@@ -506,27 +437,12 @@ class KVStore:
 
         It may be another lease's block, with other tokens after these.
         """
-        tree, n_tokens = self.tree, lease.written_tokens
-        if tree is None:
+        n_tokens = lease.written_tokens
+        match = self._match(lease.namespace, lease.tokens, n_tokens)
+        if match.n_tokens < n_tokens:
             return None
         entry, offset = divmod(n_tokens - 1, self.block_size)
-        parent = self._indexed(lease, entry - 1)
-        if parent is not None:
-            packed = lease.tokens.packed(entry * self.block_size, n_tokens)
-            indexed = tree.find_next_block(parent, packed)
-        else:
-            match = tree.match(lease.namespace, lease.tokens.packed(0, n_tokens))
-            indexed = match.blocks[-1] if match.n_tokens == n_tokens else None
-        if indexed is not None and (own := lease.table[entry]) != indexed:
+        if (own := lease.table[entry]) != match.blocks[-1]:
             for group in self.groups:
-                group.slots.copy(own, indexed, offset + 1)
-        return indexed
-
-    def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
-        """The block at that entry of the table, if there is one and all of it is indexed: the index
-        may have been cleared, and then have got a part of the block from a fork of the lease.
-        """
-        if entry < 0 or self.tree is None:
-            return None
-        block = lease.table[entry]
-        return block if self.tree.has_whole(block) else None
+                group.slots.copy(own, match.blocks[-1], offset + 1)
+        return match.blocks[-1]

@@ -90,24 +90,26 @@ def root_digest(namespace: Namespace) -> Digest:
 
 def child_digest(parent: Digest, packed: bytes) -> Digest:
     """The digest of a block, or of its first tokens, after the block with the digest `parent`."""
-    return Digest(blake3(parent + _little_endian(packed)).digest())
+    if sys.byteorder == "big":
+        ids = array("I", packed)
+        ids.byteswap()
+        packed = ids.tobytes()
+    return Digest(blake3(parent + packed).digest())
+
+
+def child_digests(parent: Digest, packed: bytes, block_size: int) -> list[Digest]:
+    """Digests of the blocks that hold the tokens `packed`, a tail included, after `parent`."""
+    digests, block_bytes = [], block_size * TOKEN_BYTES
+    for start in range(0, len(packed), block_bytes):
+        parent = child_digest(parent, packed[start : start + block_bytes])
+        digests.append(parent)
+    return digests
 
 
 def block_digests(
     namespace: Namespace, token_ids: Sequence[int], block_size: int
 ) -> tuple[Digest, ...]:
     """Digests of the whole blocks of a token sequence. A tail has no digest here."""
-    packed = Tokens(token_ids).packed(0, len(token_ids))
-    digests, parent, block_bytes = [], root_digest(namespace), block_size * TOKEN_BYTES
-    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
-        parent = child_digest(parent, packed[start : start + block_bytes])
-        digests.append(parent)
-    return tuple(digests)
-
-
-def _little_endian(packed: bytes) -> bytes:
-    if sys.byteorder == "big":
-        ids = array("I", packed)
-        ids.byteswap()
-        return ids.tobytes()
-    return packed
+    n_whole = len(token_ids) - len(token_ids) % block_size
+    packed = Tokens(token_ids).packed(0, n_whole)
+    return tuple(child_digests(root_digest(namespace), packed, block_size))

@@ -66,7 +66,7 @@ class WindowState(GroupState):
             self._dirty.add(stop, end)
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
-        needed = self.group.first_needed(written_tokens)
+        needed = self.group.required_blocks(written_tokens).start
         while self.first < needed and self.slots:
             self.group.slots.release(self.slots.pop(0))
             self.first += 1
@@ -88,10 +88,6 @@ class WindowGroup(Group):
         self.step_tokens = step_tokens
         self._lease_slots = lease_slots(window, block_size, step_tokens)
 
-    def first_needed(self, n_tokens: int) -> int:
-        """The entry of a table that holds the first token which the token at `n_tokens` sees."""
-        return first_needed(n_tokens, self.window, self.block_size)
-
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         while n_tokens:
             entries = reversed(self.required_blocks(n_tokens))
@@ -102,7 +98,8 @@ class WindowGroup(Group):
         return n_tokens
 
     def required_blocks(self, n_tokens: int) -> range:
-        return range(self.first_needed(n_tokens), blocks_for(n_tokens, self.block_size))
+        first = first_needed(n_tokens, self.window, self.block_size)
+        return range(first, blocks_for(n_tokens, self.block_size))
 
     def has_room(self) -> bool:
         return (self.n_leases + 1) * self._lease_slots <= self.slots.n_slots
@@ -114,7 +111,6 @@ class WindowGroup(Group):
         slots = [self.slots.attached_to(blocks[entry])[self.block_size] for entry in required]
         for slot in slots:
             self.slots.retain(slot)
-        self.n_leases += 1
         return WindowState(self, required.start, slots)
 
     def allocate(self, block: BlockId) -> SlotId:

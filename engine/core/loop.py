@@ -120,7 +120,7 @@ class EngineLoop:
         scheduler = self.scheduler
         disk, tree = scheduler.disk, scheduler.store.tree
         found = frozenset[Namespace]() if disk is None else disk.namespaces
-        return found.union(() if tree is None else tree.namespaces, [scheduler.namespaces.unsalted])
+        return found.union(() if tree is None else tree.roots, [scheduler.namespaces.unsalted])
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]

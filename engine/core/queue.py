@@ -359,16 +359,20 @@ class Admission:
 
     def _lease(self, sequence: LiveSequence) -> Lease | Refusal:
         """Request blocks for the sequence. One is left for each running sequence's next decode."""
-        tokens, namespace, spare_blocks = sequence.tokens, sequence.namespace, len(self._running)
+        tokens, spare_blocks = sequence.tokens, len(self._running)
         reserve_tokens = int(sequence.max_new_tokens_left > 1)  # the last token's KV is not needed
         if (forkable := _forkable(sequence)) is not None:
             n_tokens = sequence.prompt_tokens - 1
             return self._store.fork(forkable, tokens, n_tokens, reserve_tokens, spare_blocks)
-        admit = self._store.admit if sequence.can_use_prefix_cache else self._store.admit_cold
         shared_tokens = sequence.request.shared_tokens
-        if shared_tokens is None:
-            shared_tokens = NEVER
-        return admit(namespace, tokens, reserve_tokens, spare_blocks, shared_tokens)
+        return self._store.admit(
+            sequence.namespace,
+            tokens,
+            reserve_tokens,
+            spare_blocks,
+            NEVER if shared_tokens is None else shared_tokens,
+            adopts=sequence.can_use_prefix_cache,
+        )
 
 
 def _waits_for_first(sequence: LiveSequence) -> bool:

@@ -64,7 +64,7 @@ class DiskCache:
         self._loader = DiskLoader(tier, store, entries, load_rules, clock, post)
         tree.observer = self._writer
         for group in store.groups:
-            group.slots.on_attach(self._writer.attached)
+            group.slots.on_attach = self._writer.attached
 
     @property
     def is_loading(self) -> bool:

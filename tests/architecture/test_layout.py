@@ -12,8 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("kvstore", "engine", "server")
 MOST_LINES = {
     "engine/core/scheduler.py": 470,
-    "kvstore/tree.py": 650,
-    "kvstore/store.py": 540,
+    "kvstore/tree.py": 525,
 }
 MOST_LINES_ELSEWHERE = 500
 

@@ -10,7 +10,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import Tokens, unpacked
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
-from tests.unit.kv_helpers import NS, make_store, run_of, serve, tree_of
+from tests.unit.kv_helpers import NS, make_store, run_of, serve, tree_of, walk
 
 A, B, C = run_of(1000, 16), run_of(2000, 16), run_of(3000, 16)
 SALTED = Namespace(model="m", cache_salt="tenant")
@@ -26,7 +26,7 @@ def follows(
 
 
 def paths(store: KVStore, namespace: Namespace) -> list[list[int]]:
-    return [unpacked(path) for name, path, _ in tree_of(store).walk() if name == namespace]
+    return [unpacked(path) for name, path, _ in walk(tree_of(store)) if name == namespace]
 
 
 def begins(path: list[int], tokens: list[int]) -> bool:
@@ -50,10 +50,10 @@ def test_it_is_a_way_down_the_tree_of_the_namespace(
     assert bool(found) == (most > 0 and any(len(path) > len(tokens) for path in ways))
     assert not found or any(begins(path, tokens + found) for path in ways)
     if found and len(found) < most:
-        leaves = [node for _, _, node in tree_of(store).walk() if not node.children]
+        leaves = [node for node in tree_of(store).nodes() if not node.children]
         assert any(
             unpacked(path) == tokens + found
-            for name, path, node in tree_of(store).walk()
+            for name, path, node in walk(tree_of(store))
             if name == namespace and node in leaves
         ), "it ends with a leaf"
 
@@ -94,9 +94,9 @@ def test_looking_refreshes_nothing() -> None:
     serve(store, A[:8])
     serve(store, B[:8])
     assert follows(store, A[:4]) == A[4:8]
-    before = [(node.serial, node.last_used) for _, _, node in tree_of(store).walk()]
+    before = [(node.serial, node.last_used) for node in tree_of(store).nodes()]
     assert [follows(store, A[:n]) for n in range(1, 8)] == [A[n:8] for n in range(1, 8)]
-    assert [(node.serial, node.last_used) for _, _, node in tree_of(store).walk()] == before
+    assert [(node.serial, node.last_used) for node in tree_of(store).nodes()] == before
     tree_of(store).evict()
     assert follows(store, B) == []
     assert (follows(store, A[:1]), follows(store, B[:1])) == (A[1:4], B[1:8])

@@ -29,6 +29,7 @@ from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 from tests.profiles import examples
+from tests.unit.kv_helpers import walk
 
 Ids = tuple[int, ...]
 Slot = tuple[Namespace, Ids] | None
@@ -140,7 +141,7 @@ class KVStoreMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, prompt=prompts)
     def admit_cold(self, namespace: Namespace, prompt: Prompt) -> None:
         before = self.snapshot()
-        lease = self.store.admit_cold(namespace, Tokens(self.ids_for(prompt)))
+        lease = self.store.admit(namespace, Tokens(self.ids_for(prompt)), adopts=False)
         self.joined(lease, before)
         assert isinstance(lease, Refusal) or lease.cached_tokens == 0
 
@@ -256,7 +257,7 @@ class KVStoreMachine(RuleBasedStateMachine):
             return
         for lease in self.live:
             self.check_slots(lease.namespace, lease.table[:], ids_of(lease)[: lease.written_tokens])
-        for namespace, path, node in self.tree.walk():
+        for namespace, path, node in walk(self.tree):
             ids = unpacked(path)
             first = (len(path) - len(node.packed)) // TOKEN_BYTES
             self.check_slots(namespace, node.blocks, ids, first)
@@ -430,7 +431,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         return (
             replace(self.store.counters),
             self.store.pool.free_blocks(),
-            [(n, path, tuple(node.blocks)) for n, path, node in self.tree.walk()],
+            [(n, path, tuple(node.blocks)) for n, path, node in walk(self.tree)],
             [(lease.written_tokens, tuple(lease.table)) for lease in self.live],
             len(self.store.leases),
         )

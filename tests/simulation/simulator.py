@@ -236,7 +236,7 @@ class Simulation:
     def _check_cleared(self, namespace: Namespace | None, tiers: Collection[CacheTier]) -> None:
         if CacheTier.MEMORY in tiers:
             tree = self.daemon.store.tree
-            indexed = () if tree is None else tree.namespaces
+            indexed = () if tree is None else tree.roots
             assert not [it for it in indexed if namespace in (None, it)], "still in memory"
         if CacheTier.DISK in tiers and self._has_disk:
             root = None if namespace is None else root_digest(namespace)

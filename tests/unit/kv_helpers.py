@@ -1,6 +1,6 @@
 """What the kvstore tests have in common: a store, and a request served through it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore import invariants
 from kvstore.in_flight import QueuedPrompt
@@ -9,7 +9,7 @@ from kvstore.ops import CopyBlock
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
-from kvstore.tree import RadixTree
+from kvstore.tree import Node, RadixTree
 from kvstore.types import BlockId, Namespace
 
 NS = Namespace(model="m")
@@ -97,6 +97,13 @@ def run_of(start: int, n_tokens: int) -> list[int]:
 def tree_of(store: KVStore) -> RadixTree:
     assert store.tree is not None
     return store.tree
+
+
+def walk(tree: RadixTree) -> Iterator[tuple[Namespace, bytes, Node]]:
+    """Each node with its namespace and the packed tokens from the root to its end."""
+    for node in tree.nodes():
+        path = reversed(tuple(node.path()))
+        yield node.namespace, b"".join(bytes(each.packed) for each in path), node
 
 
 def waits(store: KVStore, prompt: QueuedPrompt) -> bool:

@@ -85,7 +85,7 @@ def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
 def test_what_was_rejected_is_in_no_cache() -> None:
     harness = drafted(wrong(truth(), 3, 9, 16, 30))
     said = PROMPT + truth()
-    paths = [node.token_ids(len(said) + 1) for _, _, node in tree_of(harness.store).walk()]
+    paths = [node.token_ids(len(said) + 1) for node in tree_of(harness.store).nodes()]
     assert [token for path in paths for token in path] == said[:-1]
     again = harness.serve([*said, 1, 2, 3])
     assert harness.usage(again).cached_tokens == len(said) - 1

@@ -103,7 +103,8 @@ class TestSlotPool:
             assert slot is not None
             slots.attach(BlockId(block), 0, slot)
             slots.release(slot)
-        slots.touch(slots.attached_to(BlockId(0))[0])
+        slots.retain(slots.attached_to(BlockId(0))[0])
+        slots.release(slots.attached_to(BlockId(0))[0])
         slots.allocate()
         assert [bool(slots.attached_to(BlockId(block))) for block in range(3)] == [
             True,

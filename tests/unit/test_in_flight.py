@@ -46,7 +46,7 @@ def write(store: KVStore, lease: Lease, n_tokens: int) -> None:
 
 
 def cold(store: KVStore, tokens: list[int]) -> Lease:
-    lease = store.admit_cold(NS, Tokens(tokens))
+    lease = store.admit(NS, Tokens(tokens), adopts=False)
     assert not isinstance(lease, Refusal)
     return lease
 
@@ -179,6 +179,15 @@ def test_a_prompt_that_differs_in_the_next_block_is_not_matched(
     monkeypatch.setattr(tree_of(store), "match", match)
     assert not must_wait(store, A[:30])
     assert match.call_count == 0
+
+
+def test_a_prompt_that_differs_before_an_equal_block_does_not_wait() -> None:
+    """The block that the lease computes next has the same tokens, after other tokens."""
+    store = make_store(40)
+    leader = admit(store, A)
+    write(store, leader, 8)
+    assert must_wait(store, A[:13])
+    assert not must_wait(store, A[:4] + B[:4] + A[8:13])
 
 
 def test_without_an_index_nobody_waits() -> None:

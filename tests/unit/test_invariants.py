@@ -12,7 +12,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
-from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve, tree_of
+from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve, tree_of, walk
 
 STEM = run_of(1, 4)
 
@@ -32,7 +32,7 @@ def make_busy_store() -> tuple[KVStore, Lease]:
 def node_of(store: KVStore, tokens: list[int]) -> Node:
     """The node whose lower end stands behind these tokens."""
     packed = Tokens(tokens).packed(0, len(tokens))
-    return next(node for _, path, node in tree_of(store).walk() if path == packed)
+    return next(node for _, path, node in walk(tree_of(store)) if path == packed)
 
 
 def stem(store: KVStore) -> Node:
@@ -126,7 +126,7 @@ def estrange_a_branch(store: KVStore, lease: Lease) -> None:
 
 
 def drop_from_the_queue(store: KVStore, lease: Lease) -> None:
-    branch(store).queued = False
+    branch(store).is_queued = False
 
 
 def write_beyond_the_table(store: KVStore, lease: Lease) -> None:
@@ -194,7 +194,7 @@ def test_the_fault_is_found(fault: Callable[[KVStore, Lease], None], message: st
 def test_a_node_that_was_not_counted_is_found() -> None:
     store, _ = make_busy_store()
     node = branch(store)
-    node.children = [Node(99, node.namespace, node, Tokens(STEM).packed(0, 4), 0)]
+    node.children = [Node(99, node.namespace, node, bytearray(Tokens(STEM).packed(0, 4)), 0)]
     node.children[0].blocks = [BlockId(15)]
     with pytest.raises(InvariantError, match="5 nodes, recounted 6"):
         invariants.check(store)

@@ -34,6 +34,7 @@ from tests.unit.kv_helpers import (
     run_of,
     serve,
     tree_of,
+    walk,
 )
 
 A, B, C = run_of(1000, 16), run_of(2000, 16), run_of(3000, 16)
@@ -294,7 +295,7 @@ class TestNamespaces:
         serve(store, A[:4] + B[:6])
         serve(store, A[:3], namespace=other)
         seen = {
-            (namespace, path): len(node.blocks) for namespace, path, node in tree_of(store).walk()
+            (namespace, path): len(node.blocks) for namespace, path, node in walk(tree_of(store))
         }
         assert seen == {
             (NS, Tokens(A).packed(0, 4)): 1,
@@ -322,7 +323,7 @@ def test_blocks_have_the_hashes_of_all_tokens_up_to_their_end() -> None:
     for prompt in (A[:14], A[:8] + B[:9], A, A[:4] + C[:4]):
         serve(store, prompt)
     serve(store, A[:5], namespace=salted)
-    for namespace, path, node in tree_of(store).walk():
+    for namespace, path, node in walk(tree_of(store)):
         tokens = unpacked(path)
         start = len(tokens) - node.n_tokens
         for index, found in enumerate(node.hashes):
@@ -411,7 +412,7 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         above, new = pool.allocate(2), pool.allocate(1)
         tree.insert(NS, packed(A[:8]), above)
-        assert tree.insert_after(above[1], packed(A[8:12]), new) == ()
+        assert tree.insert(NS, packed(A[8:12]), new, above[1]) == ()
         assert tree.match(NS, packed(A[:12])).blocks == (*above, *new)
         assert tree.n_nodes == 1
 
@@ -420,7 +421,7 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(2)
         tree.insert(NS, packed(A[:12]), run)
-        assert tree.insert_after(run[0], packed(B[:8]), new) == ()
+        assert tree.insert(NS, packed(B[:8]), new, run[0]) == ()
         assert tree.match(NS, packed(A[:12])).blocks == tuple(run)
         assert tree.match(NS, packed(A[:4] + B[:8])).blocks == (run[0], *new)
 
@@ -429,16 +430,16 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(3)
         tree.insert(NS, packed(A[:12]), run)
-        assert tree.insert_after(run[0], packed(A[4:8] + B[:8]), new) == (run[1],)
+        assert tree.insert(NS, packed(A[4:8] + B[:8]), new, run[0]) == (run[1],)
         assert tree.match(NS, packed(A[:8] + B[:8])).blocks == (*run[:2], *new[1:])
-        assert tree.insert_after(run[0], packed(A[4:8]), new[:1]) == (run[1],)
+        assert tree.insert(NS, packed(A[4:8]), new[:1], run[0]) == (run[1],)
 
     def test_a_longer_tail_takes_the_place_of_the_run_s(self) -> None:
         pool = BlockPool(8)
         tree = RadixTree(pool, 4)
         run, new = pool.allocate(3), pool.allocate(1)
         tree.insert(NS, packed(A[:10]), run)
-        assert tree.insert_after(run[1], packed(A[8:11]), new) == ()
+        assert tree.insert(NS, packed(A[8:11]), new, run[1]) == ()
         assert tree.match(NS, packed(A[:11])).blocks == (*run[:2], *new)
         assert not pool.is_cached(run[2])
 
@@ -465,16 +466,6 @@ class TestBehind:
         evict(store, 1)
         assert [hits(store, prompt) for prompt in (A[:4], C[8:12])] == [4, 0]
 
-    def test_whose_block_holds_what_follows(self) -> None:
-        pool = BlockPool(8)
-        tree = RadixTree(pool, 4)
-        run = pool.allocate(3)
-        tree.insert(NS, packed(A[:10]), run)
-        assert tree.find_next_block(run[0], packed(A[4:7])) == run[1]
-        assert tree.find_next_block(run[1], packed(A[8:10])) == run[2]
-        assert tree.find_next_block(run[1], packed(A[8:11])) is None
-        assert tree.find_next_block(run[1], packed(B[:1])) is None
-
 
 def test_a_block_of_which_a_fork_has_left_a_part_is_indexed_whole_again() -> None:
     store = make_store(16)
@@ -498,16 +489,14 @@ class Recording(RadixTree):
         self.given: list[int] = []
 
     def insert(
-        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
+        self,
+        namespace: Namespace,
+        packed: bytes,
+        blocks: Sequence[BlockId],
+        after: BlockId | None = None,
     ) -> tuple[BlockId, ...]:
         self.given.append(len(packed))
-        return super().insert(namespace, packed, blocks)
-
-    def insert_after(
-        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
-    ) -> tuple[BlockId, ...]:
-        self.given.append(len(packed))
-        return super().insert_after(block, packed, blocks)
+        return super().insert(namespace, packed, blocks, after)
 
 
 def test_a_block_is_published_alone_however_long_the_prompt() -> None:

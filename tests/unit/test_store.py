@@ -78,7 +78,7 @@ class TestHits:
     def test_an_admission_that_adopts_nothing_on_purpose(self) -> None:
         store = make_store(16)
         serve(store, PROMPT)
-        lease = store.admit_cold(NS, Tokens(PROMPT), reserve_tokens=3)
+        lease = store.admit(NS, Tokens(PROMPT), reserve_tokens=3, adopts=False)
         assert not isinstance(lease, Refusal)
         assert (lease.cached_tokens, len(lease.table)) == (0, 4)
         compute(store, lease)
@@ -330,11 +330,11 @@ class TestRefusal:
         "operation",
         [
             lambda store, _: store.admit(NS, Tokens(run_of(1, 8) + run_of(800, 80))),
-            lambda store, _: store.admit_cold(NS, Tokens(run_of(1, 80))),
+            lambda store, _: store.admit(NS, Tokens(run_of(1, 80)), adopts=False),
             lambda store, lease: store.plan(lease, 80),
             lambda store, lease: store.fork(lease, Tokens(run_of(900, 2) + run_of(800, 80)), 2),
         ],
-        ids=["admit", "admit_cold", "plan", "fork"],
+        ids=["admit", "admit and adopt nothing", "plan", "fork"],
     )
     def test_it_leaves_no_trace(self, operation: Callable[[KVStore, object], object]) -> None:
         def scenario(*, is_refused: bool) -> tuple[object, ...]:

@@ -121,9 +121,9 @@ class DiskCheck:
 
     def _worth(self, writer: DiskWriter) -> Iterator[Node]:
         rules = writer._rules
-        for namespace, path, node in writer._tree.walk():
-            is_long = len(path) // TOKEN_BYTES >= rules.least_tokens
-            if namespace.cache_salt and not rules.salted:
+        for node in writer._tree.nodes():
+            is_long = sum(each.n_tokens for each in node.path()) >= rules.least_tokens
+            if node.namespace.cache_salt and not rules.salted:
                 continue
             if is_long or rules.writes is DiskWrites.ALL:
                 yield node

@@ -304,7 +304,7 @@ def test_a_clear_ends_it_and_leaves_nothing_held(
 def test_its_namespace_is_known_before_anything_has_come(desk: Desk) -> None:
     assert desk.disk.namespaces == frozenset()
     desk.load([*PROMPT, 0])
-    assert tree_of(desk.store).namespaces == ()
+    assert tree_of(desk.store).roots == {}
     assert desk.disk.namespaces == {NS}
     desk.disk.clear(NS)
     assert desk.disk.namespaces == frozenset()

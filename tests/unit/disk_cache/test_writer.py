@@ -494,7 +494,7 @@ def test_a_namespace_that_was_evicted_while_it_is_read_is_known_until_then() -> 
     number, _, reads = desk.plan()
     while tree_of(desk.store).evict() is not None:
         pass
-    assert tree_of(desk.store).namespaces == ()
+    assert tree_of(desk.store).roots == {}
     assert desk.disk.namespaces == {SALTED}
     desk.disk.clear(SALTED)
     assert desk.disk.namespaces == frozenset()
