@@ -110,7 +110,6 @@ def assemble(
     return EngineParts(
         loop=loop,
         card=card,
-        tokenizer=backend.tokenizer,
         limits=limits,
         guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start_in_background),

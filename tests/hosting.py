@@ -29,7 +29,8 @@ class ThreadAsProcess:
     def __init__(self, connection: socket.socket, load: Load) -> None:
         self._connection = connection
         self._load = load
-        self._thread = threading.Thread(target=self._main, name="engine's process")
+        # A daemon: an engine that a test leaves running does not keep pytest from ending.
+        self._thread = threading.Thread(target=self._main, name="engine's process", daemon=True)
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> int:

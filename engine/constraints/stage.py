@@ -18,7 +18,6 @@ from engine.constraints.remote.answers import Answers
 from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
 from engine.core.step import Late, Prefill, Resample, Row, SequenceId, StepMasks, Verify
-from engine.values.output import OutputEvent
 
 EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
 """Shares of a step's time to wait for masks: before a token's text is delivered, and before other
@@ -49,7 +48,6 @@ class GrammarStage:
         self._now = now
         self._drafted: dict[SequenceId, GuidedDraft] = {}  # drafts that the step verifies
         self._had_guided = False  # matchers of sequences that have ended may still be known
-        self._unblocked: list[OutputEvent] = []  # emitted while a step was about to sample
         self.waited_seconds = 0.0
 
     @property
@@ -74,7 +72,7 @@ class GrammarStage:
         answered are late: their logits are saved.
         """
         began = self._now()
-        self._emit_unblocked()
+        self._scheduler.emit_unblocked()
         rows = [
             sequence
             for sequence, row in zip(step.sequences, step.plan.rows, strict=True)
@@ -97,23 +95,18 @@ class GrammarStage:
         masks = masks_of(choices, banned, self._answers.n_words)
         return StepMasks([draw.sequence_id for draw in draws], masks, late)
 
-    def take_unblocked(self) -> list[OutputEvent]:
-        """The events of sequences whose matchers were answered while `masks` waited."""
-        events, self._unblocked = self._unblocked, []
-        return events
-
-    def after_commit(self, step_seconds: float) -> list[OutputEvent]:
+    def after_commit(self, step_seconds: float) -> None:
         """Ask about the tokens that a step has sampled, wait a moment, and emit what is known."""
         self._ask_matchers()
         pending = [one for one in self._sequences.unanswered.values() if one.pending_token]
         self._wait(_all_answered(pending), EMIT_SHARE * step_seconds)
-        return self._scheduler.emit_unblocked()
+        self._scheduler.emit_unblocked()
 
-    def rest(self) -> list[OutputEvent]:
+    def rest(self) -> None:
         """No step is due. Wait for the first of the matchers that sequences still wait for."""
         if unanswered := list(self._sequences.unanswered.values()):
             self._wait(_any_answered(unanswered), MASK_WAIT_IDLE_SECONDS)
-        return self._scheduler.emit_unblocked()
+        self._scheduler.emit_unblocked()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -161,7 +154,7 @@ class GrammarStage:
             self._wait(_all_answered(fresh), SAMPLE_SHARE * step_seconds)
         else:
             self._wait(_any_answered(unanswered), MASK_WAIT_IDLE_SECONDS)
-        self._emit_unblocked()
+        self._scheduler.emit_unblocked()
 
     def _await_drafts(self, until: float) -> None:
         """Wait for the masks along drafts until that time. Draws with late masks are skipped."""
@@ -169,10 +162,7 @@ class GrammarStage:
         if unknown:
             seconds = max(until - self._now(), 0.0)
             self._wait(lambda: all(draft.is_known for draft in unknown), seconds)
-            self._emit_unblocked()
-
-    def _emit_unblocked(self) -> None:
-        self._unblocked += self._scheduler.emit_unblocked()
+            self._scheduler.emit_unblocked()
 
     def _wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
         began = self._now()

@@ -64,7 +64,7 @@ class IdleRecount:
             self._pieces, self._found, self._spent_seconds = recount_idle(self._store), [], 0.0
         began = self._clock()
         try:
-            while not self._inbox.has_calls:
+            while not self._inbox.n_calls:
                 if (found := next(self._pieces)) is not None:
                     self._found.append(found)
         except StopIteration:

@@ -9,21 +9,15 @@ submitted before that one is collected, and samples after. Everything here is on
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from concurrent.futures import Future
 from functools import partial
-from math import ceil
-from typing import ParamSpec, TypeVar
 
-from engine.api import QueueFull
 from engine.constraints.stage import GrammarStage
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
-from engine.core.queue import NoRoom
-from engine.core.request import Submission
 from engine.core.scheduler import Scheduler, Step
-from engine.core.sequence import LiveSequence
 from engine.core.statistics import clear
-from engine.core.step import ModelRunner, RunnerLost, StepResult
+from engine.core.step import ModelRunner, RunnerLost
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.watch.snapshot import find_namespace, find_root
@@ -36,21 +30,12 @@ logger = logging.getLogger(__name__)
 Deliver = Callable[[list[OutputEvent]], None]
 """Delivers the events of one step, at least one. Must not block."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """What the runner has raised."""
-
-    message: str
-
 
 class EngineLoop:
     """Takes turns until it is stopped, and sleeps in the inbox while there is nothing to compute.
 
-    `step_started_seconds` may be read by any thread.
+    Any thread may read `step_started_seconds`. Where `waits_for_disk`, nothing is to be computed
+    until something is loaded.
     """
 
     def __init__(
@@ -70,32 +55,22 @@ class EngineLoop:
         self.sizes = sizes
         self._grammar = grammar
         self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now)
-        self._in_flight: Step | None = None
-        self._device_free_seconds = (
-            0.0  # of the clock: since when the step in flight had the device
-        )
-        self._follows = False  # the next step follows one that was collected before it was planned
+        self.in_flight: Step | None = None
+        self.waits_for_disk = False
+        self.step_started_seconds: float | None = None  # None between steps
+        self._device_free_seconds = 0.0  # of the clock: when the step in flight got the device
         self._loading_steps: list[int] = []  # that have filled in blocks since that time
         self._step_seconds = 0.0  # of the last step, without what it waited for grammars
         self._stopping = False
-        self._waits_for_disk = False  # nothing is to be computed until something is loaded
-        self._when_idle: list[Callable[[], None]] = []
-        self.step_started_seconds: float | None = None  # None between steps
-
-    def submit(self, submission: Submission, arrived_seconds: float) -> None:
-        """Raises InvalidRequest or QueueFull."""
-        try:
-            self.scheduler.add(submission, arrived_seconds)
-        except NoRoom as refusal:
-            wait_seconds = self.metrics.seconds_until_left(refusal.departures)
-            raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
+        self._idle_waiters: list[Future[None]] = []
 
     def abort(self, request_id: str) -> None:
         """Does nothing when the request has ended, or never was."""
-        self._emit(self.scheduler.abort(request_id))
+        self.scheduler.abort(request_id)
+        self._deliver_events()
 
     def abort_all(self) -> None:
-        for request_id in {sequence.request.id for sequence in self.live()}:
+        for request_id in {sequence.request.id for sequence in self.scheduler.live}:
             self.abort(request_id)
 
     def clear(
@@ -141,31 +116,19 @@ class EngineLoop:
                 disk.clear_root(root)
         return Cleared(blocks=0, bytes=0)
 
-    def when_idle(self, notify: Callable[[], None]) -> None:
-        """Call `notify` as soon as no sequence is live."""
-        self._when_idle.append(notify)
+    def when_idle(self) -> Future[None]:
+        """A future that is done as soon as no sequence is live, or the loop has ended."""
+        self._idle_waiters.append(Future())
+        return self._idle_waiters[-1]
 
     def stop(self) -> None:
         """End the loop after this turn."""
         self._stopping = True
 
-    def live(self) -> tuple[LiveSequence, ...]:
-        return self.scheduler.running + self.scheduler.waiting
-
     @property
     def is_idle(self) -> bool:
         """Whether nothing is to be computed, and nothing is being computed."""
-        return self._in_flight is None and not self.scheduler.has_work
-
-    @property
-    def in_flight(self) -> Step | None:
-        """The step that is being computed."""
-        return self._in_flight
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether the next turn begins with a sleep that a call or the disk ends."""
-        return self.is_idle or self._waits_for_disk
+        return self.in_flight is None and not self.scheduler.has_work
 
     def run(self) -> None:
         """Take turns until stopped. Raises only what is a fault of the loop itself."""
@@ -186,117 +149,112 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
-        if self.is_idle:
+        has_rested = self.is_idle
+        if has_rested:
             self._recount.rest(self._disk_wait_seconds())
             self.metrics.contradictions = self._recount.n_problems
-        elif self._waits_for_disk:
+        elif self.waits_for_disk:
             self._inbox.wait(self._disk_wait_seconds())
         self._inbox.handle()
         if not self.is_idle:
+            has_rested = False
             self.step_started_seconds = self.metrics.now()
-            self._recount.changed()
             self._step()
             self.step_started_seconds = None
         if self.is_idle:
+            if not has_rested:
+                self._recount.changed()
             self._notify_idle()
 
     def _step(self) -> None:
         """Plan and submit a step, and collect the one before. A step with drafts is collected
         before the next is planned: only then is known which tokens its sequences have.
         """
-        events = list[OutputEvent]()
-        before = self._in_flight
-        if before is not None and (before.n_drafts or self.scheduler.prefers_sync):
-            events = self._collect_first(before)
-        step = self.scheduler.plan()
-        self._emit(self.scheduler.take_admissions())
-        grammar = self._grammar
-        if grammar is not None and grammar.is_needed:
-            grammar.ask(step)
-        self._emit(events + self._advance(step))
-        if self._in_flight is not None:
-            self._emit(self._sample(self._in_flight))
-        disk, has_rested = self.scheduler.disk, step is None and self._in_flight is None
-        is_loading = has_rested and disk is not None and disk.is_loading
-        self._waits_for_disk = is_loading and not self.scheduler.sequences.unanswered
-
-    def _collect_first(self, step: Step) -> list[OutputEvent]:
-        """Collect the step in flight before the next one is planned. Returns its events."""
-        began, self._in_flight = self._device_free_seconds, None
-        result = _attempt(self._runner.collect)
-        if isinstance(result, _Failure):
-            return self.scheduler.fail(step, result.message)
-        self._follows = (
-            True  # so the time that the device waits for a plan counts as the next step's
-        )
-        return self._commit(step, result, began)
-
-    def _advance(self, step: Step | None) -> list[OutputEvent]:
-        """Submit a step and collect the one before. Returns the events of the latter.
-
-        A step that fails ends its own sequences; if it fails when it is collected, also those of
-        the step submitted after it. Raises RunnerLost.
-        """
-        before, self._in_flight = self._in_flight, None
-        began, follows, self._follows = self._device_free_seconds, self._follows, False
+        scheduler, before = self.scheduler, self.in_flight
+        follows = before is not None  # the device turns from the step before to the next
+        if before is not None and (before.n_drafts or scheduler.prefers_sync):
+            follows, before = self._collect(before), None  # a wait for the plan is the next step's
+        planned = scheduler.plan()
+        grammar = self._needed_grammar()
+        if grammar is not None:
+            grammar.ask(planned)
         if not follows:
-            self._device_free_seconds = self.metrics.now()
-        if before is None:
-            self._loading_steps = []
-        if step is not None and step.is_loading:  # while the step before has the device
-            self._loading_steps.append(step.plan.number)
-        events = list[OutputEvent]()
+            self._device_free_seconds, self._loading_steps = self.metrics.now(), []
+        step = None if planned is None else self._submit(planned)
+        self._deliver_events()
+        if before is not None and not self._collect(before, step):
+            step = None
+        if before is None and step is None and grammar is not None:
+            grammar.rest()
+        self._deliver_events()
+        self.in_flight = step
         if step is not None:
-            failure = _attempt(self._runner.submit, step.plan)
-            if failure is not None:
-                # Now, for a sequence that ends with the step before must not count on this one.
-                events, step = self.scheduler.fail(step, failure.message), None
-        if before is None:
-            self._in_flight = step
-            grammar = self._grammar
-            if step is None and grammar is not None and grammar.is_needed:
-                events += grammar.rest()
-            return events
-        result = _attempt(self._runner.collect)
-        if isinstance(result, _Failure):
-            events += self.scheduler.fail(before, result.message)
-            return events if step is None else events + self.scheduler.fail(step, result.message)
-        self._in_flight = step
-        return events + self._commit(before, result, began)
+            self._sample(step)
+            self._deliver_events()
+        disk, unanswered = scheduler.disk, scheduler.sequences.unanswered
+        self.waits_for_disk = (
+            planned is None and disk is not None and disk.is_loading and not unanswered
+        )
 
-    def _commit(self, step: Step, result: StepResult, began: float) -> list[OutputEvent]:
-        """Commit a collected step. The next one has the device from now on."""
-        self._device_free_seconds = now = self.metrics.now()
-        seconds = now - began
+    def _submit(self, step: Step) -> Step | None:
+        """Submit a step. Returns it, or None if it fails."""
+        if step.is_loading:  # while the step before has the device
+            self._loading_steps.append(step.plan.number)
+        try:
+            self._runner.submit(step.plan)
+        except Exception as error:
+            # Now: a sequence that ends with the step before must not count on this one.
+            self._fail(error, step)
+            return None
+        return step
+
+    def _collect(self, step: Step, after: Step | None = None) -> bool:
+        """Collect a step and commit it: the next one has the device from now on. If it fails, so
+        does the step that was submitted after it. Returns whether it was computed.
+        """
+        try:
+            result = self._runner.collect()
+        except Exception as error:
+            self._fail(error, step, after)
+            return False
+        now = self.metrics.now()
+        seconds, self._device_free_seconds = now - self._device_free_seconds, now
         self.metrics.step_seconds.observe(seconds)
         loading_steps, self._loading_steps = self._loading_steps, []
-        grammar, waited_seconds = self._grammar, 0.0
-        if grammar is not None:
-            waited_seconds, grammar.waited_seconds = grammar.waited_seconds, 0.0
+        waited_seconds = 0.0
+        if self._grammar is not None:
+            waited_seconds, self._grammar.waited_seconds = self._grammar.waited_seconds, 0.0
         self._step_seconds = max(seconds - waited_seconds, 0.0)
         if self._step_seconds > waited_seconds:  # else it says nothing of the model
             self.scheduler.observe(step, loading_steps, seconds)
-        events = self.scheduler.commit(step, result)
-        if grammar is not None and grammar.is_needed:
-            events += grammar.after_commit(self._step_seconds)
-        return events
+        self.scheduler.commit(step, result)
+        if (grammar := self._needed_grammar()) is not None:
+            grammar.after_commit(self._step_seconds)
+        return True
 
-    def _sample(self, step: Step) -> list[OutputEvent]:
-        """Have the rest of the step computed and its tokens sampled. Returns the events of
-        sequences whose grammars have been answered meanwhile, and of all if the step has failed.
-        """
-        grammar = self._grammar
-        if grammar is None or not grammar.is_needed:
-            failure = _attempt(self._runner.sample, None)
-            events = list[OutputEvent]()
-        else:
-            masks = partial(grammar.masks, step, self._step_seconds)
-            failure = _attempt(self._runner.sample, masks)
-            events = grammar.take_unblocked()
-        if failure is not None:
-            self._in_flight = None
-            events += self.scheduler.fail(step, failure.message)
-        return events
+    def _sample(self, step: Step) -> None:
+        """Have the rest of the step computed and its tokens sampled."""
+        grammar = self._needed_grammar()
+        masks = None if grammar is None else partial(grammar.masks, step, self._step_seconds)
+        try:
+            self._runner.sample(masks)
+        except Exception as error:
+            self.in_flight = None
+            self._fail(error, step)
+
+    def _fail(self, error: Exception, *steps: Step | None) -> None:
+        """The runner has raised `error`: end the sequences of these steps. Raises RunnerLost."""
+        if isinstance(error, RunnerLost):
+            raise error
+        logger.exception("a step failed")
+        for step in steps:
+            if step is not None:
+                message = f"the step failed: {type(error).__name__}: {error}"
+                self.scheduler.fail(step, message)
+
+    def _needed_grammar(self) -> GrammarStage | None:
+        """The grammar stage while any sequence has a grammar."""
+        return self._grammar if self._grammar is not None and self._grammar.is_needed else None
 
     def _disk_wait_seconds(self) -> float | None:
         """How long the loop may sleep; None: until there is a call."""
@@ -304,21 +262,11 @@ class EngineLoop:
         return None if disk is None else disk.wait_seconds()
 
     def _notify_idle(self) -> None:
-        waiters, self._when_idle = self._when_idle, []
-        for notify in waiters:
-            notify()
+        waiters, self._idle_waiters = self._idle_waiters, []
+        for idle in waiters:
+            if idle.set_running_or_notify_cancel():
+                idle.set_result(None)
 
-    def _emit(self, events: list[OutputEvent]) -> None:
-        if events:
+    def _deliver_events(self) -> None:
+        if events := self.scheduler.take_events():
             self._deliver(events)
-
-
-def _attempt(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | _Failure:
-    """What `act` returns, or that it has raised. Raises RunnerLost."""
-    try:
-        return act(*args, **kwargs)
-    except RunnerLost:
-        raise
-    except Exception as error:
-        logger.exception("a step failed")
-        return _Failure(f"the step failed: {type(error).__name__}: {error}")

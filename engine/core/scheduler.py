@@ -1,6 +1,6 @@
 """Decides what each step computes.
 
-    add / abort ─► plan() ─► Step ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
+    add / abort ─► plan() ─► Step ─► (runner) ─► StepResult ─► commit() ─► take_events()
 
 It has no clock, no threads and no tensors. A step may be planned before the one before it is
 committed. Decodes come first, so a long prompt is prefilled in chunks next to the others' decodes.
@@ -8,16 +8,17 @@ The rest of a step goes by the clients' turns (docs/adr/0018).
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import ceil
 from typing import Final
 
-from engine.api import InvalidRequest
+from engine.api import InvalidRequest, QueueFull
 from engine.core.budget import StepBudget, StepCosts
-from engine.core.commit import Commit, admission_event
+from engine.core.commit import Commit
 from engine.core.metrics import Metrics
-from engine.core.queue import Admission, by_rows, preemption_victim
+from engine.core.queue import Admission, NoRoom, by_rows, preemption_victim
 from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
 from engine.core.sequence import LiveSequence, LiveSequences, Status
 from engine.core.step import (
@@ -58,7 +59,7 @@ class Step:
     sequences: list[LiveSequence] = field(default_factory=list)
     preempted: list[LiveSequence] = field(default_factory=list)
     n_drafts: int = 0  # rows that verify a draft
-    n_reads: int = 0  # entries that are read for the disk
+    is_reading: bool = False  # blocks are read to be written to disk
     is_scoring: bool = False  # prompt logprobs are computed, which the cost model does not know
     is_loading: bool = False  # blocks are filled in from disk
     is_short_of_blocks: bool = False  # then no prompt begins
@@ -130,24 +131,14 @@ class Scheduler:
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
         self._numbers = count(1)  # of steps
-        self._admissions: list[OutputEvent] = []
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts)
+        self.running: Sequence[LiveSequence] = self.sequences.running
+        self.waiting = self._admission.waiting
 
     @property
-    def running(self) -> tuple[LiveSequence, ...]:
-        return tuple(self.sequences.running)
-
-    @property
-    def waiting(self) -> tuple[LiveSequence, ...]:
-        return tuple(self._admission.waiting)
-
-    @property
-    def n_running(self) -> int:
-        return len(self.sequences.running)
-
-    @property
-    def n_waiting(self) -> int:
-        return len(self._admission.waiting)
+    def live(self) -> list[LiveSequence]:
+        """The running sequences, then the waiting ones in the order of their turns."""
+        return [*self.running, *self.waiting]
 
     @property
     def has_work(self) -> bool:
@@ -159,9 +150,9 @@ class Scheduler:
             return None
         return self._admission.wait_reason(sequence)
 
-    def take_admissions(self) -> list[OutputEvent]:
-        """An event for each sequence that was first admitted since this was last called."""
-        events, self._admissions = self._admissions, []
+    def take_events(self) -> list[OutputEvent]:
+        """What has happened to sequences since this was last called, in order."""
+        events, self._commit.events = self._commit.events, []
         return events
 
     def block_hashes(self, request: Request) -> tuple[Digest, ...]:
@@ -172,32 +163,31 @@ class Scheduler:
         return self.disk.block_hashes(namespace, request.prompt)
 
     def add(self, submission: Submission, arrived_seconds: float = 0.0) -> None:
-        """Queue the request's n sequences.
-
-        Raises InvalidRequest or NoRoom.
-        """
+        """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
         request = submission.request
         if self.sequences.of_request(request.id):
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
-        self._admission.waiting.check_room(request.client, request.n)
+        try:
+            self.waiting.check_room(request.client, request.n)
+        except NoRoom as refusal:
+            wait_seconds = self.metrics.seconds_until_left(refusal.departures)
+            raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
         for sequence in self._new_sequences.sequences(submission):
             sequence.arrived_seconds = arrived_seconds
             self.sequences.add(sequence)
             self._admission.add(sequence)
         self.metrics.queued(request.n)
 
-    def abort(self, request_id: str) -> list[OutputEvent]:
-        """End a request's sequences. What they have computed stays in the cache.
+    def abort(self, request_id: str) -> None:
+        """End a request's sequences, if it has any. What they have computed stays in the cache.
 
         A sequence in flight ends when its step is committed, so that this is kept, too.
         """
-        events = []
         for sequence in self.sequences.of_request(request_id):
             if sequence.planned_tokens > sequence.computed_tokens:
                 self.sequences.abort(sequence)
-                continue
-            events.append(self._commit.end(sequence, FinishReason.ABORT))
-        return events
+            else:
+                self._commit.end(sequence, FinishReason.ABORT)
 
     @property
     def prefers_sync(self) -> bool:
@@ -212,27 +202,27 @@ class Scheduler:
         """Plan the next step. Allocates its blocks; preempts sequences where there are too few.
         None where nothing is to be computed, filled in or read.
         """
-        batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
+        batch_rows = min(len(self.running) + len(self.waiting), self._limits.max_running)
         step = Step(
             StepPlan(next(self._numbers)),
             StepBudget(self.costs, self._limits.step_stretch, batch_rows),
             self._limits.step_tokens,
         )
         self._admission.waiting.begin_step()
-        if self.n_waiting:
+        if self.waiting:
             self._preempt_for_client(step)
         self._add_decodes(step)
         if self.disk is not None:
             step.is_loading = self.disk.add_loads(step.plan.number, step.budget)
-        if self.sequences.prefilling or self.n_waiting:
+        if self.sequences.prefilling or self.waiting:
             self._add_prefills(step)
         if self.drafts is not None:
             self.drafts.add(step, self.costs, self._limits)
         for sequence in step.preempted:  # only now: what is in flight belongs to its old lease
             self._admission.add(sequence)
         if self.disk is not None:
-            step.n_reads = self.disk.add_reads(step.plan.number, step.budget)
-        if not (step.sequences or step.is_loading or step.n_reads):
+            step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
+        if not (step.sequences or step.is_loading or step.is_reading):
             return None
         step.plan.ops = self.store.take_ops()
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
@@ -243,7 +233,7 @@ class Scheduler:
         blocks from disk during that time.
         """
         shape = step.budget.shape
-        if loading_steps or step.n_reads:
+        if loading_steps or step.is_reading:
             assert self.disk is not None
             if not shape.chunks:  # their prediction is off by more than what the bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
@@ -251,24 +241,25 @@ class Scheduler:
         elif step.sequences and not step.is_scoring:
             self.costs.observe(shape, seconds)
 
-    def emit_unblocked(self) -> list[OutputEvent]:
-        """The events of sequences whose grammars have been answered meanwhile."""
-        return self._commit.emit_unblocked()
+    def emit_unblocked(self) -> None:
+        """Emit the pending tokens of the sequences whose grammars have been answered meanwhile."""
+        self._commit.emit_unblocked()
 
-    def commit(self, step: Step, result: StepResult) -> list[OutputEvent]:
-        """The step has been computed: publish its blocks, append its tokens. Returns the events."""
+    def commit(self, step: Step, result: StepResult) -> None:
+        """The step has been computed: publish its blocks, append its tokens."""
         self.metrics.steps += 1
         if self.disk is not None:
             self.disk.commit(step.plan.number, result.read)
-        return self._commit.step(step.sequences, step.plan.rows, result.rows)
+        self._commit.step(step.sequences, step.plan.rows, result.rows)
 
-    def fail(self, step: Step, message: str) -> list[OutputEvent]:
+    def fail(self, step: Step, message: str) -> None:
         """The step has raised: end its sequences, and publish nothing of it."""
         self.store.revoke(step.plan.ops)
         if self.disk is not None:
             self.disk.fail(step.plan.number)
-        running = [sequence for sequence in step.sequences if sequence.lease is not None]
-        return [self._commit.fail(sequence, message) for sequence in running]
+        for sequence in step.sequences:
+            if sequence.lease is not None:
+                self._commit.fail(sequence, message)
 
     def _preempt_for_client(self, step: Step) -> None:
         """Preempt a sequence of a client that has much for one that has little, once a step."""
@@ -282,7 +273,7 @@ class Scheduler:
         """A token for each sequence that decodes. Limits leave each of them one."""
         decoding = list(self.sequences.decoding)
         if self.store.available_blocks < len(decoding):  # some may be refused a block
-            decoding = by_rows(decoding, self.sequences.running)
+            decoding = by_rows(decoding, self.running)
         n_rows = n_keys = 0
         for sequence in decoding:
             lease = sequence.lease
@@ -304,10 +295,10 @@ class Scheduler:
     def _add_prefills(self, step: Step) -> None:
         """A chunk of each client in turn, and again, for as long as there is budget."""
         prompts = defaultdict[str, deque[LiveSequence]](deque)
-        for sequence in self.sequences.running:
+        for sequence in self.running:
             if sequence in self.sequences.prefilling:
                 prompts[sequence.request.client].append(sequence)
-        waiting = self._admission.waiting
+        waiting = self.waiting
         may_begin = bool(waiting) and self._admission.has_slot() and step.has_room
         if not prompts and not may_begin:
             return
@@ -332,18 +323,15 @@ class Scheduler:
             if has_lease and (n_tokens := step.allow(sequence)):
                 self._add_prefill(sequence, n_tokens, step)
                 return True
-        return step.has_room and self._begin(client, step)
-
-    def _begin(self, client: str, step: Step) -> bool:
-        """Admit the client's next sequence and prefill it. False where none can be admitted."""
+        if not step.has_room:
+            return False
         admitted = self._admission.admit(client)
         if admitted is None:
             return False
         sequence, lease = admitted
         self.sequences.start(sequence, lease)
         if sequence.admissions == 1:
-            self._admissions.append(admission_event(sequence))
-            self.metrics.admitted(sequence)
+            self._commit.admitted(sequence)
         # At once: the ops of its admission are in this step.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
         return True
@@ -374,15 +362,9 @@ class Scheduler:
         """
         position = sequence.sampled_position if n_tokens > 1 else 0
         while self.store.plan(lease, n_tokens, position) is not None:
-            in_step = set(step.sequences)
-            victim = preemption_victim(
-                [
-                    one
-                    for one in self.sequences.running
-                    if one not in in_step and one.status is Status.RUNNING
-                ],
-                self.sequences.running,
-            )
+            in_step, running = set(step.sequences), self.running
+            others = [s for s in running if s not in in_step and s.status is Status.RUNNING]
+            victim = preemption_victim(others, running)
             self._preempt(victim, step)
             self.metrics.preemptions += 1
             step.is_short_of_blocks = True

@@ -19,8 +19,8 @@ def snapshot(scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats) -> 
     """
     metrics = scheduler.metrics
     return EngineStats(
-        running=scheduler.n_running,
-        waiting=scheduler.n_waiting,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
         computed_prompt_tokens=metrics.computed_prompt_tokens,
         generated_tokens=metrics.generated_tokens,
         preemptions=metrics.preemptions,
@@ -101,5 +101,5 @@ def request_infos(scheduler: Scheduler) -> tuple[RequestInfo, ...]:
             blocks=len(sequence.lease.table) if sequence.lease else 0,
             accepted_draft_tokens=sequence.usage.accepted_draft_tokens,
         )
-        for sequence in scheduler.running + scheduler.waiting
+        for sequence in scheduler.live
     )

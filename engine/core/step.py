@@ -54,9 +54,7 @@ class BatchEntry:
 class Score(NamedTuple):
     """A prefill row also computes the log-probability of the token after each of its tokens."""
 
-    next_tokens: tuple[
-        int, ...
-    ]  # the token that follows the row's i-th; one less at a prompt's end
+    next_tokens: tuple[int, ...]  # after each of the row's tokens; none after a prompt's last
     n_top: int  # alternatives reported for each
 
 
@@ -129,12 +127,10 @@ Masks: TypeAlias = npt.NDArray[np.int32]
 counted from the lowest, of word t // 32.
 """
 
-
 NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class StepMasks:
+class StepMasks(NamedTuple):
     """The masks of a step's draws, and the sequences whose masks are late.
 
     `sequence_ids[i]` is the sequence that `masks[i]` is for. A verified draft has a mask for each
@@ -144,7 +140,7 @@ class StepMasks:
     """
 
     sequence_ids: Sequence[SequenceId] = ()
-    masks: Masks = field(default_factory=lambda: NO_MASKS)
+    masks: Masks = NO_MASKS
     late: Sequence[SequenceId] = ()
 
 

@@ -23,9 +23,9 @@ from engine.constraints.factory import (
 from engine.constraints.remote.trials import Trials, Verdict
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.request import Limits, Submission, prepare, validate
+from engine.core.request import Limits, prepare, validate
 from engine.core.statistics import request_infos, snapshot
-from engine.values.model import ModelCard, Tokenizer
+from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
     ALL_TIERS,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUICK_TOKENS = 4096
-"""So many tokens are checked and packed in about the time in which a thread begins to run."""
+"""Tokens that are checked and packed in about the time in which a thread begins to run."""
 
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
@@ -57,7 +57,6 @@ class EngineParts:
 
     loop: EngineLoop
     card: ModelCard
-    tokenizer: Tokenizer
     limits: Limits
     guides: GuideMaker
     trials: Trials
@@ -69,38 +68,26 @@ Build = Callable[[Inbox, Deliver], EngineParts]
 
 
 class EngineThread:
-    """Make it with `start`. Its coroutines are for one event loop. After `ended` nothing comes."""
+    """A running engine. Its coroutines are for one event loop."""
 
-    def __init__(self, deliver: Deliver, ended: Callable[[], None]) -> None:
+    def __init__(self, build: Build, deliver: Deliver, ended: Callable[[], None]) -> None:
+        """Start the thread. Returns when `build` has run on it, and raises what that raises.
+
+        `deliver` and `ended` are called on the engine thread, `ended` last of all.
+        """
         self._inbox = Inbox()
-        self._deliver = deliver
-        self._when_ended = ended
         self._n_received = 0
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         self._versions = count(1)  # of pictures
-        self._parts: EngineParts
-        self._thread: threading.Thread
-
-    @classmethod
-    def start(cls, build: Build, deliver: Deliver, ended: Callable[[], None]) -> "EngineThread":
-        """Start the thread; returns when `build` has run on it, and raises what that raises.
-
-        `deliver` and `ended` are called on the engine thread, `ended` last of all.
-        """
-        engine = cls(deliver, ended)
-        built: Future[EngineParts] = Future()
-        engine._thread = threading.Thread(
-            target=engine._main, args=(build, built), name="engine", daemon=True
+        built = Future[EngineParts]()
+        self._thread = threading.Thread(
+            target=self._main, args=(build, deliver, ended, built), name="engine", daemon=True
         )
-        engine._thread.start()
-        engine._parts = built.result()
-        return engine
-
-    @property
-    def card(self) -> ModelCard:
-        return self._parts.card
+        self._thread.start()
+        self._parts = built.result()
+        self._loop, self.card = self._parts.loop, self._parts.card
 
     async def submit(self, request: Request) -> None:
         """Returns when the loop has taken it; its events may come before that.
@@ -110,10 +97,12 @@ class EngineThread:
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
         self._n_received += request.n
-        arrived_seconds = self._loop.metrics.now()
-        submission = await self._prepared(request)
-        taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
-        await asyncio.wrap_future(taken)
+        scheduler, arrived_seconds = self._loop.scheduler, self._loop.metrics.now()
+        new_guide = self._parts.guides.guides(request, await self._tried(request))
+        pack = partial(prepare, request, self._parts.limits, new_guide, scheduler.block_hashes)
+        is_quick = request.n * len(request.prompt) <= QUICK_TOKENS
+        submission = pack() if is_quick else await asyncio.to_thread(pack)
+        await self._ask(partial(scheduler.add, submission, arrived_seconds))
 
     def abort(self, request_id: str) -> None:
         """Within a step no block is held for it. Does nothing when it has ended."""
@@ -123,28 +112,16 @@ class EngineThread:
         validate(request, self._parts.limits)
         await self._tried(request)
 
-    async def _prepared(self, request: Request) -> Submission:
-        """Raises InvalidRequest."""
-        new_guide = self._parts.guides.guides(request, await self._tried(request))
-        block_hashes = self._loop.scheduler.block_hashes
-        ready = partial(prepare, request, self._parts.limits, new_guide, block_hashes)
-        if request.n * len(request.prompt) <= QUICK_TOKENS:
-            return ready()
-        return await asyncio.to_thread(ready)
-
     async def _tried(self, request: Request) -> Verdicts:
         """Raises InvalidRequest for a grammar that cannot be served, NoGrammars where none can."""
+        verdicts = dict[Grammar, Verdict]()
         try:
-            return await self._verdicts(request)
+            while grammars := untried(request, verdicts):
+                verdicts |= await self._parts.trials.of(request.client, grammars)
         except NoGrammars as error:
             if not is_dispensable(request):
                 raise
             return all_refused(request, str(error))
-
-    async def _verdicts(self, request: Request) -> Verdicts:
-        verdicts = dict[Grammar, Verdict]()
-        while grammars := untried(request, verdicts):
-            verdicts |= await self._parts.trials.of(request.client, grammars)
         check_verdicts(request, verdicts)
         return verdicts
 
@@ -155,22 +132,21 @@ class EngineThread:
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
-        loop = self._loop
-        if namespace_id is None:
-            return await self._ask(partial(loop.clear, None, tiers))
-        known = await self._ask(lambda: loop.namespaces)
-        namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
-        if namespace is not None:
-            return await self._ask(partial(loop.clear, namespace, tiers))
-        return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
+        loop, namespace = self._loop, None
+        if namespace_id is not None:
+            known = await self._ask(lambda: loop.namespaces)
+            namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
+            if namespace is None:  # it may be new, or on disk alone
+                return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
+        return await self._ask(partial(loop.clear, namespace, tiers))
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        card = self._parts.card
-        snapshots = SnapshotTaker(self._loop.scheduler, self._loop.sizes)
+        card, scheduler = self.card, self._loop.scheduler
+        snapshots = SnapshotTaker(scheduler, self._loop.sizes)
         renderer = Renderer(
             card.block_size,
             card.block_size * card.kv_bytes_per_token,
-            self._loop.scheduler.disk,
+            scheduler.disk,
             {fingerprint: name for name, fingerprint in card.adapters.items()},
         )
         watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
@@ -197,7 +173,8 @@ class EngineThread:
         self._draining = True
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._idle()
+                idle = await self._ask(self._loop.when_idle)
+                await asyncio.wrap_future(idle)
         except TimeoutError:
             logger.warning("aborting what is left after %g seconds", timeout_seconds)
         except EngineStopped:
@@ -207,28 +184,24 @@ class EngineThread:
         await asyncio.wrap_future(self._ended)
         self._thread.join()
 
-    async def _idle(self) -> None:
-        """Raises EngineStopped."""
-        idle = Future[None]()
-        await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
-        await asyncio.wrap_future(idle)
-
-    @property
-    def _loop(self) -> EngineLoop:
-        return self._parts.loop
-
     async def _ask(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._inbox.post(function))
 
     def _tell(self, function: Callable[[], None]) -> None:
         """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
         with suppress(EngineStopped):
-            self._inbox.post_urgent(function).add_done_callback(_log_failure)
+            self._inbox.post(function, urgent=True).add_done_callback(_log_failure)
 
-    def _main(self, build: Build, built: "Future[EngineParts]") -> None:
+    def _main(
+        self,
+        build: Build,
+        deliver: Deliver,
+        ended: Callable[[], None],
+        built: "Future[EngineParts]",
+    ) -> None:
         """The engine thread, from loading the model to the last turn."""
         try:
-            parts = build(self._inbox, self._deliver)
+            parts = build(self._inbox, deliver)
         except BaseException as error:
             self._inbox.close()
             built.set_exception(error)
@@ -241,14 +214,9 @@ class EngineThread:
         finally:
             self._inbox.close()
             parts.trials.close()
-            self._when_ended()
+            ended()
             parts.release_thread()
             self._ended.set_result(None)
-
-
-def _resolve(future: "Future[None]") -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(None)
 
 
 def _log_failure(future: "Future[None]") -> None:

@@ -56,7 +56,7 @@ class TurnedEngine:
     def submit(self, prompt: tuple[int, ...], max_tokens: int) -> str:
         """The request's name."""
         request = Request(f"r{next(self._names)}", prompt, max_tokens, GREEDY, ignore_eos=True)
-        self._loop.submit(prepare(request, self._limits), time.monotonic())
+        self._loop.scheduler.add(prepare(request, self._limits), time.monotonic())
         return request.id
 
     def wait_for(self, names: set[str]) -> None:
@@ -87,7 +87,7 @@ class TurnedEngine:
     def seconds(self, steps: int) -> float:
         """For each row to say so many tokens. Raises RuntimeError where one does not."""
         said = sum(len(event.token_ids) for event in self._events)
-        rows = len(self._loop.live())
+        rows = len(self._loop.scheduler.live)
         seconds = self.turn(steps)
         told = sum(len(event.token_ids) for event in self._events) - said
         if told != rows * steps:

@@ -112,7 +112,7 @@ class EngineHost:
 
     def _start(self, config: EngineConfig) -> EngineThread:
         build = partial(self._load, config, self._report)
-        return EngineThread.start(build, self._deliver, partial(self._send, Kind.ENDED))
+        return EngineThread(build, self._deliver, partial(self._send, Kind.ENDED))
 
     def _deliver(self, events: list[OutputEvent]) -> None:
         self._outbox.send(b"".join(wire.events_frames(events)))

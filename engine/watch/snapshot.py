@@ -156,7 +156,7 @@ class SnapshotTaker:
         evicted = () if self._tree is None else self._tree.next_evicted(NEXT_EVICTED)
         return Moment(
             live=tuple(map(self._live, (*scheduler.running, *waiting))),
-            waiting=scheduler.n_waiting,
+            waiting=len(scheduler.waiting),
             blocks=(pool.n_blocks, pool.n_free, pool.n_evictable, pool.n_referenced),
             saved_bytes=saved_bytes(store, self._sizes),
             groups=tuple(_slots(group) for group in groups),

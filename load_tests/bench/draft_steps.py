@@ -110,13 +110,13 @@ class Workload:
             request = Request(f"{index}", tuple(prompt), answer_tokens)
             self._answers[request.id] = text(source, answer_tokens)
             self.scheduler.add(prepare(request, limits))
-        while self.scheduler.n_waiting or self.scheduler.sequences.prefilling:
+        while self.scheduler.waiting or self.scheduler.sequences.prefilling:
             self.step()
 
     def steps(self) -> Iterator[Times]:
         """Each step in which all sequences decode: seconds a row, and seconds a token."""
-        n_rows = self.scheduler.n_running
-        while self.scheduler.n_running == n_rows:
+        n_rows = len(self.scheduler.running)
+        while len(self.scheduler.running) == n_rows:
             self._committing, before = 0.0, self.scheduler.metrics.generated_tokens
             planning = self.step()
             if n_tokens := self.scheduler.metrics.generated_tokens - before:
@@ -134,7 +134,7 @@ class Workload:
         start = time.thread_time()
         self._in_flight = self.scheduler.plan()
         planning += time.thread_time() - start
-        self.scheduler.take_admissions()
+        self.scheduler.take_events()
         if before is not None:
             self._commit(before)
         return planning

@@ -97,11 +97,11 @@ class HostEngine:
         for index in range(rows):
             prompt = tuple(self._random.choices(self._words, k=PROMPT_TOKENS))
             request = Request(f"row-{index}", prompt, MOST_STEPS, client=f"client-{index % 4}")
-            self._loop.submit(
+            self._scheduler.add(
                 prepare(request, limits, block_hashes=self._scheduler.block_hashes),
                 time.monotonic(),
             )
-        while any(s.output_tokens == 0 for s in self._loop.live()):
+        while any(s.output_tokens == 0 for s in self._scheduler.live):
             self.turn()
 
     def turn(self) -> None:

@@ -113,7 +113,7 @@ class Workload:
             # They differ in length so that some complete a block in every step.
             prompt = [*self._prompt[: context_tokens - index % BLOCK_SIZE_TOKENS], index]
             self._add(f"running-{index}", prompt, context_tokens // 2, sampling)
-        while self._scheduler.n_waiting or self._has_prompts():
+        while self._scheduler.waiting or self._has_prompts():
             self.step()
 
     def step(self) -> float:
@@ -124,7 +124,7 @@ class Workload:
         assert step is not None
         result = self._result(step.plan)
         computed = time.thread_time()
-        self._scheduler.take_admissions()
+        self._scheduler.take_events()
         self._scheduler.commit(step, result)
         return planned - start + time.thread_time() - computed
 

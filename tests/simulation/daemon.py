@@ -64,8 +64,8 @@ class Mailbox(Inbox):
     def is_empty(self) -> bool:
         return not self._answers
 
-    def post(self, function: Callable[[], T]) -> Future[T]:
-        answer = super().post(function)
+    def post(self, function: Callable[[], T], *, urgent: bool = False) -> Future[T]:
+        answer = super().post(function, urgent=urgent)
         self._answers.append(answer)  # type: ignore[arg-type]
         return answer
 
@@ -186,7 +186,7 @@ class Daemon:
     @property
     def wants_sleep(self) -> bool:
         """Whether the next turn would begin by waiting for a call, as long as the disk allows."""
-        return self.loop.sleeps
+        return self.loop.is_idle or self.loop.waits_for_disk
 
     def _groups(self, is_cached: bool) -> list[Group]:
         """With little room beyond the least."""

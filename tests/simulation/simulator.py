@@ -126,7 +126,7 @@ class Simulation:
             self._n_events,
             self.daemon.runner.n_computed,
             self._watch.n_ended,
-            is_waiting=bool(self.loop.live() or self.daemon.loads),
+            is_waiting=bool(self.loop.scheduler.live or self.daemon.loads),
         )
 
     def _turn(self) -> None:
@@ -179,7 +179,7 @@ class Simulation:
         self.tier.temper = replace(
             HEALTHY, meanwhile=temper.meanwhile, longest_path=temper.longest_path
         )
-        turns_left = 200 + 40 * sum(s.request.max_tokens + 60 for s in self.loop.live())
+        turns_left = 200 + 40 * sum(s.request.max_tokens + 60 for s in self.loop.scheduler.live)
         while not self.loop.is_idle:
             self.turn()
             turns_left -= 1
@@ -194,10 +194,10 @@ class Simulation:
         request = self._workload.request(self.daemon.limits)
         self._wake()
         try:
-            self.loop.submit(self.daemon.prepared(request), self.now)
+            self.loop.scheduler.add(self.daemon.prepared(request), self.now)
         except (InvalidRequest, QueueFull):
             return
-        sequences = [s for s in self.loop.live() if s.request is request]
+        sequences = [s for s in self.loop.scheduler.live if s.request is request]
         truths = [self._expected(sequence) for sequence in sequences]
         self.receivers[request.id] = Receiver(request, sequences, truths)
         for sequence, truth in zip(sequences, truths, strict=True):

@@ -120,18 +120,20 @@ class Harness:
         if step is None:
             return StepPlan()
         self.plans.append(step.plan)
-        self.take(self._compute(step))
+        self._compute(step)
+        self.take(self.scheduler.take_events())
         invariants.check(self.store)
         return step.plan
 
-    def _compute(self, step: Step) -> list[OutputEvent]:
+    def _compute(self, step: Step) -> None:
         try:
             self.runner.submit(step.plan)
             self.runner.sample(None)
             result = self.runner.collect()
         except RuntimeError as error:
-            return self.scheduler.fail(step, str(error))
-        return self.scheduler.commit(step, result)
+            self.scheduler.fail(step, str(error))
+        else:
+            self.scheduler.commit(step, result)
 
     def take(self, events: list[OutputEvent]) -> None:
         for event in events:
@@ -175,8 +177,7 @@ class Harness:
         return "".join(e.text for e in self.events[request_id] if e.index == index)
 
     def sequence(self, request_id: str) -> LiveSequence:
-        everyone = self.scheduler.running + self.scheduler.waiting
-        return next(s for s in everyone if s.request.id == request_id)
+        return next(s for s in self.scheduler.live if s.request.id == request_id)
 
 
 def disk_of(harness: Harness) -> DiskCache:

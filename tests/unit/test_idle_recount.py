@@ -31,9 +31,9 @@ class CountedInbox(Inbox):
         self._clock = clock
 
     @property
-    def has_calls(self) -> bool:
+    def n_calls(self) -> int:
         self.looks_left -= 1
-        return self.looks_left < 0
+        return int(self.looks_left < 0)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         self.slept.append(timeout_seconds)

@@ -22,14 +22,14 @@ def test_an_end_does_not_wait_behind_others() -> None:
     inbox, made = Inbox(), list[str]()
     for _ in range(10 * CALLS_AT_ONCE):
         inbox.post(lambda: made.append("submission"))
-    inbox.post_urgent(lambda: made.append("abort"))
+    inbox.post(lambda: made.append("abort"), urgent=True)
     inbox.handle()
     assert made == ["abort", *["submission"] * CALLS_AT_ONCE]
 
 
 def test_an_end_that_comes_while_calls_are_made_is_the_next() -> None:
     inbox, made = Inbox(), list[str]()
-    inbox.post(lambda: inbox.post_urgent(lambda: made.append("abort")))
+    inbox.post(lambda: inbox.post(lambda: made.append("abort"), urgent=True))
     inbox.post(lambda: made.append("submission"))
     inbox.handle()
     assert made == ["abort", "submission"]
@@ -45,7 +45,7 @@ def test_what_is_cancelled_in_time_is_not_called() -> None:
 
 def test_a_closed_inbox_refuses_what_it_has_and_what_comes() -> None:
     inbox = Inbox()
-    waiting = [inbox.post(int), inbox.post_urgent(int)]
+    waiting = [inbox.post(int), inbox.post(int, urgent=True)]
     inbox.close()
     for call in waiting:
         with pytest.raises(EngineStopped):

@@ -101,7 +101,7 @@ class LoopHarness:
             submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
         else:
             submission = prepare(request, self.harness.limits)
-        self.loop.submit(submission, self.clock[0])
+        self.scheduler.add(submission, self.clock[0])
 
     def turn(self) -> StepPlan | None:
         """The plan that was submitted; None where no step was due."""

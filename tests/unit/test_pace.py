@@ -59,7 +59,7 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
 
     def submit(name: str, client: str, n: int = 1) -> None:
         request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)
-        loop.submit(prepare(request, harness.limits), arrived_seconds=now)
+        harness.scheduler.add(prepare(request, harness.limits), arrived_seconds=now)
 
     def turn() -> None:
         nonlocal now

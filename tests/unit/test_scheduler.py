@@ -4,8 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.api import InvalidRequest
-from engine.core.queue import NoRoom
+from engine.api import InvalidRequest, QueueFull
 from engine.core.request import prepare
 from engine.core.step import Prefill
 from engine.values.output import FinishReason
@@ -193,7 +192,7 @@ def test_the_lowest_priority_gives_way() -> None:
     high = harness.add(prompt(2, 11), max_tokens=12)
     while harness.scheduler.metrics.preemptions == 0:
         harness.step()
-    assert harness.sequence(low) in harness.scheduler.waiting
+    assert harness.sequence(low) in list(harness.scheduler.waiting)
     assert harness.sequence(high) in harness.scheduler.running
     harness.finish()
     assert len(harness.output(low)) == len(harness.output(high)) == 12
@@ -253,18 +252,21 @@ def test_abort_gives_everything_back_in_every_state(steps: int) -> None:
     request = harness.add(prompt(1, 40), n=2)
     for _ in range(steps):
         harness.step()
-    harness.take(harness.scheduler.abort(request))
+    harness.scheduler.abort(request)
+    harness.take(harness.scheduler.take_events())
     assert [harness.reason(request, i) for i in range(2)] == [FinishReason.ABORT] * 2
     assert not harness.scheduler.has_work
     assert harness.pool.n_referenced == 0
-    assert harness.scheduler.abort(request) == []
+    harness.scheduler.abort(request)
+    assert harness.scheduler.take_events() == []
 
 
 def test_what_an_aborted_request_has_computed_stays_in_the_cache() -> None:
     harness = Harness(step_tokens=16)
     aborted = harness.add(prompt(1, 40))
     harness.step()
-    harness.take(harness.scheduler.abort(aborted))
+    harness.scheduler.abort(aborted)
+    harness.take(harness.scheduler.take_events())
     assert harness.usage(harness.serve(prompt(1, 40))).cached_tokens == 16
 
 
@@ -402,7 +404,7 @@ def test_a_refused_prompt_is_matched_again_only_when_somebody_has_let_go(
     monkeypatch.setattr(tree_of(harness.store), "match", match)
     for _ in range(10):
         harness.step()
-    assert harness.scheduler.n_waiting == 1
+    assert len(harness.scheduler.waiting) == 1
     assert match.call_count == 1
     harness.finish()
     assert [len(harness.output(request)) for request in (running, refused)] == [12, 2]
@@ -485,12 +487,14 @@ def test_penalties_are_given_the_tokens_they_punish() -> None:
     assert entry.sampling.output_tokens == ()
 
 
-def test_a_full_queue_refuses_and_says_how_many_must_leave_it() -> None:
-    harness = Harness(max_waiting=4)
+def test_a_full_queue_refuses_and_says_when_there_is_room() -> None:
+    now = 0.0
+    harness = Harness(max_waiting=4, clock=lambda: now)
     harness.add(prompt(1, 4), n=3)
-    with pytest.raises(NoRoom) as refusal:
+    now = 7.0  # one sequence must leave, and none has left in this time
+    with pytest.raises(QueueFull) as refusal:
         harness.add(prompt(2, 4), n=2, client="other")
-    assert refusal.value.departures == 1
+    assert refusal.value.retry_after_seconds == 7
     assert "3 sequences wait, 0 of them this client's, and 4 may" in str(refusal.value)
     harness.add(prompt(2, 4), client="other")
     harness.finish()
@@ -500,7 +504,7 @@ def test_no_client_fills_the_queue_alone() -> None:
     harness = Harness(max_waiting=64)
     for i in range(32):
         harness.add(prompt(i, 4), client="flood")
-    with pytest.raises(NoRoom, match="32 of them this client's"):
+    with pytest.raises(QueueFull, match="32 of them this client's"):
         harness.add(prompt(40, 4), client="flood")
     for i in range(16):
         harness.add(prompt(i, 4), client="other")

@@ -20,7 +20,7 @@ def steps_until_first_token(harness: Harness, request: str) -> int:
 def test_one_client_s_many_rows_make_room_for_another_s() -> None:
     harness = Harness(n_blocks=900, max_running=32, step_tokens=64)
     many = harness.add(prompt(1, 5), max_tokens=90, n=32, client="many")
-    while harness.scheduler.n_running < 32:
+    while len(harness.scheduler.running) < 32:
         harness.step()
     one = harness.add(prompt(2, 5), max_tokens=1, client="one")
     assert steps_until_first_token(harness, one) == 1
@@ -96,7 +96,7 @@ def test_nobody_is_preempted_for_whoever_would_hold_more() -> None:
 def test_a_slot_that_was_freed_for_one_client_keeps_no_other_from_another_slot() -> None:
     harness = Harness(max_running=2)
     harness.add(prompt(1, 5), max_tokens=20, n=2, client="many")
-    while harness.scheduler.n_running < 2:
+    while len(harness.scheduler.running) < 2:
         harness.step()
     for client in ("one", "other"):
         harness.add(prompt(ord(client[0]), 5), client=client)
@@ -119,9 +119,9 @@ def test_who_was_passed_over_for_want_of_another_s_blocks_is_asked_again_in_that
     harness.step()
     harness.add(prompt(4, 24), client="little")
     harness.step()
-    assert harness.scheduler.n_waiting == 1, "no blocks for it"
+    assert len(harness.scheduler.waiting) == 1, "no blocks for it"
     late = harness.add(prompt(5, 4), client="holder")
-    while harness.scheduler.n_waiting == 2:
+    while len(harness.scheduler.waiting) == 2:
         plan = harness.step()
     assert len(plan.enter) == 2
     assert harness.sequence(late) in harness.scheduler.running

@@ -172,7 +172,7 @@ async def test_what_a_client_makes_long_is_read_on_another_thread() -> None:
             readers.add(threading.current_thread().name)
             return super().__iter__()
 
-    engine = await asyncio.to_thread(EngineThread.start, Parts().build, print, lambda: None)
+    engine = await asyncio.to_thread(EngineThread, Parts().build, print, lambda: None)
     with pytest.raises(InvalidRequest, match="context"):
         await engine.submit(replace(request("long"), prompt=Watched([1] * (QUICK_TOKENS + 1))))
     assert readers
@@ -249,7 +249,7 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
             assert bool(event.admission) == (len(seen) == 1)
 
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
-    loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
+    harness.scheduler.add(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
@@ -271,7 +271,7 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
 
     monkeypatch.setattr(harness.runner, "sample", note_and_sample)
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
-    loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
+    harness.scheduler.add(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert happened == ["sample", "token", "sample", "token", "sample", "token"]
@@ -345,7 +345,7 @@ async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch
     victim = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()
 
-    def broken(*_: object) -> list[OutputEvent]:
+    def broken(*_: object) -> None:
         raise AssertionError("a fault in the scheduler itself")
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
@@ -369,8 +369,9 @@ async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
     await setup.begun()
     commit = setup.harness.scheduler.commit
 
-    def broken(step: Step, result: StepResult) -> list[OutputEvent]:
-        assert commit(step, result)[-1].finish_reason is not None
+    def broken(step: Step, result: StepResult) -> None:
+        commit(step, result)
+        assert not setup.harness.scheduler.has_work
         raise AssertionError("a fault behind the last row")
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
@@ -420,7 +421,7 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
     def arrive() -> None:
         clock[0] = 900.0
-        loop.submit(prepare(request("a"), harness.limits), 900.0)
+        harness.scheduler.add(prepare(request("a"), harness.limits), 900.0)
 
     inbox.post(arrive)
     loop.turn()
@@ -446,11 +447,11 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
     inbox = Inbox()
     loop = EngineLoop(harness.scheduler, harness.runner, inbox, events.extend, NO_BYTES)
     harness.fault = fail
-    loop.submit(prepare(request("a"), harness.limits), 0.0)
+    harness.scheduler.add(prepare(request("a"), harness.limits), 0.0)
     loop.turn()
     harness.fault = lambda: None
     assert events[-1].error == "the step failed: RuntimeError: out of memory"
-    loop.submit(prepare(request("b"), harness.limits), 0.0)
+    harness.scheduler.add(prepare(request("b"), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert events[-1].finish_reason is FinishReason.LENGTH

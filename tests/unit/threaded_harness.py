@@ -117,7 +117,6 @@ class Parts:
         return EngineParts(
             loop=loop,
             card=CARD,
-            tokenizer=Letters(),
             limits=self.harness.limits,
             guides=GuideMaker(frozenset()),
             trials=Trials(no_process),

@@ -37,7 +37,7 @@ class PictureCheck:
             assert drawn.parent == (above[0].serial if above else None)
             assert drawn.start == sum(each.n_tokens for each in above)
             assert (drawn.tokens, drawn.blocks) == (node.n_tokens, len(node.blocks))
-            assert drawn.holders <= self._daemon.scheduler.n_running
+            assert drawn.holders <= len(self._daemon.scheduler.running)
         hidden = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
         counted = (
             len(picture.nodes) + sum(each.nodes for each in hidden),

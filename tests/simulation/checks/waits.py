@@ -36,7 +36,8 @@ class WaitCheck:
         daemon, scheduler = self._daemon, self._daemon.scheduler
         match reason:
             case WaitReason.SLOTS:
-                is_there = scheduler.n_running >= daemon.limits.max_running - 1  # one may be kept
+                n_running = len(scheduler.running)
+                is_there = n_running >= daemon.limits.max_running - 1  # one may be kept
             case WaitReason.MEMORY:
                 released = daemon.pool.n_releases > self._n_releases  # since it was refused
                 is_there = released or daemon.pool.n_referenced > 0
