@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.api import Engine
 from engine.values.model import ModelCard
-from engine.values.stats import NO_LATENCIES, EngineStats, Latencies
+from engine.values.stats import EngineStats, Latencies, no_latencies
 from server.cache_feed import CacheFeed
 from server.generation.models import Naming, ServedModel
 from server.generation.replays import Replays
@@ -53,7 +53,7 @@ class KnownModel:
     settings: ModelSettings
     namings: Sequence[Naming]  # its own first, then its aliases, then its adapters'
     replays: Mapping[str, Replays]  # by adapter
-    latencies: Latencies = field(default_factory=lambda: NO_LATENCIES)  # of all its engines
+    latencies: Latencies = field(default_factory=no_latencies)  # of all its engines
     card: ModelCard | None = None  # since it was first loaded
     last_stats: EngineStats | None = None  # of its last engine, as last read
     progress: str = ""  # the last word on how fetching or loading goes

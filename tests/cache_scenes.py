@@ -10,9 +10,9 @@ from engine.values.picture import (
     PictureAdoption,
     PictureNamespace,
     PictureNode,
-    PictureRequest,
-    RequestState,
 )
+from engine.values.request import WaitReason
+from engine.values.stats import RequestInfo
 from tests.contract.fake_engine import PICTURE
 
 BLOCK = 32
@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self) -> None:
         self._nodes: list[PictureNode] = []
-        self._requests: list[PictureRequest] = []
+        self._requests: list[RequestInfo] = []
         self._adoptions: list[PictureAdoption] = []
 
     def node(
@@ -62,13 +62,10 @@ class Scene:
     def request(
         self, node: int | None, prompt_tokens: int, computed_tokens: int, output_tokens: int = 0
     ) -> None:
-        state: RequestState = "running" if computed_tokens else "waiting"
-        name = f"r{len(self._requests) + 1}"
+        waits_for = None if computed_tokens else WaitReason.SLOTS
+        name, counts = f"r{len(self._requests) + 1}", (prompt_tokens, 0, computed_tokens)
         self._requests.append(
-            PictureRequest(
-                *(name, node, "0", state, prompt_tokens),
-                *(0, computed_tokens, output_tokens),
-            )
+            RequestInfo(name, 0, waits_for, *counts, output_tokens, blocks=0, node=node)
         )
 
     def adopted(self, node: int, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Recounts the store while the engine has nothing to do, and says what does not add up."""
+"""Recounts the store while the engine has nothing to do, and logs what does not add up."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -11,20 +11,20 @@ from kvstore.types import Finding
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""Nothing was computed for so long before the store is recounted: a conversation goes on sooner."""
+"""How long nothing is computed before the store is recounted: a conversation goes on sooner."""
 
 MOST_SHARE = 0.1
-"""Of the time, in recounts that steps cut short one after another."""
+"""The largest share of the time that recounts take if steps cut short one after another."""
 
-MOST_SAID = 20  # problems in one line of the log
+MOST_LOGGED = 20  # problems in one line of the log
 
 
 class IdleRecount:
-    """One recount after the last step before each pause.
+    """Recounts the store once in each pause of the engine.
 
-    It stands aside for every call to the engine, and goes on behind it, from the beginning if the
-    call has changed the store. A reference too many would hold its block until the daemon ends, one
-    too few would give a block to two requests.
+    A recount is interrupted by every call to the engine. It goes on after the call, from the
+    beginning if the call has changed the store. A reference too many would hold its block until the
+    daemon ends, one too few would give a block to two requests.
     """
 
     def __init__(self, store: KVStore, inbox: Inbox, clock: Callable[[], float]) -> None:
@@ -32,15 +32,15 @@ class IdleRecount:
         self._inbox = inbox
         self._clock = clock
         self._due_seconds: float | None = None  # of the clock; None: not before another change
-        self._spent_seconds = 0.0  # in the last recount
+        self._spent_seconds = 0.0  # on the last recount
         self._pieces: Iterator[Finding] = iter(())
         self._version = -1  # of the store, when the recount began
         self._found: list[str] = []
-        self._known: set[str] = set()  # said before
+        self._known: set[str] = set()  # all that were logged
 
     @property
     def n_problems(self) -> int:
-        """Found since start, each counted once."""
+        """Number of different problems found since the start."""
         return len(self._known)
 
     def changed(self) -> None:
@@ -50,7 +50,7 @@ class IdleRecount:
         self._version = -1
 
     def rest(self, seconds: float | None) -> None:
-        """Sleep until there is a call to the engine, for at most so long, or recount meanwhile."""
+        """Recount if that is due, else sleep until there is a call, for `seconds` at most."""
         if self._due_seconds is None:
             self._inbox.wait(seconds)
         elif (left_seconds := self._due_seconds - self._clock()) > 0:
@@ -80,5 +80,5 @@ class IdleRecount:
         new = [problem for problem in self._found if problem not in self._known]
         self._known.update(new)
         if new:
-            said = "; ".join(new[:MOST_SAID])
-            logger.error("the KV store contradicts itself in %d places: %s", len(new), said)
+            problems = "; ".join(new[:MOST_LOGGED])
+            logger.error("the KV store contradicts itself in %d places: %s", len(new), problems)

@@ -4,21 +4,20 @@ The engine thread writes them. Any thread may read them: each is a plain int or 
 reader sees a value of the last microseconds without a lock.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
 from engine.core.sequence import LiveSequence
 from engine.values.stats import (
-    LATENCY_BOUNDS_SECONDS,
     DraftCounts,
     DraftSource,
-    HistogramStats,
     Latencies,
     Latency,
     RecentHits,
+    no_latencies,
 )
 
 HIT_INTERVAL_SECONDS = 10.0
@@ -28,31 +27,6 @@ MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 2
 
 PACE_WINDOW = 16
 """Number of departures from the queue that its pace is computed from."""
-
-
-class Histogram:
-    """Counts durations in buckets. A duration belongs to the first bound that is not below it."""
-
-    __slots__ = ("_bounds", "_counts", "sum_seconds")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum_seconds = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self.sum_seconds += seconds
-
-    @property
-    def count(self) -> int:
-        """Number of durations."""
-        return sum(self._counts)
-
-    def stats(self) -> HistogramStats:
-        """The present counts as a value."""
-        return HistogramStats(self._bounds, tuple(self._counts), self.sum_seconds)
 
 
 class HitWindows:
@@ -76,11 +50,10 @@ class HitWindows:
     def recent(self, now: float) -> tuple[RecentHits, ...]:
         """The tokens of each of HIT_WINDOWS_SECONDS that ends `now`. On any thread."""
         entries = list(self._entries)  # in one go: the engine thread may append meanwhile
-        entries.reverse()
-        _, queried_tokens, hit_tokens = entries[0]
+        _, queried_tokens, hit_tokens = entries[-1]
         windows = []
         for seconds in HIT_WINDOWS_SECONDS:
-            _, queried_before, hit_before = next(e for e in entries if e[0] <= now - seconds)
+            _, queried_before, hit_before = next(e for e in entries[::-1] if e[0] <= now - seconds)
             windows.append(
                 RecentHits(seconds, queried_tokens - queried_before, hit_tokens - hit_before)
             )
@@ -130,6 +103,7 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.now = clock
+        self.received = 0  # sequences; written by the event loop of the callers
         self.steps = 0
         self.computed_prompt_tokens = 0
         self.queried_prompt_tokens = 0  # of prompts that may adopt cached tokens
@@ -140,20 +114,20 @@ class Metrics:
         self.late_rows = 0  # rows not sampled in a step because their mask was not known yet
         self.contradictions = 0  # found by recounting the store while the engine was idle
         self.drafts = dict.fromkeys(DraftSource, DraftCounts())
-        histograms = {each: Histogram(LATENCY_BOUNDS_SECONDS[each]) for each in Latency}
+        self._histograms = histograms = no_latencies()
         self.first_token_seconds = histograms[Latency.FIRST_TOKEN]
         self.token_gap_seconds = histograms[Latency.TOKEN_GAP]
         self.request_seconds = histograms[Latency.REQUEST]
         self.queue_wait_seconds = histograms[Latency.QUEUE_WAIT]
         self.step_seconds = histograms[Latency.STEP]
         self.mask_seconds = histograms[Latency.MASK]
-        self._histograms = histograms
         self._hits = HitWindows()
         self._pace = QueuePace()
 
     def latencies(self) -> Latencies:
-        """All histograms as values. On any thread."""
-        return {latency: each.stats() for latency, each in self._histograms.items()}
+        """A copy of all histograms. On any thread."""
+        histograms = self._histograms.items()
+        return {latency: replace(each, counts=each.counts.copy()) for latency, each in histograms}
 
     def recent_hits(self) -> tuple[RecentHits, ...]:
         """Prefix cache hits of the last minutes, as of now. On any thread."""
@@ -175,7 +149,10 @@ class Metrics:
 
     def verified(self, source: DraftSource, drafted_tokens: int, accepted_tokens: int) -> None:
         """Count a draft that a step has verified."""
-        self.drafts[source] = self.drafts[source].plus(drafted_tokens, accepted_tokens)
+        counts = self.drafts[source]
+        drafted_tokens += counts.drafted_tokens
+        accepted_tokens += counts.accepted_tokens
+        self.drafts[source] = DraftCounts(counts.drafts + 1, drafted_tokens, accepted_tokens)
 
     def seconds_until_left(self, n: int) -> float:
         """Estimate the time until n more sequences leave the queue."""

@@ -1,9 +1,9 @@
 """Reads the statistics of a running engine for the server."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from engine.core.scheduler import Scheduler
-from engine.values.stats import CacheStats, Cleared, EngineStats, MemoryStats, RequestInfo
+from engine.values.stats import CacheStats, Cleared, EngineStats, MemoryStats
 from kvstore.sizes import StorageBytes
 from kvstore.slots import GroupStats
 from kvstore.store import KVStore
@@ -49,7 +49,7 @@ def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         blocks_held=held,
         blocks_shared=min(pool.n_shared, held),
         blocks_saved=saved,
-        saved_bytes=_saved_bytes(saved, groups, sizes),
+        saved_bytes=saved_bytes(saved, groups, sizes),
         arena_bytes=sizes.arenas,
         nodes=0 if store.tree is None else store.tree.n_nodes,
         hit_tokens=metrics.cached_prompt_tokens,  # first: an admission adds to it last
@@ -64,42 +64,16 @@ def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
     )
 
 
-def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
+def saved_bytes(n_saved_blocks: int, groups: Sequence[GroupStats], sizes: StorageBytes) -> int:
     """Bytes that sharing saves: what running sequences would need more if they shared nothing."""
-    return _saved_bytes(store.pool.n_saved, (group.stats() for group in store.groups), sizes)
-
-
-def _saved_bytes(n_saved_blocks: int, groups: Iterable[GroupStats], sizes: StorageBytes) -> int:
     slots = sum(group.saved * size for group, size in zip(groups, sizes.slots, strict=True))
     return n_saved_blocks * sizes.block + slots
 
 
 def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> Cleared:
     """Clear the prefix cache of one namespace or of all. Running sequences keep their blocks."""
-    taken_bytes = _slot_bytes(store, sizes)
-    blocks = store.clear(namespace)
-    return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
-
-
-def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
-    """Bytes of the slots in all groups that are not free."""
-    stats = [group.stats() for group in store.groups]
-    return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
-
-
-def request_infos(scheduler: Scheduler) -> tuple[RequestInfo, ...]:
-    """The live sequences. For the engine thread."""
-    return tuple(
-        RequestInfo(
-            request_id=sequence.request.id,
-            index=sequence.index,
-            waits_for=scheduler.wait_reason(sequence),
-            prompt_tokens=sequence.prompt_tokens,
-            cached_tokens=sequence.cached_tokens,
-            computed_tokens=sequence.computed_tokens,
-            output_tokens=sequence.output_tokens,
-            blocks=len(sequence.lease.table) if sequence.lease else 0,
-            accepted_draft_tokens=sequence.usage.accepted_draft_tokens,
-        )
-        for sequence in scheduler.live
-    )
+    free_slots = [group.slots.n_free for group in store.groups]
+    n_blocks = store.clear(namespace)
+    freed = zip(store.groups, free_slots, sizes.slots, strict=True)
+    slots = sum((group.slots.n_free - n_free) * size for group, n_free, size in freed)
+    return Cleared(n_blocks, n_blocks * sizes.block + slots)

@@ -24,7 +24,7 @@ from engine.constraints.remote.trials import Trials, Verdict
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, prepare, validate
-from engine.core.statistics import request_infos, snapshot
+from engine.core.statistics import snapshot
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
@@ -36,8 +36,8 @@ from engine.values.stats import (
     Probed,
     RequestInfo,
 )
-from engine.watch.picture import LiveWatch, Renderer
-from engine.watch.snapshot import SnapshotTaker, find_namespace
+from engine.watch.picture import LiveWatch
+from engine.watch.snapshot import find_namespace, request_infos
 from kvstore.tokens import Tokens, block_digests
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ class EngineThread:
         `deliver` and `ended` are called on the engine thread, `ended` last of all.
         """
         self._inbox = Inbox()
-        self._n_received = 0
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
@@ -96,8 +95,9 @@ class EngineThread:
         """
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
-        self._n_received += request.n
-        scheduler, arrived_seconds = self._loop.scheduler, self._loop.metrics.now()
+        scheduler, metrics = self._loop.scheduler, self._loop.metrics
+        metrics.received += request.n
+        arrived_seconds = metrics.now()
         new_guide = self._parts.guides.guides(request, await self._tried(request))
         pack = partial(prepare, request, self._parts.limits, new_guide, scheduler.block_hashes)
         is_quick = request.n * len(request.prompt) <= QUICK_TOKENS
@@ -141,16 +141,8 @@ class EngineThread:
         return await self._ask(partial(loop.clear, namespace, tiers))
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        card, scheduler = self.card, self._loop.scheduler
-        snapshots = SnapshotTaker(scheduler, self._loop.sizes)
-        renderer = Renderer(
-            card.block_size,
-            card.block_size * card.kv_bytes_per_token,
-            scheduler.disk,
-            {fingerprint: name for name, fingerprint in card.adapters.items()},
-        )
-        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
-        return nullcontext(watch)
+        loop = self._loop
+        return nullcontext(LiveWatch(self._ask, loop.scheduler, loop.sizes, self._versions))
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler

@@ -7,11 +7,11 @@ in a process of its own, and `engine.measuring.plan` has the environment of each
 import statistics
 from collections.abc import Sequence
 
+from engine.measuring.messages import MeasureConfig
 from engine.measuring.plan import BUFFER_OPERATIONS
 from engine.measuring.step import STEPS, WARM_UP_ROUNDS
 from engine.measuring.turned_engine import open_engine
-from engine.mlx_backend.measuring.rounds import rounds
-from engine.values.measurements import Figures, MeasureConfig
+from engine.mlx_backend.measuring.rounds import Figures, rounds
 
 
 class DoesNotApply(Exception):

@@ -7,11 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.api import Report
-from engine.measuring.messages import MEASURED, NAMES, Task
+from engine.measuring.messages import (
+    MEASURED,
+    NAMES,
+    MeasureConfig,
+    MeasuredCase,
+    Measurements,
+    Section,
+    Task,
+)
 from engine.measuring.plan import SECTIONS, SectionPlan
 from engine.measuring.process import Answers, MeasuringProcess, Start
 from engine.measuring.shares import Clock, Shares
-from engine.values.measurements import MeasureConfig, MeasuredCase, Measurements, Section
 
 
 def measure(

@@ -13,7 +13,7 @@ from engine.mlx_backend.measuring.donation import DonationMeasurement
 from engine.mlx_backend.measuring.layouts import LayoutMeasurement
 from engine.mlx_backend.measuring.load_check import LoadCheck
 from engine.mlx_backend.measuring.opened import MeasuredModel, machine_facts
-from engine.values.measurements import Figures
+from engine.mlx_backend.measuring.rounds import Figures
 from engine.values.settings import EngineConfig
 
 

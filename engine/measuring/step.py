@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.measuring.messages import MeasureConfig
 from engine.measuring.turned_engine import EngineBeside, open_engine
-from engine.mlx_backend.measuring.rounds import rounds
-from engine.values.measurements import Figures, MeasureConfig
+from engine.mlx_backend.measuring.rounds import Figures, rounds
 
 STEPS = 8
 """Of either side in one round."""

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from engine.measuring.messages import MEASURED, NAMES, TASK, Task
+from engine.measuring.messages import MEASURED, NAMES, TASK, MeasuredCase, Task
 from engine.measuring.reasons import reason
 from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.host.command_buffers import limit_by_operations
-from engine.values.measurements import Figures, MeasuredCase
+from engine.mlx_backend.measuring.rounds import Figures
 
 if TYPE_CHECKING:
     from engine.measuring.sections import Measurement

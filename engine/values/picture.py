@@ -1,9 +1,8 @@
 """Pictures of the cache, for dashboards. Frozen values; no token and no salt is in them."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from engine.values.stats import RecentHits
+from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +19,12 @@ class ArenaBlocks:
 
 @dataclass(frozen=True, slots=True)
 class GroupSlots:
-    """The storage of windows of so many `tokens`, in blocks, or of recurrent states."""
+    """The storage of the windows of one length in tokens, in blocks, or of recurrent states."""
 
     kind: str  # "window" or "recurrent"
-    tokens: int | None
+    tokens: int | None  # the length of the windows; None for states
     slots: int
     used: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiskUse:
-    """The disk cache. Counted since start are those from `read_bytes` on."""
-
-    entries: int  # blocks, and ends of prompts within one
-    used_bytes: int
-    shared_bytes: int  # of all models
-    limit_bytes: int
-    read_bytes: int
-    written_bytes: int
-    hits: int  # prompts of which something was loaded
-    loaded_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +34,12 @@ class Hidden:
     nodes: int = 0
     tokens: int = 0
     blocks: int = 0
+
+    def less(self, other: "Hidden") -> "Hidden":
+        """What is left when `other` is shown."""
+        return Hidden(
+            self.nodes - other.nodes, self.tokens - other.tokens, self.blocks - other.blocks
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ class PictureNode:
     tail: int  # tokens in its last block where that is not full, else 0
     holders: int  # live sequences whose path goes through its last block
     idle_seconds: float  # since it, or what is below it, was last used or held
-    states: tuple[int, ...]  # positions behind which a saved recurrent state stands
+    states: tuple[int, ...]  # positions after which a saved recurrent state stands
     holes: tuple[tuple[int, int], ...]  # positions [from, to) that a window no longer has
     next_evicted: int | None  # 1 is the first to go
     hidden: Hidden | None  # below it and left out
@@ -79,27 +70,9 @@ class PictureNamespace:
     tokens: int
 
 
-RequestState: TypeAlias = Literal["waiting", "loading", "running"]
-"""A loading sequence waits for a load from disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class PictureRequest:
-    """A live sequence, and the node with the last of its blocks that the tree has."""
-
-    id: str
-    node: int | None
-    namespace: str
-    state: RequestState
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class PictureAdoption:
-    """Of a prompt that was admitted a moment ago, how much was found in the tree."""
+    """How much of a prompt that was admitted a moment ago was found in the tree."""
 
     node: int  # with the last token that was found
     tokens: int  # of the prompt, from the first on
@@ -116,13 +89,13 @@ class HiddenRequests:
 
 @dataclass(frozen=True, slots=True)
 class PictureCounters:
-    """Since start; they only grow."""
+    """Counts since the engine's start; they only grow."""
 
     prompt_tokens: int  # computed or adopted
     cached_tokens: int  # adopted
     generated_tokens: int
     evictions: int
-    requests: int  # sequences asked for
+    requests: int  # sequences requested
     first_tokens: int
     first_token_seconds: float  # from arrival to first token, of all of them together
 
@@ -139,11 +112,11 @@ class CachePicture:
     block_tokens: int
     arena: ArenaBlocks
     groups: tuple[GroupSlots, ...]
-    disk: DiskUse | None  # None without a disk cache
+    disk: DiskCacheStats | None  # None without a disk cache
     nodes: tuple[PictureNode, ...]
     hidden: Hidden  # below roots
     namespaces: tuple[PictureNamespace, ...]
-    requests: tuple[PictureRequest, ...]
+    requests: tuple[RequestInfo, ...]
     hidden_requests: HiddenRequests
     adoptions: tuple[PictureAdoption, ...]  # the last ones, oldest first
     recent_hits: tuple[RecentHits, ...]
@@ -153,7 +126,7 @@ class CachePicture:
 
 @dataclass(frozen=True, slots=True)
 class NodeTokens:
-    """How many tokens a node has, and as many of their ids as were asked for."""
+    """The number of tokens of a node, and the ids of the first of them, as many as requested."""
 
     id: int
     tokens: int

@@ -5,10 +5,10 @@ from enum import StrEnum
 from pathlib import Path
 
 DEFAULT_NAME = "rootstock-demo"
-"""Of the embedded model."""
+"""The name of the embedded model."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-"""Of the server and its engines, which write to the same standard error."""
+"""The format of log lines of the server and its engines, which share one standard error."""
 
 
 class DiskWrites(StrEnum):

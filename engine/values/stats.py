@@ -1,11 +1,11 @@
-"""Statistics of the engine, its caches and its memory. Frozen values."""
+"""Statistics of the engine, its caches and its memory."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import add
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from engine.values.output import FinishReason
 from engine.values.request import RefusalReason, WaitReason
@@ -27,7 +27,7 @@ class CacheTier(StrEnum):
     """Where KV is kept."""
 
     MEMORY = "memory"  # the arena
-    DISK = "disk"  # below it; see DiskCacheConfig
+    DISK = "disk"  # below the arena; see DiskCacheConfig
 
 
 ALL_TIERS = frozenset(CacheTier)
@@ -51,6 +51,10 @@ class Probed:
     block_digests: tuple[str, ...]  # hexadecimal; see kvstore/tokens.py
 
 
+_SHORT_BOUNDS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG_BOUNDS_SECONDS = (*_SHORT_BOUNDS_SECONDS[2:], 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
 class Latency(StrEnum):
     """A duration that the engine measures. Each is counted in one histogram."""
 
@@ -61,53 +65,47 @@ class Latency(StrEnum):
     STEP = "step"  # one step of the engine's loop
     MASK = "mask"  # until the mask of a token of an answer with a grammar is known
 
-
-_LONG_BOUNDS_SECONDS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-)
-_SHORT_BOUNDS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-
-LATENCY_BOUNDS_SECONDS: Mapping[Latency, tuple[float, ...]] = MappingProxyType(
-    {
-        Latency.FIRST_TOKEN: _LONG_BOUNDS_SECONDS,
-        Latency.TOKEN_GAP: _SHORT_BOUNDS_SECONDS,
-        Latency.REQUEST: _LONG_BOUNDS_SECONDS,
-        Latency.QUEUE_WAIT: _LONG_BOUNDS_SECONDS,
-        Latency.STEP: _SHORT_BOUNDS_SECONDS,
-        Latency.MASK: _SHORT_BOUNDS_SECONDS,
-    }
-)
-"""Upper bounds of the buckets of each histogram, in ascending order."""
+    @property
+    def bounds_seconds(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets of the histogram, in ascending order."""
+        is_short = self in {Latency.TOKEN_GAP, Latency.STEP, Latency.MASK}
+        return _SHORT_BOUNDS_SECONDS if is_short else _LONG_BOUNDS_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramStats:
-    """Durations counted in buckets. `counts` has one count for each bound, and a last one for what
-    exceeds all bounds. The counts are not cumulative.
+@dataclass(slots=True)
+class Histogram:
+    """Durations counted in buckets: a duration belongs to the first bound that is not below it.
+    `counts` has one count for each bound, and a last one for what exceeds all bounds. The counts
+    are not cumulative.
     """
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum_seconds: float
+    counts: list[int]
+    sum_seconds: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum_seconds += seconds
 
     @property
     def count(self) -> int:
         """Number of durations."""
         return sum(self.counts)
 
-    def plus(self, other: "HistogramStats") -> "HistogramStats":
+    def plus(self, other: "Histogram") -> "Histogram":
         """The durations of two histograms with the same bounds."""
-        counts = tuple(map(add, self.counts, other.counts))
-        return HistogramStats(self.bounds, counts, self.sum_seconds + other.sum_seconds)
+        counts = list(map(add, self.counts, other.counts))
+        return Histogram(self.bounds, counts, self.sum_seconds + other.sum_seconds)
 
 
-Latencies: TypeAlias = Mapping[Latency, HistogramStats]
+Latencies: TypeAlias = Mapping[Latency, Histogram]
 
-NO_LATENCIES: Latencies = {
-    latency: HistogramStats(bounds, (0,) * (len(bounds) + 1), 0.0)
-    for latency, bounds in LATENCY_BOUNDS_SECONDS.items()
-}
+
+def no_latencies() -> dict[Latency, Histogram]:
+    """An empty histogram for each latency."""
+    bounds = {latency: latency.bounds_seconds for latency in Latency}
+    return {each: Histogram(bounds[each], [0] * (len(bounds[each]) + 1)) for each in Latency}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +214,14 @@ class SequenceCounts:
     `received` is the sum of `refused`, `finished` and the live sequences.
     """
 
-    received: int
-    refused: Mapping[RefusalReason, int]
-    finished: Mapping[FinishReason, int]
+    received: int = 0
+    refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    finished: Mapping[FinishReason, int] = field(default_factory=dict)
 
     @property
     def live(self) -> int:
         """Sequences that were requested and have not ended yet."""
         return self.received - sum(self.refused.values()) - sum(self.finished.values())
-
-
-NO_SEQUENCES = SequenceCounts(0, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +231,6 @@ class DraftCounts:
     drafts: int = 0  # each of one row, in one step
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-
-    def plus(self, drafted_tokens: int, accepted_tokens: int) -> "DraftCounts":
-        """These counts and one more draft."""
-        return DraftCounts(
-            self.drafts + 1,
-            self.drafted_tokens + drafted_tokens,
-            self.accepted_tokens + accepted_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +254,19 @@ class EngineStats:
     latencies: Latencies
     cache: CacheStats
     memory: MemoryStats
-    sequences: SequenceCounts = NO_SEQUENCES
+    sequences: SequenceCounts = field(default_factory=SequenceCounts)
+
+
+UNSALTED_ID = "0"
+"""The id of the namespace of prompts without an adapter and without a salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """One live sequence, for the admin API."""
+    """A live sequence, for the admin API and for pictures of the cache."""
 
     request_id: str
-    index: int
+    index: int  # which of the request's n sequences
     waits_for: WaitReason | None  # None while it runs
     prompt_tokens: int
     cached_tokens: int
@@ -283,6 +274,20 @@ class RequestInfo:
     output_tokens: int
     blocks: int
     accepted_draft_tokens: int = 0  # output tokens that a draft predicted
+    namespace: str = UNSALTED_ID
+    node: int | None = None  # the node of the tree with the last of its indexed blocks
+
+    @property
+    def id(self) -> str:
+        """The request's id, with `#` and the index after it unless the index is 0."""
+        return f"{self.request_id}#{self.index}" if self.index else self.request_id
+
+    @property
+    def state(self) -> Literal["waiting", "loading", "running"]:
+        """What the sequence is doing. A loading sequence waits for a load from disk."""
+        if self.waits_for is None:
+            return "running"
+        return "loading" if self.waits_for is WaitReason.DISK else "waiting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,42 +9,33 @@ from time import thread_time
 from types import MappingProxyType
 from typing import Any
 
+from engine.core.scheduler import Scheduler
 from engine.disk_cache.cache import DiskCache
 from engine.values.picture import (
-    ArenaBlocks,
     CachePicture,
-    DiskUse,
     Hidden,
-    HiddenRequests,
     NodeTokens,
     PictureAdoption,
-    PictureCounters,
     PictureNamespace,
     PictureNode,
-    PictureRequest,
 )
-from engine.watch.snapshot import (
-    SHOWN_REQUESTS,
-    Live,
-    Moment,
-    Snapshot,
-    SnapshotTaker,
-    namespace_id,
-)
+from engine.values.stats import DiskCacheStats
+from engine.watch.snapshot import Snapshot, SnapshotTaker, namespace_id
+from kvstore.sizes import StorageBytes
 from kvstore.snapshot import NodeView, TreeView
 from kvstore.types import BlockId, Namespace
 
 MAX_MARKS = 32
-"""How many saved states, and how many holes, are shown on one node: the last ones."""
+"""The most saved states, and the most holes, that are shown on one node: the last ones."""
 
 ADAPTER_CHARACTERS = 24
-"""How much of an adapter's name is shown in the name of a namespace."""
+"""The most characters of an adapter's name in the name of a namespace."""
 
 ADOPTED_SECONDS = 5.0
 """How long an adoption is shown."""
 
 PICTURE_BYTES = 147_800
-"""The most bytes of a picture as JSON, by the following sizes: the most that its parts take."""
+"""The most bytes of a picture as JSON. The following sizes are the most that its parts take."""
 NODE_BYTES = 255
 REQUEST_BYTES = 260
 ADOPTION_BYTES = 60
@@ -59,25 +50,23 @@ class Renderer:
     def __init__(
         self,
         block_size: int,
-        block_bytes: int,
         disk: DiskCache | None,
-        adapters: Mapping[str, str] = MappingProxyType({}),
+        fingerprints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`adapters`: their names by their fingerprints."""
-        self._adapters = adapters
+        """`fingerprints`: those of the adapters, by their names."""
+        self._adapters = {fingerprint: name for name, fingerprint in fingerprints.items()}
         self._block_size = block_size
-        self._block_bytes = block_bytes
-        self._last: Snapshot | None = None
         self._disk = disk
-        self._disk_use: DiskUse | None = None
+        self._last: Snapshot | None = None
+        self._disk_stats: DiskCacheStats | None = None
 
     def apply(self, snapshot: Snapshot) -> bool:
         """Take the snapshot. Returns whether anything differs from the one before."""
         last, self._last = self._last, snapshot
-        used, self._disk_use = self._disk_use, _disk_use(self._disk)
+        disk, self._disk_stats = self._disk_stats, self._disk.stats() if self._disk else None
         if last is None or last.tree is not snapshot.tree:
             return True
-        return last.moment != snapshot.moment or used != self._disk_use
+        return last != snapshot or disk != self._disk_stats
 
     def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
         """The number of tokens and the first block of a node that is shown."""
@@ -85,23 +74,22 @@ class Renderer:
         node = next((node for node in nodes if node.serial == node_id), None)
         return None if node is None else (node.n_tokens, node.blocks[0])
 
-    def render(self, version: int, requests: int) -> CachePicture:
-        """A picture of the last snapshot. `requests`: sequences requested since start."""
+    def render(self, version: int) -> CachePicture:
+        """A picture of the last snapshot."""
         snapshot = self._last
         assert snapshot is not None, "no snapshot has been applied"
-        moment = snapshot.moment
         shown = self._shown(snapshot)
         names = {node.namespace: namespace_id(node.namespace) for node in shown}
         hidden = _hidden(snapshot.tree, shown)
-        places = {serial: place for place, serial in enumerate(moment.next_evicted, start=1)}
+        places = {serial: place for place, serial in enumerate(snapshot.next_evicted, start=1)}
         serials = {node.serial for node in shown}
         return CachePicture(
             version=version,
             time=time.time(),
             block_tokens=self._block_size,
-            arena=ArenaBlocks(*moment.blocks, moment.saved_bytes, self._block_bytes),
-            groups=moment.groups,
-            disk=self._disk_use,
+            arena=snapshot.arena,
+            groups=snapshot.groups,
+            disk=self._disk_stats,
             nodes=tuple(
                 PictureNode(
                     id=node.serial,
@@ -114,8 +102,8 @@ class Renderer:
                     tail=node.n_tokens % self._block_size,
                     holders=node.holders,
                     idle_seconds=round(max(snapshot.seconds - node.last_used, 0.0), 1),
-                    states=self._states(node, moment),
-                    holes=self._holes(node, moment),
+                    states=self._states(node, snapshot),
+                    holes=self._holes(node, snapshot),
                     next_evicted=places.get(node.serial),
                     hidden=hidden[node.serial] if hidden[node.serial].nodes else None,
                 )
@@ -126,25 +114,25 @@ class Renderer:
                 self._namespace(namespace, name, *snapshot.tree.namespaces[namespace])
                 for namespace, name in sorted(names.items(), key=lambda item: item[1])
             ),
-            requests=tuple(map(_request, moment.live[:SHOWN_REQUESTS])),
-            hidden_requests=_hidden_requests(moment),
+            requests=snapshot.requests,
+            hidden_requests=snapshot.hidden_requests,
             adoptions=tuple(_adoptions(snapshot, serials)),
-            recent_hits=moment.recent_hits,
-            counters=_counters(moment, requests),
+            recent_hits=snapshot.recent_hits,
+            counters=snapshot.counters,
         )
 
     def _shown(self, snapshot: Snapshot) -> Sequence[NodeView]:
         """The first nodes of the snapshot, as many as fit into the picture's bytes."""
-        moment, namespaces = snapshot.moment, set[Namespace]()
-        room = PICTURE_BYTES - len(moment.live[:SHOWN_REQUESTS]) * REQUEST_BYTES
+        namespaces = set[Namespace]()
+        room = PICTURE_BYTES - len(snapshot.requests) * REQUEST_BYTES
         room -= len(snapshot.adoptions) * ADOPTION_BYTES
         for n_shown, node in enumerate(snapshot.tree.nodes):
             room -= NODE_BYTES
             if node.namespace not in namespaces:
                 namespaces.add(node.namespace)
                 room -= NAMESPACE_BYTES
-            room -= STATE_BYTES * len(self._states(node, moment))
-            room -= HOLE_BYTES * len(self._holes(node, moment))
+            room -= STATE_BYTES * len(self._states(node, snapshot))
+            room -= HOLE_BYTES * len(self._holes(node, snapshot))
             if room < 0:
                 return snapshot.tree.nodes[:n_shown]
         return snapshot.tree.nodes
@@ -154,30 +142,33 @@ class Renderer:
             return 0
         return min(self._disk.on_disk(node.hashes) * self._block_size, node.n_tokens)
 
-    def _states(self, node: NodeView, moment: Moment) -> tuple[int, ...]:
-        if not moment.states or moment.states.keys().isdisjoint(node.blocks):
+    def _states(self, node: NodeView, snapshot: Snapshot) -> tuple[int, ...]:
+        if not snapshot.states or snapshot.states.keys().isdisjoint(node.blocks):
             return ()
         found = [
             node.start + index * self._block_size + n_tokens
             for index, block in enumerate(node.blocks)
-            for n_tokens in moment.states.get(block, ())
+            for n_tokens in snapshot.states.get(block, ())
         ]
         return tuple(sorted(found)[-MAX_MARKS:])
 
     def _namespace(
         self, namespace: Namespace, name: str, nodes: int, tokens: int
     ) -> PictureNamespace:
+        """The namespace with the id `name`. The salt itself is not shown."""
         adapter = self._adapters.get(namespace.adapter, "")
-        title = _title(name, adapter, namespace.cache_salt)
-        return PictureNamespace(name, title, nodes, tokens)
+        parts = [f"adapter {adapter[:ADAPTER_CHARACTERS]}"] if adapter else []
+        parts += [f"salted {name[:8]}"] if namespace.cache_salt else []
+        return PictureNamespace(name, ", ".join(parts) or "default", nodes, tokens)
 
-    def _holes(self, node: NodeView, moment: Moment) -> tuple[tuple[int, int], ...]:
+    def _holes(self, node: NodeView, snapshot: Snapshot) -> tuple[tuple[int, int], ...]:
         """Runs of tokens whose blocks are missing from at least one window."""
-        if not moment.windows or all(window.issuperset(node.blocks) for window in moment.windows):
+        windows = snapshot.windows
+        if all(window.issuperset(node.blocks) for window in windows):
             return ()
         runs = list[tuple[int, int]]()
         for index, block in enumerate(node.blocks):
-            if all(block in window for window in moment.windows):
+            if all(block in window for window in windows):
                 continue
             first = index * self._block_size
             end = min(first + self._block_size, node.n_tokens)
@@ -196,76 +187,14 @@ def _adoptions(snapshot: Snapshot, shown: Set[int]) -> Iterator[PictureAdoption]
             yield PictureAdoption(node, adoption.n_tokens, round(max(seconds, 0.0), 2))
 
 
-def _title(name: str, adapter: str, cache_salt: str) -> str:
-    """The name of the namespace with the id `name`. The salt itself is not shown."""
-    parts = [f"adapter {adapter[:ADAPTER_CHARACTERS]}"] if adapter else []
-    parts += [f"salted {name[:8]}"] if cache_salt else []
-    return ", ".join(parts) or "default"
-
-
 def _hidden(tree: TreeView, shown: Sequence[NodeView]) -> dict[int | None, Hidden]:
     """For each shown node, and with None for the roots, what is left out below it."""
-    left: dict[int | None, tuple[int, int, int]] = {
-        None: (tree.n_nodes, tree.n_tokens, tree.n_blocks)
-    }
+    left: dict[int | None, Hidden] = {None: Hidden(tree.n_nodes, tree.n_tokens, tree.n_blocks)}
     for node in shown:
-        subtree = node.subtree_nodes, node.subtree_tokens, node.subtree_blocks
-        left[node.parent] = _less(left[node.parent], subtree)
-        left[node.serial] = _less(subtree, (1, node.n_tokens, len(node.blocks)))
-    return {serial: Hidden(*weight) for serial, weight in left.items()}
-
-
-def _less(weight: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
-    return weight[0] - other[0], weight[1] - other[1], weight[2] - other[2]
-
-
-def _request(live: Live) -> PictureRequest:
-    return PictureRequest(
-        id=live.id,
-        node=live.node,
-        namespace=namespace_id(live.namespace),
-        state=live.state,
-        prompt_tokens=live.prompt_tokens,
-        cached_tokens=live.cached_tokens,
-        computed_tokens=live.computed_tokens,
-        output_tokens=live.output_tokens,
-    )
-
-
-def _hidden_requests(moment: Moment) -> HiddenRequests:
-    shown, left_out = moment.live[:SHOWN_REQUESTS], moment.live[SHOWN_REQUESTS:]
-    running = sum(live.state == "running" for live in left_out)
-    waiting = sum(live.state != "running" for live in shown)
-    return HiddenRequests(running, moment.waiting - waiting)
-
-
-def _disk_use(disk: DiskCache | None) -> DiskUse | None:
-    if disk is None:
-        return None
-    stats = disk.stats()
-    return DiskUse(
-        entries=stats.entries,
-        used_bytes=stats.used_bytes,
-        shared_bytes=stats.shared_bytes,
-        limit_bytes=stats.limit_bytes,
-        read_bytes=stats.read_bytes,
-        written_bytes=stats.written_bytes,
-        hits=stats.hits,
-        loaded_tokens=stats.loaded_tokens,
-    )
-
-
-def _counters(moment: Moment, requests: int) -> PictureCounters:
-    prompt, cached, generated, evictions, first_tokens, first_token_seconds = moment.counters
-    return PictureCounters(
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        generated_tokens=generated,
-        evictions=evictions,
-        requests=requests,
-        first_tokens=first_tokens,
-        first_token_seconds=round(first_token_seconds, 4),
-    )
+        subtree = Hidden(node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
+        left[node.parent] = left[node.parent].less(subtree)
+        left[node.serial] = subtree.less(Hidden(1, node.n_tokens, len(node.blocks)))
+    return left
 
 
 Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -276,18 +205,15 @@ class LiveWatch:
     """Implements `engine.api.CacheWatch`. For one task at a time."""
 
     def __init__(
-        self,
-        ask: Ask,
-        snapshots: SnapshotTaker,
-        renderer: Renderer,
-        versions: Iterator[int],
-        requests: Callable[[], int],
+        self, ask: Ask, scheduler: Scheduler, sizes: StorageBytes, versions: Iterator[int]
     ) -> None:
+        """`sizes` are those of the scheduler's store; `versions` number the pictures."""
         self._ask = ask
-        self._snapshots = snapshots
-        self._renderer = renderer
+        self._snapshots = SnapshotTaker(scheduler, sizes)
+        self._renderer = Renderer(
+            scheduler.store.block_size, scheduler.disk, scheduler.namespaces.fingerprints
+        )
         self._versions = versions
-        self._requests = requests
         self._version = next(versions)
         self._snapshot_seconds = 0.0
 
@@ -303,7 +229,7 @@ class LiveWatch:
 
     def _rendered(self) -> CachePicture:
         began_seconds = thread_time()
-        picture = self._renderer.render(self._version, self._requests())
+        picture = self._renderer.render(self._version)
         cost_seconds = thread_time() - began_seconds + self._snapshot_seconds
         return replace(picture, cost_seconds=cost_seconds)
 

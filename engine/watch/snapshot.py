@@ -5,29 +5,34 @@ in use. It does not grow with the depth of the tree, and a tree that has not cha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, islice
 from time import thread_time
 
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
-from engine.values.picture import GroupSlots, RequestState
-from engine.values.request import WaitReason
-from engine.values.stats import RecentHits
+from engine.values.picture import ArenaBlocks, GroupSlots, HiddenRequests, PictureCounters
+from engine.values.stats import UNSALTED_ID, RecentHits, RequestInfo
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
-from kvstore.slots import Group
+from kvstore.slots import Group, GroupStats
 from kvstore.snapshot import EMPTY, AdoptionView, TreeView, adoption_views, tree_view
 from kvstore.tokens import Digest, root_digest
-from kvstore.tree import Node
+from kvstore.tree import Node, RadixTree
 from kvstore.types import BlockId, Namespace
 from kvstore.window import WindowGroup
 
-UNSALTED_ID = "0"
+SHOWN_NODES = 580
+"""The most nodes in a picture: more would not fit into its bytes."""
+
+SHOWN_REQUESTS = 128
+NEXT_EVICTED = 8
 
 
+@lru_cache(maxsize=2048)  # more than the sequences that are live by default
 def namespace_id(namespace: Namespace) -> str:
     """The id of the namespace of an adapter or a salt; UNSALTED_ID for the model's own."""
     is_own = not (namespace.adapter or namespace.cache_salt)
@@ -47,52 +52,60 @@ def _root_id(root: Digest) -> str:
     return root.hex()[:12]
 
 
-SHOWN_NODES = 580
-"""The most nodes in a picture: more would not fit into its bytes."""
+def request_infos(scheduler: Scheduler, most: int | None = None) -> tuple[RequestInfo, ...]:
+    """The running sequences and then those that wait, at most `most`. For the engine thread."""
+    live = islice(chain(scheduler.running, scheduler.waiting), most)
+    return tuple(_request_info(scheduler, sequence) for sequence in live)
 
-SHOWN_REQUESTS = 128
-NEXT_EVICTED = 8
+
+def _request_info(scheduler: Scheduler, sequence: LiveSequence) -> RequestInfo:
+    last = _last_indexed(scheduler.store.tree, sequence)
+    return RequestInfo(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        waits_for=scheduler.wait_reason(sequence),
+        prompt_tokens=sequence.prompt_tokens,
+        cached_tokens=sequence.cached_tokens,
+        computed_tokens=sequence.computed_tokens,
+        output_tokens=sequence.output_tokens,
+        blocks=len(sequence.lease.table) if sequence.lease else 0,
+        accepted_draft_tokens=sequence.usage.accepted_draft_tokens,
+        namespace=namespace_id(sequence.namespace),
+        node=None if last is None else last[1].serial,
+    )
+
+
+def _last_indexed(tree: RadixTree | None, sequence: LiveSequence) -> tuple[BlockId, Node] | None:
+    """The last indexed block of a sequence, with its node. None if there is no such block."""
+    lease = sequence.lease
+    if tree is None or lease is None or not lease.indexed_blocks:
+        return None
+    block = lease.table[lease.indexed_blocks - 1]
+    node = tree.node_of(block)
+    return None if node is None else (block, node)
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A live sequence. `node` is the serial of the node with the last of its indexed blocks."""
+class Snapshot:
+    """The cache and the live sequences at one moment.
 
-    id: str
-    namespace: Namespace
-    state: RequestState
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
-    node: int | None
+    `tree` is the same object as in the snapshot before if no node of the tree has changed. Two
+    snapshots are equal if their pictures differ in ages alone.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Everything but the tree at one moment."""
-
-    live: tuple[Live, ...]  # all running sequences, and the first waiting ones
-    waiting: int
-    blocks: tuple[int, int, int, int]  # in all, free, cached, held
-    saved_bytes: int
+    seconds: float = field(compare=False)  # of the tree's clock
+    tree: TreeView
+    adoptions: tuple[AdoptionView, ...] = field(compare=False)
+    requests: tuple[RequestInfo, ...]
+    hidden_requests: HiddenRequests
+    arena: ArenaBlocks
     groups: tuple[GroupSlots, ...]
     windows: tuple[frozenset[BlockId], ...]  # for each window, the blocks with a slot attached
     states: Mapping[BlockId, tuple[int, ...]]  # for each block, the tokens at which it has a state
     next_evicted: tuple[int, ...]
     recent_hits: tuple[RecentHits, ...]
-    counters: tuple[int, int, int, int, int, float]  # as in PictureCounters, without `requests`
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """`tree` is the same object as in the snapshot before if no node of the tree has changed."""
-
-    seconds: float  # of the tree's clock
-    tree: TreeView
-    adoptions: tuple[AdoptionView, ...]
-    moment: Moment
-    cost_seconds: float = 0.0  # of the engine thread
+    counters: PictureCounters
+    cost_seconds: float = field(default=0.0, compare=False)  # of the engine thread
 
 
 class SnapshotTaker:
@@ -102,7 +115,6 @@ class SnapshotTaker:
         self, scheduler: Scheduler, sizes: StorageBytes, most_nodes: int = SHOWN_NODES
     ) -> None:
         self._scheduler = scheduler
-        self._metrics = scheduler.metrics
         self._sizes = sizes
         self._most_nodes = most_nodes
         self._tree = scheduler.store.tree
@@ -111,14 +123,46 @@ class SnapshotTaker:
         self._view = EMPTY
 
     def take(self) -> Snapshot:
-        began_seconds, tree = thread_time(), self._tree
+        began_seconds = thread_time()
+        scheduler, tree, metrics = self._scheduler, self._tree, self._scheduler.metrics
         holders = self._count_holders()
         if tree is not None and (tree.n_changes != self._n_changes or holders != self._holders):
             self._n_changes, self._holders = tree.n_changes, holders
             self._view = tree_view(tree, holders, self._most_nodes)
-        adoptions = () if tree is None else adoption_views(tree)
-        moment, now = self._moment(), self._metrics.now()
-        return Snapshot(now, self._view, adoptions, moment, thread_time() - began_seconds)
+        requests = request_infos(scheduler, SHOWN_REQUESTS)
+        n_running = sum(request.state == "running" for request in requests)
+        hidden_running = len(scheduler.running) - n_running
+        hidden_waiting = len(scheduler.waiting) - (len(requests) - n_running)
+        pool, groups = scheduler.store.pool, scheduler.store.groups
+        stats = [group.stats() for group in groups]
+        evicted = () if tree is None else tree.next_evicted(NEXT_EVICTED)
+        return Snapshot(
+            seconds=metrics.now(),
+            tree=self._view,
+            adoptions=() if tree is None else adoption_views(tree),
+            requests=requests,
+            hidden_requests=HiddenRequests(running=hidden_running, waiting=hidden_waiting),
+            arena=ArenaBlocks(
+                blocks=pool.n_blocks,
+                free=pool.n_free,
+                cached=pool.n_evictable,
+                held=pool.n_referenced,
+                saved_bytes=saved_bytes(pool.n_saved, stats, self._sizes),
+                block_bytes=self._sizes.block,
+            ),
+            groups=tuple(map(_group_slots, groups, stats)),
+            windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
+            states={  # there is at most one group of recurrent layers
+                block: tuple(group.slots.attached_to(block))
+                for group in groups
+                if isinstance(group, RecurrentGroup)
+                for block in group.slots.blocks()
+            },
+            next_evicted=tuple(node.serial for node in evicted),
+            recent_hits=metrics.recent_hits(),
+            counters=self._counters(),
+            cost_seconds=thread_time() - began_seconds,
+        )
 
     def token_ids(self, serial: int, block: BlockId, most_tokens: int) -> tuple[int, ...] | None:
         """The first tokens of a node, or None if the block is no longer in that node."""
@@ -133,7 +177,7 @@ class SnapshotTaker:
         """
         holders = Counter[Node]()
         for sequence in self._scheduler.running:
-            if (last := self._last_indexed(sequence)) is None:
+            if (last := _last_indexed(self._tree, sequence)) is None:
                 continue
             block, node = last
             holders.update(node.path())
@@ -141,76 +185,20 @@ class SnapshotTaker:
                 holders[node] -= 1
         return holders
 
-    def _last_indexed(self, sequence: LiveSequence) -> tuple[BlockId, Node] | None:
-        lease = sequence.lease
-        if lease is None or not lease.indexed_blocks or self._tree is None:
-            return None
-        block = lease.table[lease.indexed_blocks - 1]
-        node = self._tree.node_of(block)
-        return None if node is None else (block, node)
-
-    def _moment(self) -> Moment:
-        scheduler, store = self._scheduler, self._scheduler.store
-        waiting = islice(scheduler.waiting, SHOWN_REQUESTS)
-        pool, groups = store.pool, store.groups
-        evicted = () if self._tree is None else self._tree.next_evicted(NEXT_EVICTED)
-        return Moment(
-            live=tuple(map(self._live, (*scheduler.running, *waiting))),
-            waiting=len(scheduler.waiting),
-            blocks=(pool.n_blocks, pool.n_free, pool.n_evictable, pool.n_referenced),
-            saved_bytes=saved_bytes(store, self._sizes),
-            groups=tuple(_slots(group) for group in groups),
-            windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
-            states=_states(groups),
-            next_evicted=tuple(node.serial for node in evicted),
-            recent_hits=self._metrics.recent_hits(),
-            counters=self._counters(),
-        )
-
-    def _live(self, sequence: LiveSequence) -> Live:
-        request, last = sequence.request, self._last_indexed(sequence)
-        return Live(
-            id=request.id if sequence.index == 0 else f"{request.id}#{sequence.index}",
-            namespace=sequence.namespace,
-            state=self._state(sequence),
-            prompt_tokens=sequence.prompt_tokens,
-            cached_tokens=sequence.cached_tokens,
-            computed_tokens=sequence.computed_tokens,
-            output_tokens=sequence.output_tokens,
-            node=None if last is None else last[1].serial,
-        )
-
-    def _state(self, sequence: LiveSequence) -> RequestState:
-        match self._scheduler.wait_reason(sequence):
-            case None:
-                return "running"
-            case WaitReason.DISK:
-                return "loading"
-            case _:
-                return "waiting"
-
-    def _counters(self) -> tuple[int, int, int, int, int, float]:
-        metrics = self._metrics
-        return (
-            metrics.computed_prompt_tokens + metrics.cached_prompt_tokens,
-            metrics.cached_prompt_tokens,
-            metrics.generated_tokens,
-            self._scheduler.store.counters.evictions,
-            metrics.first_token_seconds.count,
-            metrics.first_token_seconds.sum_seconds,
+    def _counters(self) -> PictureCounters:
+        metrics = self._scheduler.metrics
+        return PictureCounters(
+            prompt_tokens=metrics.computed_prompt_tokens + metrics.cached_prompt_tokens,
+            cached_tokens=metrics.cached_prompt_tokens,
+            generated_tokens=metrics.generated_tokens,
+            evictions=self._scheduler.store.counters.evictions,
+            requests=metrics.received,
+            first_tokens=metrics.first_token_seconds.count,
+            first_token_seconds=round(metrics.first_token_seconds.sum_seconds, 4),
         )
 
 
-def _slots(group: Group) -> GroupSlots:
-    stats = group.stats()
+def _group_slots(group: Group, stats: GroupStats) -> GroupSlots:
     window = group.window if isinstance(group, WindowGroup) else None
     kind = "recurrent" if window is None else "window"
     return GroupSlots(kind, window, stats.total, stats.total - stats.free)
-
-
-def _states(groups: Sequence[Group]) -> Mapping[BlockId, tuple[int, ...]]:
-    """There is at most one group of recurrent layers."""
-    for group in groups:
-        if isinstance(group, RecurrentGroup):
-            return {b: tuple(group.slots.attached_to(b)) for b in group.slots.blocks()}
-    return {}

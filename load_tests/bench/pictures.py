@@ -97,7 +97,7 @@ class Watch:
             branches.store, outputs, limits, lambda: 0, Metrics(), disk=branches.disk
         )
         self._snapshots = SnapshotTaker(scheduler, StorageBytes(block=0, slots=(), arenas=0))
-        self._renderer = Renderer(BLOCK_TOKENS, 0, branches.disk)
+        self._renderer = Renderer(BLOCK_TOKENS, branches.disk)
 
     def look(self) -> tuple[Snapshot, float]:
         began = time.thread_time()
@@ -110,7 +110,7 @@ class Watch:
     def render(self) -> tuple[int, int, float]:
         """Nodes and bytes of a picture, and the seconds that it took."""
         began = time.thread_time()
-        tree = CacheTree.of(self._renderer.render(1, 1), "benchmark")
+        tree = CacheTree.of(self._renderer.render(1), "benchmark")
         body = tree.model_dump_json().encode()
         return len(tree.nodes), len(body), time.thread_time() - began
 

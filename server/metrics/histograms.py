@@ -7,7 +7,7 @@ from types import MappingProxyType
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from engine.values.stats import HistogramStats, Latencies, Latency
+from engine.values.stats import Histogram, Latencies, Latency
 
 NAMES: Mapping[Latency, str] = MappingProxyType(
     {
@@ -38,9 +38,7 @@ def histogram_families(latencies: Latencies) -> Iterator[Metric]:
         yield histogram(name, ABOUT_LATENCIES[latency], latencies[latency], {})
 
 
-def histogram(
-    name: str, documentation: str, stats: HistogramStats, labels: Mapping[str, str]
-) -> Metric:
+def histogram(name: str, documentation: str, stats: Histogram, labels: Mapping[str, str]) -> Metric:
     """A metric family with one histogram. Buckets are cumulative, as Prometheus expects."""
     bounds = [*map(floatToGoString, stats.bounds), "+Inf"]
     buckets = list(zip(bounds, accumulate(stats.counts), strict=True))

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.values.picture import HiddenRequests, PictureRequest
+from engine.values.picture import HiddenRequests
+from engine.values.request import WaitReason
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.stats import RequestInfo
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
@@ -159,7 +161,7 @@ def test_axe_finds_nothing_grave_in_it(open_page: Callable[..., Page]) -> None:
 def test_who_waits_for_the_disk_says_so(
     visit: Visit, scripted_url: str, engine: FakeEngine
 ) -> None:
-    loading = PictureRequest("l", None, "0", "loading", 300, 0, 0, 0)
+    loading = RequestInfo("l", 0, WaitReason.DISK, 300, 0, 0, 0, blocks=0)
     engine.picture = replace(
         PICTURE, requests=(loading,), hidden_requests=HiddenRequests(0, 0), version=2
     )

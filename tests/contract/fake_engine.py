@@ -12,14 +12,12 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
-from engine.core.metrics import Histogram
 from engine.remote.request_counters import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.picture import (
     ArenaBlocks,
     CachePicture,
-    DiskUse,
     GroupSlots,
     Hidden,
     HiddenRequests,
@@ -28,13 +26,10 @@ from engine.values.picture import (
     PictureCounters,
     PictureNamespace,
     PictureNode,
-    PictureRequest,
 )
 from engine.values.request import Pooling, Request, WaitReason
 from engine.values.stats import (
     ALL_TIERS,
-    LATENCY_BOUNDS_SECONDS,
-    NO_LATENCIES,
     CacheStats,
     CacheTier,
     Cleared,
@@ -49,6 +44,7 @@ from engine.values.stats import (
     Probed,
     RecentHits,
     RequestInfo,
+    no_latencies,
 )
 from kvstore.slots import GroupStats
 
@@ -99,10 +95,10 @@ DISK = DiskCacheStats(
 
 def observed(latency: Latency, *durations_seconds: float) -> Latencies:
     """The latencies of an engine that has measured these durations alone."""
-    histogram = Histogram(LATENCY_BOUNDS_SECONDS[latency])
+    latencies = no_latencies()
     for seconds in durations_seconds:
-        histogram.observe(seconds)
-    return {**NO_LATENCIES, latency: histogram.stats()}
+        latencies[latency].observe(seconds)
+    return latencies
 
 
 @dataclass(frozen=True)
@@ -157,10 +153,10 @@ PICTURE = CachePicture(
         PictureNode(1, None, "0", 0, 64, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
         PictureNode(2, 1, "0", 64, 40, 32, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
     ),
-    disk=DiskUse(40, 5_242_880, 7_340_032, 1 << 30, 1_048_576, 4_194_304, 3, 900),
+    disk=DISK,
     hidden=Hidden(),
     namespaces=(PictureNamespace("0", "default", 3, 136),),
-    requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),
+    requests=(RequestInfo("r", 0, None, 70, 64, 70, 2, blocks=3, node=1),),
     hidden_requests=HiddenRequests(0, 3),
     adoptions=(PictureAdoption(1, 60, 1.25),),
     recent_hits=RECENT_HITS,
@@ -239,7 +235,7 @@ class FakeEngine:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
     n_contradictions: int = 0
-    latencies: Latencies = field(default_factory=lambda: NO_LATENCIES)
+    latencies: Latencies = field(default_factory=no_latencies)
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     waits_for: WaitReason | None = None  # what is asked of it

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import server
 from engine.values.model import ModelCard
-from engine.values.stats import CacheTier, HistogramStats, Latency
+from engine.values.stats import CacheTier, Histogram, Latency
 from server.app import create_app
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
@@ -427,7 +427,7 @@ HISTOGRAMS = {
 def test_histograms_are_cumulative_and_of_the_engines_latencies(
     http: httpx.Client, engine: FakeEngine
 ) -> None:
-    latencies: dict[Latency, HistogramStats] = {}
+    latencies: dict[Latency, Histogram] = {}
     for count, latency in enumerate(HISTOGRAMS, 1):
         latencies[latency] = observed(latency, *[0.25] * count)[latency]
     engine.latencies = latencies

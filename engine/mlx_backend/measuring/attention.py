@@ -18,10 +18,9 @@ from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.measuring.room import require_bytes
-from engine.mlx_backend.measuring.rounds import rounds
+from engine.mlx_backend.measuring.rounds import Figures, Sizes, rounds
 from engine.mlx_backend.model.forward import Forward, TokenSpan
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from engine.values.measurements import Figures, Sizes
 from kvstore.pool import blocks_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32

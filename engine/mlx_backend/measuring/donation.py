@@ -19,12 +19,12 @@ from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.load_check import load
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.mlx_backend.measuring.room import require_bytes
+from engine.mlx_backend.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import token_bytes
 from engine.mlx_backend.storage.storage import Storage
-from engine.values.measurements import Figures, Sizes
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.sizes import StorageSizes

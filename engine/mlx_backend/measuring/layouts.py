@@ -31,8 +31,8 @@ from engine.mlx_backend.measuring.attention import (
     shuffled_spans,
 )
 from engine.mlx_backend.measuring.room import require_bytes
+from engine.mlx_backend.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.storage.arena import Arena, LayerArena
-from engine.values.measurements import Figures, Sizes
 from kvstore.pool import blocks_for
 
 Gather: TypeAlias = Callable[[LayerArena], tuple[mx.array, mx.array]]

@@ -11,8 +11,8 @@ from engine.mlx_backend.host import machine
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.measuring.configs import CONFIGS
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
+from engine.mlx_backend.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.model.cached_model import Execution
-from engine.values.measurements import Figures, Sizes
 
 _SEED = 0
 

@@ -14,8 +14,8 @@ from engine.mlx_backend.host import machine
 from engine.mlx_backend.loading.budget import least_kv_bytes
 from engine.mlx_backend.loading.loader import LoadedModel
 from engine.mlx_backend.measuring.bare import BareModel
+from engine.mlx_backend.measuring.rounds import Figures
 from engine.mlx_backend.storage.arena import token_bytes
-from engine.values.measurements import Figures
 from engine.values.settings import EngineConfig
 from kvstore.pool import blocks_for
 

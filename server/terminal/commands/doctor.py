@@ -10,7 +10,7 @@ from rich.table import Table
 
 from engine.launch import describe_machine
 from engine.measuring.measure import measure as take_measurements
-from engine.values.measurements import MeasureConfig
+from engine.measuring.messages import MeasureConfig
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
 from server.settings import Settings

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from engine.values.measurements import MeasureConfig, MeasuredCase, Measurements, Section
+from engine.measuring.messages import MeasureConfig, MeasuredCase, Measurements, Section
 from engine.values.stats import MachineReport
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierLimits

@@ -17,12 +17,12 @@ class PictureCheck:
         self._taker = SnapshotTaker(
             daemon.scheduler, daemon.sizes, random.choice([1, 3, SHOWN_NODES])
         )
-        self._renderer = Renderer(daemon.store.block_size, 1, daemon.scheduler.disk)
+        self._renderer = Renderer(daemon.store.block_size, daemon.scheduler.disk)
         self._picture: CachePicture | None = None
 
     def check(self) -> None:
         has_changed = self._renderer.apply(self._taker.take())
-        before, self._picture = self._picture, self._renderer.render(1, 1)
+        before, self._picture = self._picture, self._renderer.render(1)
         if before is not None and not has_changed:
             assert _timeless(before) == _timeless(self._picture), "another picture, not announced"
         self._compare(self._picture)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
 from engine.measuring.memory import MemoryMeasurement
-from engine.measuring.messages import Task
+from engine.measuring.messages import MeasureConfig, Task
 from engine.measuring.sections import MEASUREMENTS
 from engine.measuring.step import StepMeasurement
 from engine.mlx_backend.host import machine
@@ -33,8 +33,7 @@ from engine.mlx_backend.measuring.layouts import (
 )
 from engine.mlx_backend.measuring.load_check import checked_dtypes
 from engine.mlx_backend.measuring.room import TooLarge
-from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, rounds
-from engine.values.measurements import MeasureConfig, Sizes
+from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, Sizes, rounds
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, launches

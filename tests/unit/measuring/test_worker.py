@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.measuring.messages import MEASURED, NAMES, TASK, Task
+from engine.measuring.messages import MEASURED, NAMES, TASK, MeasureConfig, Task
 from engine.measuring.process import MeasuringProcess
 from engine.measuring.worker import serve
 from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
-from engine.values.measurements import Figures, MeasureConfig
+from engine.mlx_backend.measuring.rounds import Figures
 from engine.values.settings import EngineConfig
 
 PATIENCE_SECONDS = 120.0

@@ -89,7 +89,7 @@ def crowded() -> CachePicture:
     scene = agent_beside_short_prompts()
     nodes = tuple(replace(node, tokens=node.tokens * 1000) for node in scene.nodes)
     requests = tuple(
-        replace(request, id=f"{i:032x}#1", prompt_tokens=10**7, cached_tokens=10**7)
+        replace(request, request_id=f"{i:032x}", index=1, prompt_tokens=10**7, cached_tokens=10**7)
         for i, request in enumerate(scene.requests)
     )
     waiting = HiddenRequests(12, 3)

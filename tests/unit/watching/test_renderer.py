@@ -14,14 +14,20 @@ import pytest
 
 from engine.core.metrics import HIT_WINDOWS_SECONDS
 from engine.disk_cache.cache import DiskCache
-from engine.values.picture import CachePicture, GroupSlots, Hidden
-from engine.values.stats import DiskCacheStats, RecentHits
+from engine.values.picture import (
+    ArenaBlocks,
+    CachePicture,
+    GroupSlots,
+    Hidden,
+    HiddenRequests,
+    PictureCounters,
+)
+from engine.values.request import WaitReason
+from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
 from engine.watch.picture import ADOPTED_SECONDS, Renderer
 from engine.watch.snapshot import (
     SHOWN_NODES,
     SHOWN_REQUESTS,
-    Live,
-    Moment,
     Snapshot,
     SnapshotTaker,
     namespace_id,
@@ -67,14 +73,14 @@ class Watcher:
         harness.scheduler.metrics.now = lambda: self.now
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
         self.snapshots = SnapshotTaker(harness.scheduler, sizes)
-        self.renderer = Renderer(BLOCK, 1024, harness.scheduler.disk)
+        self.renderer = Renderer(BLOCK, harness.scheduler.disk)
 
     def look(self) -> bool:
         return self.renderer.apply(self.snapshots.take())
 
     def picture(self) -> CachePicture:
         self.look()
-        return self.renderer.render(1, 0)
+        return self.renderer.render(1)
 
 
 def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
@@ -108,6 +114,18 @@ def test_who_waits_has_no_node() -> None:
     requests = watcher.picture().requests
     assert [request.state for request in requests] == ["running", "waiting", "waiting"]
     assert [request.node for request in requests[1:]] == [None, None]
+
+
+def test_only_the_first_requests_are_shown() -> None:
+    harness = Harness(max_running=2, max_waiting=300)
+    watcher = Watcher(harness)
+    for i in range(SHOWN_REQUESTS + 5):
+        harness.add(prompt(i, 8), n=2 if i == 0 else 1)
+    harness.step()
+    picture = watcher.picture()
+    assert {"request-0", "request-0#1"} <= {request.id for request in picture.requests}
+    assert len(picture.requests) == SHOWN_REQUESTS
+    assert picture.hidden_requests == HiddenRequests(running=0, waiting=6)
 
 
 def test_what_nobody_uses_grows_old() -> None:
@@ -211,6 +229,15 @@ def test_a_look_says_whether_anything_has_moved() -> None:
     assert watcher.look()
 
 
+def test_received_sequences_are_counted_in_pictures() -> None:
+    harness = Harness()
+    watcher = Watcher(harness)
+    assert watcher.picture().counters.requests == 0
+    harness.scheduler.metrics.received += 3
+    assert watcher.look()
+    assert watcher.picture().counters.requests == 3
+
+
 def test_saved_states_and_holes_are_marked() -> None:
     window = WindowGroup(0, 8, 24, BLOCK, 32)
     states = RecurrentGroup(4, 20, BLOCK, 16)
@@ -266,20 +293,32 @@ def packed(token_ids: Iterable[int]) -> bytes:
 
 
 def made_snapshot(
-    tree: RadixTree, live: tuple[Live, ...] = (), held: Iterable[Node] = ()
+    tree: RadixTree, requests: tuple[RequestInfo, ...] = (), held: Iterable[Node] = ()
 ) -> Snapshot:
     """With figures as long as they will ever be."""
     hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
-    moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), hits, (0, 0, 0, 0, 0, 0.0))
     holders = Counter(each for node in held for each in node.path())
     adoptions = tuple(view._replace(n_tokens=10**6) for view in adoption_views(tree))
-    return Snapshot(1e9, tree_view(tree, holders, SHOWN_NODES), adoptions, moment)
+    return Snapshot(
+        seconds=1e9,
+        tree=tree_view(tree, holders, SHOWN_NODES),
+        adoptions=adoptions,
+        requests=requests,
+        hidden_requests=HiddenRequests(10**6, 10**6),
+        arena=ArenaBlocks(1, 1, 0, 0, 10**13, 1024),
+        groups=(),
+        windows=(),
+        states={},
+        next_evicted=(),
+        recent_hits=hits,
+        counters=PictureCounters(10**9, 10**9, 10**9, 10**9, 10**9, 10**9, 1e9),
+    )
 
 
 def picture_of(snapshot: Snapshot) -> CachePicture:
-    renderer = Renderer(BLOCK, 1024, FullDisk())
+    renderer = Renderer(BLOCK, FullDisk())
     renderer.apply(snapshot)
-    return renderer.render(10**9, 10**9)
+    return renderer.render(10**9)
 
 
 def as_json(picture: CachePicture) -> str:
@@ -313,16 +352,18 @@ def adopt(tree: RadixTree, node: Node) -> None:
     tree.touch(tree.match(node.namespace, b"".join(bytes(each.packed) for each in path)))
 
 
-def busy(nodes: Sequence[Node], random: Random) -> tuple[Live, ...]:
+def busy(nodes: Sequence[Node], random: Random) -> tuple[RequestInfo, ...]:
     return tuple(
-        Live(
-            f"{random.getrandbits(128):032x}-{i}#3",
-            Namespace(cache_salt="x"),
-            "running" if i % 2 == 0 else "loading",
+        RequestInfo(
+            f"{random.getrandbits(128):032x}-{i}",
+            index=3,
+            waits_for=None if i % 2 == 0 else WaitReason.DISK,
             prompt_tokens=10**6 + i,
             cached_tokens=10**6,
             computed_tokens=10**6,
             output_tokens=10**6,
+            blocks=1,
+            namespace=namespace_id(Namespace(cache_salt="x")),
             node=node.serial,
         )
         for i, node in enumerate(nodes)
@@ -338,7 +379,7 @@ def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> No
     for node in nodes[:40]:
         adopt(tree, node)
     held = random.choices(nodes, k=n_requests)
-    picture = picture_of(made_snapshot(tree, busy(held, random), held))
+    picture = picture_of(made_snapshot(tree, busy(held[:SHOWN_REQUESTS], random), held))
     assert len(as_json(picture)) <= MOST_BYTES
     assert 300 < len(picture.nodes) <= SHOWN_NODES
     assert len(picture.requests) == min(n_requests, SHOWN_REQUESTS)
