@@ -15,7 +15,7 @@ from engine.constraints.stage import GrammarStage
 from engine.constraints.vocabulary import Vocabulary
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import Metrics
+from engine.core.metrics import Metrics, observe
 from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
@@ -98,7 +98,7 @@ def assemble(
         processes.start_in_background,
         processes.starter,
         mask_words(vocabulary.size),
-        metrics.mask_seconds.observe,
+        partial(observe, metrics.mask_seconds),
     )
     grammar = GrammarStage(scheduler, answers, metrics.now)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, backend.bytes, grammar)

@@ -15,6 +15,7 @@ from functools import partial
 from engine.constraints.stage import GrammarStage
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
+from engine.core.metrics import observe
 from engine.core.scheduler import Scheduler, Step
 from engine.core.statistics import clear
 from engine.core.step import ModelRunner, RunnerLost
@@ -219,7 +220,7 @@ class EngineLoop:
             return False
         now = self.metrics.now()
         seconds, self._device_free_seconds = now - self._device_free_seconds, now
-        self.metrics.step_seconds.observe(seconds)
+        observe(self.metrics.step_seconds, seconds)
         loading_steps, self._loading_steps = self._loading_steps, []
         waited_seconds = 0.0
         if self._grammar is not None:

@@ -4,6 +4,7 @@ The engine thread writes them. Any thread may read them: each is a plain int or 
 reader sees a value of the last microseconds without a lock.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from engine.core.sequence import LiveSequence
 from engine.values.stats import (
     DraftCounts,
     DraftSource,
+    Histogram,
     Latencies,
     Latency,
     RecentHits,
@@ -27,6 +29,12 @@ MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 2
 
 PACE_WINDOW = 16
 """Number of departures from the queue that its pace is computed from."""
+
+
+def observe(histogram: Histogram, seconds: float) -> None:
+    """Count one duration."""
+    histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+    histogram.sum_seconds += seconds
 
 
 class HitWindows:
@@ -141,7 +149,7 @@ class Metrics:
         """The sequence has been admitted for the first time."""
         now = self.now()
         self._pace.left(now)
-        self.queue_wait_seconds.observe(now - sequence.arrived_seconds)
+        observe(self.queue_wait_seconds, now - sequence.arrived_seconds)
         if sequence.can_use_prefix_cache:
             self.queried_prompt_tokens += sequence.prompt_tokens
         self.cached_prompt_tokens += sequence.cached_tokens
@@ -162,14 +170,14 @@ class Metrics:
         """A token of the sequence is emitted at `now`."""
         last = sequence.last_token_seconds
         if last is None:
-            self.first_token_seconds.observe(now - sequence.arrived_seconds)
+            observe(self.first_token_seconds, now - sequence.arrived_seconds)
         else:
-            self.token_gap_seconds.observe(now - last)
+            observe(self.token_gap_seconds, now - last)
         sequence.last_token_seconds = now
 
     def finished(self, sequence: LiveSequence) -> None:
         """The sequence has ended."""
         now = self.now()
-        self.request_seconds.observe(now - sequence.arrived_seconds)
+        observe(self.request_seconds, now - sequence.arrived_seconds)
         if not sequence.admissions:
             self._pace.left(now)

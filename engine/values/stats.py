@@ -1,6 +1,5 @@
 """Statistics of the engine, its caches and its memory."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,11 +81,6 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: list[int]
     sum_seconds: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum_seconds += seconds
 
     @property
     def count(self) -> int:

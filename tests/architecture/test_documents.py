@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 from typer.core import TyperGroup
 
@@ -30,6 +31,7 @@ FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
 TARGET = re.compile(r"(?:^|`|RUN |run: |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
 ROOMS = "configs|engine|kvstore|load_tests|server|tests|tools"
 FILE = re.compile(rf"`((?:{ROOMS})/[\w/.-]*\w)/?`|`([\w/]+/\w+\.py)`")
+LENGTH = re.compile(r"`([\w/]+\.py)`\*\* \((\d+) lines\)")
 VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")
 
 
@@ -43,6 +45,13 @@ def test_files_that_documents_name_are_there() -> None:
     named = [(path, name or end) for path, (name, end) in found(FILE)]
     assert named
     assert not [(path, name) for path, name in named if not is_there(name)]
+
+
+def test_lengths_of_files_are_about_right() -> None:
+    lengths = {name: int(n_lines) for _, (name, n_lines) in found(LENGTH)}
+    assert lengths
+    real = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in lengths}
+    assert real == pytest.approx(lengths, rel=0.15)
 
 
 def test_flags_are_those_of_the_command() -> None:

@@ -12,6 +12,7 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
+from engine.core.metrics import observe
 from engine.remote.request_counters import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
@@ -97,7 +98,7 @@ def observed(latency: Latency, *durations_seconds: float) -> Latencies:
     """The latencies of an engine that has measured these durations alone."""
     latencies = no_latencies()
     for seconds in durations_seconds:
-        latencies[latency].observe(seconds)
+        observe(latencies[latency], seconds)
     return latencies
 
 
