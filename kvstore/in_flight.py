@@ -4,7 +4,7 @@ A lease's prefix is *in flight* from when the lease begins until its blocks are 
 A queued prompt that shares it waits, so that the same tokens are not computed twice.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from kvstore.lease import Lease
@@ -43,10 +43,8 @@ class InFlight:
         self._n_begun = 0
 
     def begin(self, lease: Lease) -> None:
-        """The lease computes the whole blocks of its tokens, as far as it shares them.
-
-        What it generates later is not in flight. The lease is dropped when these blocks have been
-        computed and another prefix begins with the same block.
+        """The lease computes the whole blocks of the tokens that it shares. It is dropped when they
+        have been computed and another prefix begins with the same block.
         """
         end_tokens = self._whole(min(len(lease.tokens), lease.shared_tokens))
         if end_tokens <= lease.cached_tokens:
@@ -70,42 +68,44 @@ class InFlight:
         return not is_written and lease in self._by_first_block.get(self._key(lease), ())
 
     def must_wait(self, prompt: QueuedPrompt) -> bool:
-        """Whether the prompt should wait for a lease that computes much of it.
+        """Whether the prompt should wait for a lease that computes much of it: one that has fewer
+        tokens left before the point where the prompt could start now than both share after it.
 
-        Requests a checkpoint where the prompt will resume. Each wait has an end: leases compute in
-        every step, or end.
+        The lease saves its state where the prompt will resume. Each wait has an end: leases compute
+        in every step, or end.
         """
-        found = self.find(prompt)
-        prompt.n_begun = self._n_begun
-        if found is None:
-            prompt.awaited = None
-        elif found != (prompt.awaited, prompt.until_tokens):
-            lease, n_tokens = prompt.awaited, prompt.until_tokens = found
-            lease.checkpoint(n_tokens)
-        return found is not None
-
-    def find(self, prompt: QueuedPrompt) -> tuple[Lease, int] | None:
-        """The lease to wait for, and how many tokens it must have computed. Changes nothing.
-
-        A lease counts only if it has fewer tokens left to compute before the point where the prompt
-        could start now than both share after that point.
-        """
-        if prompt.awaited is not None:
-            if self.will_be_indexed(prompt.awaited, prompt.until_tokens):
-                return prompt.awaited, prompt.until_tokens
-        elif prompt.n_begun == self._n_begun:
-            return None
+        if self.awaited(prompt) is not None:
+            return True
+        if prompt.awaited is None and prompt.n_begun == self._n_begun:
+            return False
+        prompt.awaited, prompt.n_begun = None, self._n_begun
         leases = self._by_first_block.get(self._key(prompt), {}).items()
-        shares = [
-            (n, each) for each, end in leases if (n := self._shared_tokens(each, end, prompt))
-        ]
-        if not shares:
-            return None
+        found = ((self._shared_tokens(each, end, prompt), each) for each, end in leases)
+        if not (shares := [share for share in found if share[0]]):
+            return False
         indexed_tokens = self._probe(prompt.namespace, prompt.tokens)
         for n_tokens, lease in sorted(shares, key=lambda share: -share[0]):
             if n_tokens - indexed_tokens > indexed_tokens - lease.written_tokens:
-                return lease, n_tokens
-        return None
+                prompt.awaited, prompt.until_tokens = lease, n_tokens
+                lease.checkpoint(n_tokens)
+                return True
+        return False
+
+    def compare(self, lease: Lease, prompts: Iterable[QueuedPrompt]) -> None:
+        """The lease has just begun: those of the queued `prompts` that share what it computes wait
+        for it, and it saves its state where they will resume.
+        """
+        key = self._key(lease)
+        if (end := self._by_first_block.get(key, {}).get(lease)) is None:
+            return
+        for prompt in prompts:
+            if self._key(prompt) == key and self._shared_tokens(lease, end, prompt):
+                self.must_wait(prompt)
+
+    def awaited(self, prompt: QueuedPrompt) -> Lease | None:
+        """The lease for which the prompt waits, as of when it was last compared."""
+        lease, n_tokens = prompt.awaited, prompt.until_tokens
+        return lease if lease is not None and self.will_be_indexed(lease, n_tokens) else None
 
     def problems(self, leases: Set[Lease]) -> Iterator[str]:
         """Contradictions, given the leases that have not been released."""
@@ -116,7 +116,9 @@ class InFlight:
                 yield "a prefix in flight is listed under other tokens"
 
     def _shared_tokens(self, lease: Lease, end_tokens: int, prompt: QueuedPrompt) -> int:
-        """The whole blocks, in tokens, with which both begin; 0 if the lease has computed them."""
+        """How many tokens, in whole blocks, both begin with; 0 if the lease has written all of
+        these already.
+        """
         end = min(end_tokens, len(prompt.tokens) - 1)  # the last is never adopted
         start = self._whole(lease.written_tokens)
         stop = start + self._block_size  # compare one block first: most prompts differ there

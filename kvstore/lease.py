@@ -19,8 +19,8 @@ class Lease:
     hold KV, and steps in flight compute those up to `planned_tokens`.
 
     Two bounds keep the usual step cheap. Positions up to `ready_tokens` can be planned at once:
-    they are in blocks that nobody else refers to, and no group saves anything there. Nothing is to
-    be published before `due_tokens` tokens are written.
+    they are in blocks that nobody else refers to, and no group saves anything there. `commit` only
+    counts until `due_tokens` tokens are written: then a block is whole, or a saved state complete.
 
     The first `indexed_blocks` blocks are in the prefix cache, unless that has been cleared. Blocks
     beyond the whole blocks of the first `shared_tokens` tokens are never indexed.

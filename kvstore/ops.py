@@ -14,7 +14,7 @@ from kvstore.types import BlockId, SlotId
 class When(IntEnum):
     """The phase of a step in which an op is carried out."""
 
-    FIRST = 0  # before anything is written
+    FIRST = 0  # before the first forward
     AFTER_PREFILLS = 1  # after all prefill forwards, before the decodes
     LAST = 2  # after all writes
     READ = 3  # after all else
@@ -63,7 +63,7 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class RollBackState:
-    """Set a slot back to the state that it held before it was last written."""
+    """Undo all that the latest step wrote to a slot. Does nothing if it wrote nothing there."""
 
     slot: SlotId
 

@@ -266,8 +266,8 @@ class GroupState:
     ) -> None:
         """Leave slots to the prefix cache: the lease ends, and is released next.
 
-        The tokens that it wrote end in the indexed `last_block`, at `block_tokens`. Steps in flight
-        write `ahead_tokens` more, which are not needed.
+        The tokens that it wrote end in the indexed `last_block`, at `block_tokens`. Submitted steps
+        add `ahead_tokens` more to its state, which are undone before the state is used again.
         """
 
     def release(self) -> None:

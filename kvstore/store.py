@@ -140,11 +140,11 @@ class KVStore:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
         blocks = tuple(lease.table[: blocks_for(n_tokens, self.block_size)])
         match, _ = self._resumable(Match(n_tokens, blocks))
-        forked = self._lease(
-            lease.namespace, tokens, match, self.groups, reserve_tokens, spare_blocks
-        )
+        args = self.groups, reserve_tokens, spare_blocks, lease.shared_tokens
+        forked = self._lease(lease.namespace, tokens, match, *args)
         if isinstance(forked, Lease):
             forked.is_fork = True
+            forked.indexed_blocks = min(forked.indexed_blocks, lease.indexed_blocks)
             lease.ready_tokens = 0  # the last block that it has begun is shared now
         return forked
 

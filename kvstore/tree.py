@@ -90,7 +90,9 @@ NO_MATCH = Match(0, ())
 
 
 class TreeObserver(Protocol):
-    """Is notified of changes. Must neither block nor change the tree."""
+    """Is notified of changes, except when a leaf loses its last block and stays. Must neither block
+    nor change the tree.
+    """
 
     def stored(self, node: Node, first: int) -> None:
         """`node.blocks[first:]` are new. With `first` 0 the node is new, too."""
@@ -235,10 +237,10 @@ class RadixTree:
         self._begin_change()
         node = self._root(namespace) if after is None else self._node_of[after]
         above = len(node.blocks)
-        if after is None or node.blocks[-1] == after:
-            node.last_used = self._now
-        else:
+        if after is not None and node.blocks[-1] != after:
             above = node.blocks.index(after) + 1
+        if above == len(node.blocks) or not packed:
+            node.last_used = self._now
         equal = list[BlockId]()
         while packed:
             start = len(equal) * self._block_bytes
@@ -492,8 +494,8 @@ class RadixTree:
         return None
 
     def _compact(self) -> None:
-        """Remove the entries of nodes that have left the tree, if these are more than the others.
-        So the amortised cost of an operation depends on the tree as it is now.
+        """Remove the entries of nodes that have left the tree once the queue has more than two
+        entries for each node, so that the cost of an operation depends on the tree as it is now.
         """
         if len(self._queue) > 2 * self.n_nodes:
             self._queue = [entry for entry in self._queue if entry[2].blocks]
@@ -518,4 +520,4 @@ class RadixTree:
         for block in node.blocks:
             del self._node_of[block]
             self._pool.uncache(block)
-        node.blocks, node.hashes, node.children = [], [], []
+        node.packed, node.blocks, node.hashes, node.children = bytearray(), [], [], []

@@ -21,9 +21,8 @@ _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]
 
 
 class Inbox:
-    """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps.
-
-    Urgent calls run first. After `close`, every call is refused.
+    """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps. Urgent calls
+    run first, and all of them. After `close`, every call is refused.
     """
 
     def __init__(self) -> None:

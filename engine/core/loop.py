@@ -174,7 +174,8 @@ class EngineLoop:
         scheduler, before = self.scheduler, self.in_flight
         follows = before is not None  # the device turns from the step before to the next
         if before is not None and (before.n_drafts or scheduler.prefers_sync):
-            follows, before = self._collect(before), None  # a wait for the plan is the next step's
+            # While the device then waits for the plan, the next step's time runs.
+            follows, before = self._collect(before), None
         planned = scheduler.plan()
         grammar = self._needed_grammar()
         if grammar is not None:

@@ -1,7 +1,7 @@
 """Counters and latency histograms of the engine.
 
-The engine thread writes them. Any thread may read them: each is a plain int or float, so that a
-reader sees a value of the last microseconds without a lock.
+The engine thread writes them, except `received`. Any thread may read them without a lock, and sees
+values of the last microseconds.
 """
 
 from bisect import bisect_left
@@ -106,7 +106,8 @@ class QueuePace:
 class Metrics:
     """All counters and histograms of one engine, since its start.
 
-    The scheduler counts, and the loop times each sequence from its arrival to its last event.
+    The scheduler counts, and times each sequence from its arrival to its last event; the loop times
+    the steps.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -194,6 +194,7 @@ class Admission:
 
     Of the clients that find no blocks the one that holds least goes first, by turns where several
     hold as much, and no other overtakes it that holds as much: a long prompt might starve.
+    `refused` has each client's next sequence, if the store had too few blocks for it.
     """
 
     def __init__(
@@ -209,14 +210,18 @@ class Admission:
         self._costs = costs
         self._disk = disk
         self._max_running = limits.max_running
-        self._reserved_for: str | None = None  # the client of a slot that a preemption has freed
-        self.refused: dict[str, LiveSequence] = {}  # each client's next one that found no blocks
+        self._reserved_for: str | None = None  # the client for which a slot was freed by preemption
+        self.refused: dict[str, LiveSequence] = {}
         self.waiting = WaitingQueue(limits.max_waiting)
 
     def add(self, sequence: LiveSequence) -> None:
-        """Queue a sequence that is new or has been preempted."""
+        """Queue a sequence that is new or has been preempted. If a running one computes what both
+        begin with, that will save its state where this one resumes.
+        """
         self.waiting.add(sequence)
-        sequence.queued_prompt = _queued_prompt(sequence)
+        prompt = sequence.queued_prompt = _queued_prompt(sequence)
+        if prompt is not None:
+            self._must_wait(prompt)
 
     def has_slot(self, client: str | None = None) -> bool:
         """Whether a slot is free; with `client`, whether one is free that is not reserved for
@@ -240,11 +245,9 @@ class Admission:
             sequence.refused_at_releases = self._store.pool.n_releases
             return None
         self.withdraw(sequence)
-        if self._store.groups:
-            # Before steps run past them: checkpoints where queued prompts will resume.
-            for queued in self.waiting:
-                if queued.queued_prompt is not None:
-                    self._must_wait(queued.queued_prompt)
+        if self._store.in_flight is not None:  # before steps are planned for the lease
+            queued = (each.queued_prompt for each in self.waiting)
+            self._store.in_flight.compare(lease, filter(None, queued))
         return sequence, lease
 
     def victim(self, prompts: Container[str]) -> LiveSequence | None:
@@ -286,16 +289,16 @@ class Admission:
         sequence.load_attempt = LoadAttempt()
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason:
-        """Why the sequence waits, by what keeps `admit` from admitting it. Changes nothing.
+        """Why the sequence waits, by what kept `admit` from admitting it when it was last tried.
 
         A client that has been refused blocks keeps all others that may start waiting for them:
         those after it in its own queue, and clients that hold more.
         """
         in_flight, prompt = self._store.in_flight, sequence.queued_prompt
-        found = None if in_flight is None or prompt is None else in_flight.find(prompt)
-        if found is not None and self._disk is not None and self._disk.is_filling(found[0]):
+        awaited = None if in_flight is None or prompt is None else in_flight.awaited(prompt)
+        if awaited is not None and self._disk is not None and self._disk.is_filling(awaited):
             return WaitReason.DISK
-        if found is not None or _waits_for_first(sequence):
+        if awaited is not None or _waits_for_first(sequence):
             return WaitReason.TWIN
         if not self.has_slot(sequence.request.client):
             return WaitReason.SLOTS

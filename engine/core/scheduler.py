@@ -2,9 +2,9 @@
 
     add / abort ─► plan() ─► Step ─► (runner) ─► StepResult ─► commit() ─► take_events()
 
-It has no clock, no threads and no tensors. A step may be planned before the one before it is
-committed. Decodes come first, so a long prompt is prefilled in chunks next to the others' decodes.
-The rest of a step goes by the clients' turns (docs/adr/0018).
+It has no threads and no tensors, and reads the clock for its metrics alone. A step may be planned
+before the one before it is committed. Decodes come first, so a long prompt is prefilled in chunks
+next to the others' decodes. The rest of a step goes by the clients' turns (docs/adr/0018).
 """
 
 from collections import defaultdict, deque
@@ -72,7 +72,9 @@ class Step:
         return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
 
     def allow(self, sequence: LiveSequence) -> int:
-        """How many of the sequence's next known tokens may join; a single last one always may."""
+        """How many of the sequence's next known tokens may join; one is never refused for lack of
+        time.
+        """
         wanted = sequence.unplanned_tokens
         if wanted == 1:
             return 1
@@ -218,7 +220,7 @@ class Scheduler:
             self._add_prefills(step)
         if self.drafts is not None:
             self.drafts.add(step, self.costs, self._limits)
-        for sequence in step.preempted:  # only now: what is in flight belongs to its old lease
+        for sequence in step.preempted:  # only now, or this very plan could admit it again
             self._admission.add(sequence)
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
@@ -238,7 +240,7 @@ class Scheduler:
             if not shape.chunks:  # their prediction is off by more than what the bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
                 self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
-        elif step.sequences and not step.is_scoring:
+        elif (shape.decode_rows or shape.chunks) and not step.is_scoring:
             self.costs.observe(shape, seconds)
 
     def emit_unblocked(self) -> None:
@@ -270,8 +272,11 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _add_decodes(self, step: Step) -> None:
-        """A token for each sequence that decodes. Limits leave each of them one."""
-        decoding = list(self.sequences.decoding)
+        """A token for each sequence that decodes or has one known token left. Limits leave each of
+        them one.
+        """
+        lasts = [one for one in self.sequences.prefilling if one.unplanned_tokens == 1]
+        decoding = [*self.sequences.decoding, *lasts]
         if self.store.available_blocks < len(decoding):  # some may be refused a block
             decoding = by_rows(decoding, self.running)
         n_rows = n_keys = 0
@@ -279,6 +284,9 @@ class Scheduler:
             lease = sequence.lease
             if lease is None:
                 continue  # preempted above
+            if sequence in self.sequences.prefilling:
+                self._add_prefill(sequence, 1, step)
+                continue
             if type(sequence.pending) is Late:
                 step.add(sequence, Resample(sequence.id))
                 self.metrics.late_rows += 1
@@ -332,7 +340,7 @@ class Scheduler:
         self.sequences.start(sequence, lease)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
-        # At once: the ops of its admission are in this step.
+        # In this step: it carries out the copies that the admission has queued.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
         return True
 

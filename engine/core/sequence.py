@@ -39,9 +39,9 @@ class LiveSequence:
     A sequence *prefills* while it has known tokens for which no step is planned. Then it *decodes*:
     each step computes the token that the step before has sampled, known to the host or not.
 
-    `pending` is what the newest step that was planned for the sequence computes of it. `Late` in
-    its place: that step has saved its logits, and a `Resample` row is due. None: the sequence is
-    not in the runner's batch.
+    `pending` is the row that was planned last for the sequence. `Late` replaces it if the mask did
+    not arrive in time: the logits are saved, and the next step must draw from them. None: the
+    sequence is not in the runner's batch.
 
     While a worker process has yet to answer the grammar of the last token, that token is the
     `pending_token`: it is not emitted, because it may complete the grammar.
@@ -207,11 +207,10 @@ def admission_key(sequence: LiveSequence) -> tuple[int, int]:
 class LiveSequences:
     """All sequences that have not ended, and what each of them is about to do.
 
-    `running` are those with a lease, by `admission_key`. Of these `prefilling` have known tokens
-    that are not planned yet, `decoding` generate; a sequence whose last token is in flight, that is
-    being aborted, or that only waits to be committed is in neither or is skipped. `unanswered` are
-    those whose grammar has yet to be answered. `leaving` have left the runner's batch, which has
-    not been told yet.
+    `running` are those with a lease, by `admission_key`. Each of them is in `prefilling`, if it has
+    known tokens that are not planned yet, in `decoding`, if it generates, or in neither, if it is
+    being aborted or only waits for its prompt to be committed. `unanswered` are those whose grammar
+    has yet to be answered. `leaving` must be removed from the runner's batch with the next step.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ def snapshot(scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats) -> 
     """Read all statistics as one value. Any thread may call this at any time: while a step runs,
     and when the loop has ended.
 
-    It reads ints that the engine thread writes, so figures may be microseconds apart. Figures that
-    belong together add up.
+    It reads numbers that the engine thread writes, so figures may be microseconds apart. The kinds
+    of blocks add up to their total.
     """
     metrics = scheduler.metrics
     return EngineStats(

@@ -5,7 +5,8 @@ one result, in the order of the rows. All of it are plain values that can be pic
 
 The runner keeps the batch between steps: for each sequence its tables, its position, how it is
 sampled and the token that it sampled last. A plan says what changes in the batch and which of its
-sequences compute something. Each plan is made before the step of the one before it is collected.
+sequences compute something. A step is planned while the one before it is computed, except after a
+step with drafts, or where drafts of the next step would gain more than the overlap.
 """
 
 from collections.abc import Callable, Sequence

@@ -319,14 +319,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         return lease
 
     def must_wait(self, pending: QueuedPrompt) -> bool:
-        """What the store says, which asking why a prompt waits does not change."""
+        """Whether it must wait, and then for a lease that is under way."""
         assert self.store.in_flight is not None
-        before = (pending.awaited, pending.until_tokens)
-        expected = self.store.in_flight.find(pending)
-        assert before == (pending.awaited, pending.until_tokens)
         found = self.store.in_flight.must_wait(pending)
-        assert found is (expected is not None)
-        assert not found or expected == (pending.awaited, pending.until_tokens)
+        awaited = self.store.in_flight.awaited(pending)
+        assert found is (awaited is not None)
+        assert awaited is None or awaited in self.live
         return found
 
     def is_worth_a_wait(self, pending: QueuedPrompt) -> bool:

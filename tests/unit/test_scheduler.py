@@ -1,15 +1,18 @@
 """What the scheduler promises, one promise a test. The simulation covers their mixtures."""
 
+from copy import copy
 from unittest.mock import Mock
 
 import pytest
 
 from engine.api import InvalidRequest, QueueFull
 from engine.core.request import prepare
-from engine.core.step import Prefill
+from engine.core.step import Late, Prefill, Resample
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
 from kvstore.recurrent import RecurrentGroup
+from kvstore.tokens import Tokens
+from kvstore.types import DEFAULT_NAMESPACE
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, n_tokens, prompt, row_tokens
@@ -555,3 +558,54 @@ def test_a_prompt_that_fills_the_arena_is_served_and_one_token_more_is_not() -> 
 def test_a_step_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="step_tokens"):
         Harness(step_tokens=4, max_running=8)
+
+
+def test_the_last_token_of_a_prompt_waits_for_no_other_client() -> None:
+    harness = Harness(n_blocks=512, step_tokens=32)
+    first = harness.add(prompt(1, 33))
+    for number in range(4):
+        harness.add(prompt(2 + number, 150), client=f"client-{number}")
+    harness.step()
+    harness.step()
+    assert len(harness.output(first)) == 1
+
+
+def test_a_step_that_only_draws_teaches_nothing_of_costs() -> None:
+    harness = Harness()
+    request_id = harness.add(prompt(1, 10), max_tokens=20)
+    harness.step()
+    before = copy(vars(harness.scheduler.costs))
+    harness.sequence(request_id).pending = Late()
+    step = harness.scheduler.plan()
+    assert step is not None
+    assert [type(row) for row in step.plan.rows] == [Resample]
+    harness.scheduler.observe(step, (), 5.0)
+    assert vars(harness.scheduler.costs) == before
+
+
+@pytest.mark.parametrize(("max_running", "step_tokens"), [(8, 16), (1, 16), (8, 8)])
+def test_a_prompt_that_arrives_during_a_prefill_resumes_where_they_differ(
+    max_running: int, step_tokens: int
+) -> None:
+    """The state is saved there, though the queue is not looked at before the prefill is beyond."""
+    harness = Harness(
+        n_blocks=128,
+        step_tokens=step_tokens,
+        max_running=max_running,
+        groups=[RecurrentGroup(max_running, 16, 4, 64)],
+    )
+    leader = prompt(1, 100)
+    harness.add(leader, 2)
+    harness.step()
+    other = harness.add(leader[:42] + prompt(5, 30), 2)
+    harness.finish()
+    assert harness.usage(other).cached_tokens == 40
+
+
+def test_later_outputs_cache_no_more_than_is_shared() -> None:
+    harness = Harness(n_blocks=128)
+    tokens = prompt(1, 40)
+    request_id = harness.add(tokens, 30, n=2, shared_tokens=8)
+    harness.finish()
+    answer = Tokens([*tokens, *harness.output(request_id, 1), 0])
+    assert harness.store.probe(DEFAULT_NAMESPACE, answer) == 8
