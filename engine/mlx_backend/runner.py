@@ -26,6 +26,7 @@ from engine.core.step import (
     Verify,
 )
 from engine.mlx_backend.batch import Batch, StepInputs
+from engine.mlx_backend.compiled import CompiledDecode
 from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
@@ -82,8 +83,10 @@ class MlxRunner:
         sampler: Sampler,
         launch: Launch,
         pooler: Pooler = HIDDEN_STATES,
+        compiled: CompiledDecode | None = None,
     ) -> None:
         self._model = model
+        self._compiled = compiled
         self._pooler = pooler
         self._storage = model.storage
         self._sampler = sampler
@@ -151,6 +154,14 @@ class MlxRunner:
         """All forwards of the step, each to be launched before the next is built."""
         self._storage.execute(plan.ops_at(When.FIRST))
         self._storage.states.begin_step()
+        if (decoded := self._decode(step, plan)) is not None:
+            self._storage.execute(plan.ops_at(When.AFTER_PREFILLS))
+            yield decoded
+            self._storage.execute(plan.ops_at(When.LAST))
+            if saved := self._storage.states.unevaluated():
+                yield step.pending(saved)
+            self._read(step, plan)
+            return
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
@@ -168,6 +179,24 @@ class MlxRunner:
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
         self._read(step, plan)
+
+    def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
+        """The compiled forward of a steady step; None where the eager path is to compute it."""
+        if self._compiled is None:
+            return None
+        found = self._batch.decoding_rows(plan)
+        if found is None:
+            return None
+        rows, resampled = found
+        logits = self._compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
+        if logits is None:
+            return None
+        if len(logits) > len(rows):
+            logits = logits[: len(rows)]
+        step.draws.add([RowDraws(row) for row in rows], logits)
+        for row in resampled:
+            step.draws.add([RowDraws(row)], row.take_saved_logits())
+        return step.pending([logits, *self._storage.states.unevaluated()])
 
     def _prefill(
         self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch

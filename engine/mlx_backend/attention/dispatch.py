@@ -25,6 +25,7 @@ def scaled_dot_product_attention(
         output = cache.attend(queries, keys, values, scale, mask, sinks)
         if output is not None:
             return output
+        mask = cache.whole_mask(mask)
     result: mx.array = _original(
         queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
     )

@@ -21,6 +21,7 @@ class JoinedForward:
         self._forwards = forwards
         counts = [one.rows * one.length for one in forwards]
         self.rows = sum(counts)
+        self.is_lone = self.rows == 1
         self.bounds = np.cumsum([0, *counts]).tolist()  # of each row group among the tokens
         positions = [one.starts_host[:, None] + np.arange(one.length) for one in forwards]
         firsts = mx.array(np.concatenate([each.ravel() for each in positions]).astype(np.int32))

@@ -24,7 +24,13 @@ from engine.mlx_backend.cpu.blocks import (
     reads,
 )
 from engine.mlx_backend.cpu.tiles import TiledView, TilePlan
-from engine.mlx_backend.cpu.work import Counts, WorkList, work_list
+from engine.mlx_backend.cpu.work import (
+    Counts,
+    WorkList,
+    common_prefixes,
+    shared_prefixes,
+    work_list,
+)
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import BlockTable, Forward
 from engine.mlx_backend.model.forward_batch import group_by_length
@@ -60,6 +66,16 @@ class CascadeAttention:
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
         self._min_saved_blocks = min_saved_blocks
         self._second_stream = mx.new_stream(mx.default_device())
+
+    def shares(self, table: BlockTable) -> bool:
+        """Whether rows with these tables, all but their last blocks, share prefixes that are worth
+        attending to once. `table` is padded.
+        """
+        if len(table) == 1:
+            return False
+        ordered = table[np.lexsort(table.T[::-1])]
+        most = np.full(len(table), table.shape[1], np.int32)
+        return bool(shared_prefixes(common_prefixes(ordered, most), self._min_saved_blocks))
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         if not arena.layers:

@@ -46,9 +46,19 @@ class RowAdapters:
 
         Rows that all take the same one are multiplied as one.
         """
-        if any(rows):
-            apart = rows if len(set(rows)) > 1 else rows[:1]
-            self.indices = mx.array([self._index[name] for name in apart], mx.uint32)
+        with self.using(self.indices_of(rows if len(set(rows)) > 1 else rows[:1])):
+            yield
+
+    def indices_of(self, rows: Sequence[str]) -> mx.array | None:
+        """For `using`; None where no row takes any."""
+        if not any(rows):
+            return None
+        return mx.array([self._index[name] for name in rows], mx.uint32)
+
+    @contextmanager
+    def using(self, indices: mx.array | None) -> Iterator[None]:
+        """Meanwhile the rows take the adapters with these indices, `[rows]`, or `[1]` for all."""
+        self.indices = indices
         try:
             yield
         finally:

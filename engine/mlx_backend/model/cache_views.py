@@ -19,9 +19,11 @@ class Positions(Protocol):
     """What the views of a forward know of its tokens, `[rows, length]`.
 
     `offset` and `offset_after`: the position of each row's first token, and the one after its last.
+    `is_lone`: there is one row, and no padding behind its keys.
     """
 
     rows: int
+    is_lone: bool
     offset: mx.array | int
     offset_after: mx.array | int
 
@@ -49,7 +51,7 @@ class UnusedView:
         self, length: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
-        if self._positions.rows == 1 and not return_array and window_size is None:
+        if self._positions.is_lone and not return_array and window_size is None:
             return None if length == 1 else "causal"
         return self._positions.mask(window_size)
 
@@ -78,6 +80,10 @@ class KVView(UnusedView, ABC):
         self.offset = self._positions.offset_after
         self.fetched = self.keys, self.values = self.fetch(keys, values)
         return self.fetched
+
+    def whole_mask(self, mask: mx.array | str | None) -> mx.array | str | None:
+        """The mask for the model's own attention to what this view has fetched."""
+        return mask
 
     @abstractmethod
     def fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -118,7 +124,7 @@ class CacheView(KVView):
     def gather(self) -> tuple[mx.array, mx.array]:
         """Every row's K and V as written. It is lazy: nothing is read unless it is used."""
         fetched = self.layer.read(self.forward.heads(self.layer.shape.kv_heads))
-        if self.forward.rows == 1:
+        if self.forward.is_lone:
             n_keys = self.forward.n_keys
             fetched = fetched[0][:, :, :n_keys], fetched[1][:, :, :n_keys]
         self.fetched = fetched

@@ -74,27 +74,27 @@ class CachedModel:
         context_tokens: float = math.inf,
     ) -> None:
         self.storage = storage
-        self._model = model
-        self._layout = layout
-        self._execution = execution
-        self._most_keys = most_keys
+        self.model = model
+        self.layout = layout
+        self.execution = execution
+        self.most_keys = most_keys
         self._context_tokens = context_tokens
 
     @property
     def n_groups(self) -> int:
         """Groups of the store: a table for each comes with a span."""
-        return len(self._layout.windows) + bool(self._layout.states)
+        return len(self.layout.windows) + bool(self.layout.states)
 
     def arrange(
         self, spans: Sequence[TokenSpan], forward_tokens: int = FORWARD_TOKENS
     ) -> StepForwards:
         """The forwards that compute these spans; `forward_tokens` as in `ForwardCost`."""
-        padding_keys = self._execution.attention.padding_keys
-        layers = len(self._layout.specs)
+        padding_keys = self.execution.attention.padding_keys
+        layers = len(self.layout.specs)
         cost = ForwardCost(
-            forward_tokens, padding_keys, self._most_keys, layers, self._context_tokens
+            forward_tokens, padding_keys, self.most_keys, layers, self._context_tokens
         )
-        return self._execution.batching.arrange(spans, cost)
+        return self.execution.batching.arrange(spans, cost)
 
     def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:
         """One forward. `token_ids`: those of the step, in which the batch's spans find theirs.
@@ -103,14 +103,14 @@ class CachedModel:
         """
         views = ViewFactory(
             self.storage,
-            self._layout,
-            self._execution.attention,
-            self._execution.batching,
+            self.layout,
+            self.execution.attention,
+            self.execution.batching,
             batch,
         )
-        caches = [views.view(spec) for spec in self._layout.caches]
+        caches = [views.view(spec) for spec in self.layout.caches]
         tokens = token_ids[mx.array(batch.token_indices())]
-        with self._execution.adapters.of(batch.row_adapters()):
+        with self.execution.adapters.of(batch.row_adapters()):
             logits, hidden = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
         first_fences = views.first_fences()
@@ -122,8 +122,8 @@ class CachedModel:
     ) -> tuple[mx.array, mx.array | None]:
         """Logits and hidden states, as `Computed` has them."""
         is_partial = read.size not in (0, tokens.size)
-        with self._execution.head.reading(mx.array(read) if is_partial else None) as reading:
-            logits: mx.array = self._model(tokens, cache=caches)
+        with self.execution.head.reading(mx.array(read) if is_partial else None) as reading:
+            logits: mx.array = self.model(tokens, cache=caches)
         if is_partial and logits.shape[:2] != (read.size, 1):
             raise ValueError("its logits cannot be computed for some tokens alone")
         hidden = reading.hidden

@@ -78,6 +78,7 @@ class Forward:
     def __init__(self, spans: Sequence[TokenSpan], arena: Arena) -> None:
         self.spans = spans
         self.rows = len(spans)
+        self.is_lone = self.rows == 1
         self.length = max(span.n_tokens for span in spans)
         self.table = pad_tables(
             [_needed_blocks(span, arena.block_size) for span in spans], arena.blank
@@ -88,7 +89,7 @@ class Forward:
         self.starts = mx.array(self.starts_host)
         self.offset, self.offset_after = self.starts, self.starts + self.length
         self.n_keys = self.table.shape[1] * size
-        if self.rows == 1:
+        if self.is_lone:
             self.n_keys = spans[0].stop - spans[0].first_block * size
         self._arena = arena
         self._blocks, self._slots = self._written()

@@ -120,6 +120,10 @@ class LayerArena:
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
 
+    def put_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Hold these in place of what `arrays` gives."""
+        self._keys, self._values = arrays
+
     def fences(self) -> list[mx.array]:
         """One number of each pool. Evaluating them completes all writes made so far.
 
@@ -206,6 +210,17 @@ class Arena:
             self.check(op.target)
         for batch in batches:
             self._copy_together(batch)
+
+    def clear(self, blocks: mx.array) -> None:
+        """Zero whole blocks, `[blocks]`."""
+        slots = mx.arange(self.block_size, dtype=blocks.dtype)
+        every = mx.repeat(blocks, self.block_size), mx.tile(slots, [len(blocks)])
+        mappings = dict[int, mx.array]()
+        for layer in self.layers:
+            heads = layer.shape.kv_heads
+            if heads not in mappings:
+                mappings[heads] = self.slot_mapping(*every, heads)
+            layer.clear(mappings[heads])
 
     def contents(
         self, blocks: list[BlockId], n_tokens: list[int]
