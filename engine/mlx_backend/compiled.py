@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.cpu.blocks import HIDDEN, BlockReads, attend
+from engine.mlx_backend.cpu.blocks import HIDDEN, BlockReads, decode_attention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.adapters import NO_ADAPTER
@@ -37,6 +37,8 @@ from engine.mlx_backend.model.forward import (
     table_width,
 )
 from engine.mlx_backend.model.layout import ChunkedCacheSpec, SpecTree, StateSpec, UnusedSpec
+from engine.mlx_backend.model.linear import TransposedWeights
+from engine.mlx_backend.model.rope import shared_tables
 from engine.mlx_backend.model.view_tree import ViewTree
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 from kvstore.types import SlotId
@@ -306,9 +308,8 @@ class DecodeView(CacheView):
             keys, values, self.whole_mask(mask), sinks
         ):
             return None
-        grouped = self.by_kv_head(queries * scale).flatten(2, 3)
-        output = attend(grouped, self.layer, self._reads.of(self.forward, self.layer)).output()
-        return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
+        where = self._reads.of(self.forward, self.layer)
+        return decode_attention(queries * scale, self.layer, where)
 
 
 class BlockIndex:
@@ -326,7 +327,7 @@ class BlockIndex:
             whole = np.ascontiguousarray(np.broadcast_to(queries, shape))
             self._constant[heads] = mx.array(whole), mx.array(tiles)
         size = arena.block_size
-        self._keys = mx.array(np.arange(width * size, dtype=np.int32).reshape(width, 1, 1, 1, size))
+        self._keys = mx.array(np.arange(width * size, dtype=np.int32).reshape(width, 1, 1, size))
         mx.eval(self._constant, self._keys)
         self._traced = dict[int, BlockReads]()
         self._bias: mx.array | None = None
@@ -334,7 +335,7 @@ class BlockIndex:
     def of(self, forward: DecodeForward, layer: LayerArena) -> BlockReads:
         heads = layer.shape.kv_heads
         if self._bias is None:
-            last = forward.starts[:, None, None, None, None, None]
+            last = forward.starts[:, None, None, None, None]
             self._bias = mx.where(self._keys <= last, 0.0, HIDDEN)
         if heads not in self._traced:
             queries, tiles = self._constant[heads]
@@ -388,6 +389,7 @@ class CompiledDecode:
         ]
         self._layers = [layer for group in self._groups for layer in group.arena.layers]
         self._reads_blocks = isinstance(model.execution.attention, CascadeAttention)
+        self._weights = TransposedWeights(model.model)
         self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
@@ -551,7 +553,8 @@ class CompiledDecode:
                 ]
                 views = StepViews(self._groups, forwards, states, index)
                 caches = [views.view(spec) for spec in model.layout.caches]
-                with model.execution.adapters.using(adapters[0] if adapters else None):
+                adapted = model.execution.adapters.using(adapters[0] if adapters else None)
+                with shared_tables(), self._weights.used(lines), adapted:
                     ids = tokens.astype(mx.int32)[:, None]
                     logits: mx.array = model.model(ids, cache=caches)
                 if index is not None:

@@ -123,6 +123,28 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     )
 
 
+def decode_attention(queries: mx.array, layer: LayerArena, where: BlockReads) -> mx.array:
+    """Attention of one scaled query for each row and head, `[rows, heads, 1, key_dim]`, to all the
+    row's blocks; the value dimension last. As `attend`, in as few operations as it takes: with
+    few rows they cost more than what they compute. `where.bias`: `[rows, blocks, 1, 1, block_size]`.
+    """
+    rows, heads, _, key_dim = queries.shape
+    kv_heads = layer.shape.kv_heads
+    by_head = queries.reshape(rows * kv_heads, heads // kv_heads, key_dim)
+    keys = layer.key_blocks().swapaxes(-1, -2)
+    scores = mx.gather_mm(by_head, keys, where.queries, where.blocks).astype(mx.float32)
+    if where.bias is not None:
+        scores = scores + where.bias  # [rows, blocks, kv_heads, heads / kv_heads, block_size]
+    peak = scores.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
+    weights = softmax_exp(scores - peak)
+    total = weights.sum(axis=1, keepdims=True).sum(axis=4, keepdims=True)
+    values = layer.value_blocks()
+    by_tile = weights.astype(values.dtype).reshape(-1, heads // kv_heads, layer.block_size)
+    weighted = mx.gather_mm(by_tile, values, where.tiles, where.blocks).astype(mx.float32)
+    output = weighted.sum(axis=1, keepdims=True) / total
+    return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
+
+
 def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
     """Attention of all rows' queries to blocks that they share; shapes as in `attend`."""
     rows, kv_heads, n, key_dim = queries.shape

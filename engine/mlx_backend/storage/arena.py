@@ -161,6 +161,8 @@ class LayerArena:
 def _vectors(new: mx.array) -> mx.array:
     """`[rows, kv_heads, length, dim]` in the order of `Arena.slot_mapping`, `[slots, dim]`."""
     rows, kv_heads, length, dim = new.shape
+    if length == 1:
+        return new.reshape(rows * kv_heads, dim)
     return new.transpose(0, 2, 1, 3).reshape(rows * length * kv_heads, dim)
 
 
