@@ -114,5 +114,6 @@ def assemble(
         guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start_in_background),
         memory=backend.memory,
+        decode=backend.decode,
         release_thread=release_thread,
     )

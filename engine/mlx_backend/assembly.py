@@ -1,14 +1,17 @@
 """Puts the backend's parts together for one configuration."""
 
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_unflatten
 
 from engine.api import ModelError, Report
 from engine.core.step import Backend
@@ -19,6 +22,8 @@ from engine.mlx_backend.attention.strategy import (
 )
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.decode.choice import DecodePath, compute_compiled
+from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, held_steps, limit_allocator
@@ -27,14 +32,22 @@ from engine.mlx_backend.launch import launch_for
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.mlx_backend.loading.loader import FLOAT32_SHARE, LoadedModel, load_weights, open_model
+from engine.mlx_backend.loading.loader import (
+    FLOAT32_SHARE,
+    LoadedModel,
+    load_weights,
+    named_weights,
+    open_model,
+)
 from engine.mlx_backend.loading.pooled import Pooled, pooled_by
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose
+from engine.mlx_backend.loading.selfcheck import install_patches
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.working import step_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.batching import LADDER
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -45,7 +58,7 @@ from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport, MemoryPromise
-from kvstore.sizes import StorageSizes
+from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,9 @@ def assemble_opened(
     )
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
     launch = launch_for(mx.default_device())
-    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), launch, pooled.pooler)
+    decode = _decode_path(config, opened.checkpoint, model)
+    report(f"decode: {decode.why}")
+    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), launch, pooled.pooler, decode)
     card = _card(config, opened.checkpoint, loaded, pooled, sizes, host, blas, sampling)
     report(f"tasks: {', '.join(card.tasks)}")
     return Backend(
@@ -122,15 +137,39 @@ def assemble_opened(
         software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
         part_bytes=storage.part_bytes,
         memory=meter.stats,
-        release_thread=release_thread,
+        decode=decode.stats,
+        release_thread=partial(release_thread, decode),
     )
 
 
-def release_thread() -> None:
+def _decode_path(config: EngineConfig, checkpoint: Path, model: CachedModel) -> DecodePath:
+    """Rehearses compiled decodes, or has a CPU's kernels built for that first."""
+    path = DecodePath("as set")
+    if config.decode == "eager":
+        return path
+    builder: subprocess.Popen[bytes] | None = None
+    if mx.default_device() == mx.cpu and not marker(config, checkpoint).exists():
+        if problem := compiler_problem():
+            return DecodePath(problem)
+        rung, attention = model.execution.batching.name, model.execution.attention.name
+        try:
+            builder = start_building(config, rung, attention)
+        except OSError as error:
+            return DecodePath(f"no process can be started to build its kernels: {error}")
+        path = DecodePath("its kernels are being built")
+        path.choose_after(builder, model)
+    else:
+        path.choose(model)
+    return path
+
+
+def release_thread(decode: DecodePath | None = None) -> None:
     """Give back what MLX keeps for this thread, as the thread's last act with it.
 
     What is left to the end of the thread may race with the end of the interpreter and abort it.
     """
+    if decode is not None:
+        decode.close()
     mx.clear_streams()
 
 
@@ -157,6 +196,36 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     workspace = replace(_workspace(config, loaded), held_steps=held)
     attending = workspace.bytes(_longest(config, loaded, sizes))
     return max(loaded.weight_bytes + working + attending + stored.arenas + stored.states, least)
+
+
+def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> Path:
+    """Compute compiled steps without reading weights of so many numbers; see `decode/kernels.py`.
+
+    Returns the checkpoint. Raises ModelError, and whatever the model raises.
+    """
+    opened = open_configured(config)
+    loaded = opened.loaded
+    small = {
+        name: weights
+        if weights.size < large_weights
+        else mx.broadcast_to(mx.zeros((), weights.dtype), weights.shape)
+        for name, weights in named_weights(loaded.model).items()
+    }
+    loaded.model.update(tree_unflatten(list(small.items())))
+    execution = Execution(
+        next(rung for rung in LADDER if rung.name == batching),
+        next(one for one in attentions(config.attention, loaded) if one.name == attention),
+        install_patches(loaded.model, loaded.layout),
+        loaded.row_adapters,
+    )
+    least = StorageSizes(
+        1,
+        tuple(WindowSize(window, 1) for window in loaded.layout.windows),
+        StateCounts(1, 0) if loaded.layout.states else None,
+    )
+    storage = Storage(loaded.layout, least, config.block_size)
+    compute_compiled(CachedModel(loaded.model, loaded.layout, storage, execution))
+    return opened.checkpoint
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

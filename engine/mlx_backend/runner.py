@@ -26,7 +26,7 @@ from engine.core.step import (
     Verify,
 )
 from engine.mlx_backend.batch import Batch, StepInputs
-from engine.mlx_backend.compiled import CompiledDecode
+from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
@@ -83,10 +83,10 @@ class MlxRunner:
         sampler: Sampler,
         launch: Launch,
         pooler: Pooler = HIDDEN_STATES,
-        compiled: CompiledDecode | None = None,
+        decode: DecodePath | None = None,
     ) -> None:
         self._model = model
-        self._compiled = compiled
+        self._decode_path = decode
         self._pooler = pooler
         self._storage = model.storage
         self._sampler = sampler
@@ -96,6 +96,10 @@ class MlxRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """See `ModelRunner.submit`."""
+        if self._decode_path is not None:
+            self._decode_path.steps += 1
+            if self._batch.is_empty:
+                self._decode_path.settle()
         self._batch.change(plan)
         try:
             self._wait_for_reads()
@@ -120,6 +124,8 @@ class MlxRunner:
                 step.awaited += saved
             if step.draws.rows:
                 self._draw(step, ruled_out)
+            if self._decode_path is not None and self._decode_path.compiled is not None:
+                self._decode_path.compiled.trace_ahead()
         except Exception:
             self._in_flight.pop()
             self._settle()
@@ -182,13 +188,14 @@ class MlxRunner:
 
     def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""
-        if self._compiled is None:
+        path = self._decode_path
+        if path is None or path.compiled is None:
             return None
         found = self._batch.decoding_rows(plan)
         if found is None:
             return None
         rows, resampled = found
-        logits = self._compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
+        logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
         if logits is None:
             return None
         if len(logits) > len(rows):

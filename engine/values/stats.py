@@ -148,6 +148,18 @@ class MemoryStats:
     promise: MemoryPromise
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    """How steady decodes are computed: "compiled" or "eager", and why, in `why`.
+
+    `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
+    """
+
+    why: str
+    steps: int
+    compiled_steps: int
+
+
 DISK_FAULTS = tuple(fault.value for fault in Fault)
 """Reasons for which a disk cache fails to read or to write."""
 
@@ -248,6 +260,7 @@ class EngineStats:
     latencies: Latencies
     cache: CacheStats
     memory: MemoryStats
+    decode: DecodeStats | None = None  # None: of an engine that computes nothing
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 

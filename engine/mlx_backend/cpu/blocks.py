@@ -126,7 +126,8 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
 def decode_attention(queries: mx.array, layer: LayerArena, where: BlockReads) -> mx.array:
     """Attention of one scaled query for each row and head, `[rows, heads, 1, key_dim]`, to all the
     row's blocks; the value dimension last. As `attend`, in as few operations as it takes: with
-    few rows they cost more than what they compute. `where.bias`: `[rows, blocks, 1, 1, block_size]`.
+    few rows they cost more than what they compute. `where.bias`: `[rows, blocks, 1, 1,
+    block_size]`.
     """
     rows, heads, _, key_dim = queries.shape
     kv_heads = layer.shape.kv_heads

@@ -37,8 +37,8 @@ class TransposedWeights:
                 return mx.addmm(layer["bias"], x, weights)
             return x @ weights
 
-        Linear.__call__ = call
+        Linear.__call__ = call  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            Linear.__call__ = original
+            Linear.__call__ = original  # type: ignore[method-assign]

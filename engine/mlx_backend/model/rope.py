@@ -58,8 +58,9 @@ def shared_tables() -> Iterator[None]:
 
 def _column(offset: int | mx.array) -> mx.array | int:
     """Offsets `[rows]` to be broadcast over `[rows, heads, length]`."""
-    is_by_row = isinstance(offset, mx.array) and offset.ndim == 1
-    return offset[:, None, None] if is_by_row else offset
+    if isinstance(offset, mx.array) and offset.ndim == 1:
+        return offset[:, None, None]
+    return offset
 
 
 def _inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) -> mx.array:
