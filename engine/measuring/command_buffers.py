@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from engine.measuring.messages import MeasureConfig
 from engine.measuring.plan import BUFFER_OPERATIONS
+from engine.measuring.rounds import Figures, rounds
 from engine.measuring.step import STEPS, WARM_UP_ROUNDS
 from engine.measuring.turned_engine import open_engine
-from engine.mlx_backend.measuring.rounds import Figures, rounds
 
 
 class DoesNotApply(Exception):

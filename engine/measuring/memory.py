@@ -7,8 +7,8 @@ large as what is computed here.
 from collections.abc import Sequence
 
 from engine.measuring.messages import MeasureConfig
+from engine.measuring.rounds import Figures
 from engine.measuring.turned_engine import open_engine
-from engine.mlx_backend.measuring.rounds import Figures
 
 STEPS = 8
 """Of decodes, once all prompts are computed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from engine.mlx_backend.measuring.rounds import Figures, Sizes
+from engine.measuring.rounds import Figures, Sizes
 from engine.values.settings import EngineConfig
 
 

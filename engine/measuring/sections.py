@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from engine.measuring.attention import AttentionMeasurement
 from engine.measuring.command_buffers import CommandBufferMeasurement
+from engine.measuring.donation import DonationMeasurement
+from engine.measuring.layouts import LayoutMeasurement
+from engine.measuring.load_check import LoadCheck
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
+from engine.measuring.opened import MeasuredModel, machine_facts
+from engine.measuring.rounds import Figures
 from engine.measuring.step import StepMeasurement
 from engine.mlx_backend.host import machine
-from engine.mlx_backend.measuring.attention import AttentionMeasurement
-from engine.mlx_backend.measuring.donation import DonationMeasurement
-from engine.mlx_backend.measuring.layouts import LayoutMeasurement
-from engine.mlx_backend.measuring.load_check import LoadCheck
-from engine.mlx_backend.measuring.opened import MeasuredModel, machine_facts
-from engine.mlx_backend.measuring.rounds import Figures
 from engine.values.settings import EngineConfig
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.measuring.messages import MeasureConfig
+from engine.measuring.rounds import Figures, rounds
 from engine.measuring.turned_engine import EngineBeside, open_engine
-from engine.mlx_backend.measuring.rounds import Figures, rounds
 
 STEPS = 8
 """Of either side in one round."""

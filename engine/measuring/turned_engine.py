@@ -9,8 +9,8 @@ from engine.build import assemble
 from engine.core.inbox import Inbox
 from engine.core.request import prepare
 from engine.core.step import Backend
-from engine.mlx_backend.measuring.bare import BareModel
-from engine.mlx_backend.measuring.opened import MeasuredModel, wait_for_device
+from engine.measuring.bare import BareModel
+from engine.measuring.opened import MeasuredModel, wait_for_device
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig

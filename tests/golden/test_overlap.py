@@ -20,12 +20,12 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
+from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.donation import steps_in_flight
 from engine.mlx_backend import runner
 from engine.mlx_backend.attention.joined import UnreadView
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.measuring.donation import steps_in_flight
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams

@@ -7,14 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
-from engine.measuring.memory import MemoryMeasurement
-from engine.measuring.messages import MeasureConfig, Task
-from engine.measuring.sections import MEASUREMENTS
-from engine.measuring.step import StepMeasurement
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
-from engine.mlx_backend.measuring.attention import (
+from engine.measuring.attention import (
     BLOCK_SIZE,
     DIM,
     HEADS,
@@ -23,7 +16,8 @@ from engine.mlx_backend.measuring.attention import (
     filled_arena,
     random,
 )
-from engine.mlx_backend.measuring.layouts import (
+from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
+from engine.measuring.layouts import (
     LayoutMeasurement,
     attending,
     by_row,
@@ -31,9 +25,15 @@ from engine.mlx_backend.measuring.layouts import (
     heads_outside,
     together,
 )
-from engine.mlx_backend.measuring.load_check import checked_dtypes
-from engine.mlx_backend.measuring.room import TooLarge
-from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, Sizes, rounds
+from engine.measuring.load_check import checked_dtypes
+from engine.measuring.memory import MemoryMeasurement
+from engine.measuring.messages import MeasureConfig, Task
+from engine.measuring.room import TooLarge
+from engine.measuring.rounds import LEAST_ROUNDS, Sizes, rounds
+from engine.measuring.sections import MEASUREMENTS
+from engine.measuring.step import StepMeasurement
+from engine.mlx_backend.host import machine
+from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, launches

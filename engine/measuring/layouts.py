@@ -13,7 +13,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.measuring.attention import (
+from engine.measuring.attention import (
     BLOCK_SIZE,
     DIM,
     HEADS,
@@ -30,8 +30,8 @@ from engine.mlx_backend.measuring.attention import (
     serving_dtype,
     shuffled_spans,
 )
-from engine.mlx_backend.measuring.room import require_bytes
-from engine.mlx_backend.measuring.rounds import Figures, Sizes
+from engine.measuring.room import require_bytes
+from engine.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 from kvstore.pool import blocks_for
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from engine.measuring.configs import CONFIGS
+from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
+from engine.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
-from engine.mlx_backend.measuring.configs import CONFIGS
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
-from engine.mlx_backend.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.model.cached_model import Execution
 
 _SEED = 0

@@ -15,8 +15,8 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.loading.loader import named_weights
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (

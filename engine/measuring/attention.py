@@ -14,11 +14,11 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from engine.measuring.room import require_bytes
+from engine.measuring.rounds import Figures, Sizes, rounds
 from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.measuring.room import require_bytes
-from engine.mlx_backend.measuring.rounds import Figures, Sizes, rounds
 from engine.mlx_backend.model.forward import Forward, TokenSpan
 from engine.mlx_backend.storage.arena import Arena, LayerShape
 from kvstore.pool import blocks_for

@@ -14,12 +14,12 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
+from engine.measuring.configs import CONFIGS, VOCAB_SIZE
+from engine.measuring.load_check import load
+from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
+from engine.measuring.room import require_bytes
+from engine.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
-from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
-from engine.mlx_backend.measuring.load_check import load
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
-from engine.mlx_backend.measuring.room import require_bytes
-from engine.mlx_backend.measuring.rounds import Figures, Sizes
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
