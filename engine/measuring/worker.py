@@ -4,7 +4,6 @@ A device may end it: Metal does where a command buffer does not get its memory. 
 until then is kept, and another process goes on behind the case that ended it.
 """
 
-import os
 import sys
 import time
 import warnings
@@ -15,9 +14,7 @@ from typing import TYPE_CHECKING
 from engine.measuring.messages import MEASURED, NAMES, TASK, MeasuredCase, Task
 from engine.measuring.reasons import reason
 from engine.measuring.rounds import Figures
-from engine.mlx_backend.backend import keep_file_limit
-from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.host.command_buffers import limit_by_operations
+from engine.mlx_backend.backend import mlx_imports
 
 if TYPE_CHECKING:
     from engine.measuring.sections import Measurement
@@ -56,9 +53,7 @@ def _measured(measurement: "Measurement", name: str) -> MeasuredCase:
 def main(descriptor: str) -> None:
     """Serve the connection of that number."""
     warnings.simplefilter("ignore")
-    load_blas()
-    limit_by_operations(os.environ)
-    with keep_file_limit():
+    with mlx_imports():
         from engine.measuring.sections import (  # noqa: PLC0415 - MLX comes after the BLAS
             MEASUREMENTS,
         )

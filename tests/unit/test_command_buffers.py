@@ -56,8 +56,8 @@ def test_on_a_cpu_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 LOAD = """
 import os, sys
+import engine.mlx_backend.backend as module
 from {module} import {function}
-import {module} as module
 
 def end(environment):
     assert environment is os.environ
