@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.measuring.configs import CONFIGS
 from engine.measuring.random_checkpoint import (
+    CONFIGS,
     QuantizationRule,
     tiny_tokenizer,
     write_checkpoint,

@@ -23,7 +23,7 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.runner import MlxRunner

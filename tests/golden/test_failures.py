@@ -18,7 +18,7 @@ from engine.core.step import (
     SequenceId,
     StepPlan,
 )
-from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.runner import MlxRunner

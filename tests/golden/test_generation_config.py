@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.launch import launch
-from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.backend import load_backend
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent

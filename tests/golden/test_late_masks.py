@@ -14,8 +14,7 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
-from engine.measuring.configs import VOCAB_SIZE
-from engine.measuring.random_checkpoint import tiny_tokenizer
+from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams

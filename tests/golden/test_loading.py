@@ -17,8 +17,7 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
-from engine.measuring.configs import CONFIGS, VOCAB_SIZE
-from engine.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
+from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend

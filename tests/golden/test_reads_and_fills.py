@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
-from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.runner import MlxRunner

@@ -8,7 +8,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.scheduler import Step
-from engine.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.values.request import Request, SamplingParams

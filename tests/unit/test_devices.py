@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from engine.measuring.load_check import checked_dtypes
+from engine.measuring.device import checked_dtypes
 from engine.mlx_backend.launch import LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
 from tests.devices import launches, rounding, strategies, tolerance
