@@ -30,13 +30,14 @@ from engine.measuring.engine_step import (
     memory_cases,
     step_cases,
 )
+from engine.measuring.measure import SECTIONS, SectionPlan
 from engine.measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
 from engine.measuring.worker import cases_of
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
-from tests.devices import DEVICE, cpu_memory, launches
+from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 
 SIZES = Sizes(
     contexts=(64,),
@@ -150,6 +151,16 @@ def test_load_checks_say_how_a_model_would_be_served(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="cannot load its tokenizer"):
         cases["gear, float32"]()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plan", SECTIONS, ids=lambda plan: plan.name)
+def test_every_section_of_the_plan_has_cases(plan: SectionPlan, tmp_path: Path) -> None:
+    task = Task(plan.name, 0, CONFIG, tmp_path)
+    if plan.name == "command buffers" and is_cpu(DEVICE):
+        with pytest.raises(NotApplicable):
+            cases_of(task)
+    else:
+        assert cases_of(task)
 
 
 def test_facts_name_no_model(tmp_path: Path) -> None:
