@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.measuring.attention import (
+from engine.measuring.attention import (
     BLOCK_SIZE,
     alternate,
     contiguous_stepper,

@@ -11,9 +11,8 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
+from engine.measuring.random_checkpoint import CONFIGS, random_model
 from engine.mlx_backend.loading.loader import named_weights
-from engine.mlx_backend.measuring.configs import CONFIGS
-from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model.discovery import discover
 
 REFUSED = {"deepseek_v41", "olmo"}

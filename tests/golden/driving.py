@@ -23,9 +23,9 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler

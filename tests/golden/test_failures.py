@@ -18,9 +18,9 @@ from engine.core.step import (
     SequenceId,
     StepPlan,
 )
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import Arena, LayerArena

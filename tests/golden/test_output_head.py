@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import quantize
 
-from engine.mlx_backend.measuring.random_checkpoint import random_model
+from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
 
 CONFIG = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams

@@ -17,7 +17,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
-from engine.mlx_backend.backend import keep_file_limit, load_backend
+from engine.mlx_backend.backend import load_backend, mlx_imports
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.checkpoint import max_context_tokens
@@ -260,6 +260,6 @@ def test_who_asks_hears_how_much_has_been_fetched(
 
 def test_the_limit_of_open_files_stays_as_it_is() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with keep_file_limit():
+    with mlx_imports():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

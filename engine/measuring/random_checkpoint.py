@@ -1,4 +1,7 @@
-"""Writes random checkpoints of any architecture that mlx-lm knows."""
+"""Random checkpoints of mlx-lm's architectures, and tiny configs of all of them.
+
+Tests, load tests, conformance and `doctor --measure` use the same ones.
+"""
 
 import importlib
 import json
@@ -10,13 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import yaml
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.mlx_backend.loading.loader import named_weights
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+
+
+def _read_configs() -> dict[str, dict[str, Any]]:
+    text = Path(__file__).with_name("configs.yaml").read_text(encoding="utf-8")
+    entries = yaml.safe_load(text)["architectures"]
+    return {name: {"model_type": name, **entry} for name, entry in entries.items()}
+
+
+CONFIGS = _read_configs()
+"""A tiny config of each architecture, by name."""
+
+VOCAB_SIZE = 320
+"""The vocabulary of each of these configs."""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -43,9 +59,9 @@ def write_checkpoint(
     """Write a random checkpoint that mlx-lm and transformers load.
 
     `config` is its config.json and names the architecture by `model_type`. `quantization`, when
-    given, is {"bits", "group_size"}, and `rule` says otherwise for single modules. The same
-    arguments write the same weights. The directory appears whole or not at all; an existing one is
-    left alone.
+    given, is {"bits", "group_size"}, and `rule` makes exceptions for single modules. The same
+    arguments write the same weights. The directory is created atomically; an existing one stays as
+    it is.
     """
     if directory.exists():
         return
@@ -59,15 +75,22 @@ def write_checkpoint(
             quantization["bits"],
             quant_predicate=rule,
         )
-    _appear(
-        directory, lambda unfinished: _write(unfinished, model, config, tokenizer, chat_template)
-    )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
+    try:
+        _write_files(unfinished, model, config, tokenizer, chat_template)
+        unfinished.rename(directory)
+    except OSError:
+        if not directory.exists():  # another process may have written it first
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Module:
-    """An mlx-lm model with normal weights of variance 1 / fan-in.
+    """An mlx-lm model with normally distributed weights of variance 1 / fan-in.
 
-    Vectors, and weights that a model packs itself, are as mlx-lm makes them.
+    Vectors, and weights that a model packs itself, are as mlx-lm initializes them.
     """
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)  # some modules draw their vectors when they are made
@@ -86,7 +109,7 @@ def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Modul
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with ChatML's special tokens, which come first."""
+    """Train a byte-level BPE. ChatML's special tokens have the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -101,8 +124,8 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Byte-level BPE of a few merges, for the vocabulary of `configs.yaml`: one of the caller's
-    own, who may add tokens to it.
+    """A byte-level BPE of a few merges with VOCAB_SIZE tokens. Every call returns a new one: the
+    caller may add tokens to it.
     """
     return Tokenizer.from_str(_tiny_tokenizer_json())
 
@@ -113,21 +136,7 @@ def _tiny_tokenizer_json() -> str:
     return train_tokenizer([sentence] * 4, VOCAB_SIZE).to_str()
 
 
-def _appear(directory: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a directory aside, then give it its name at once."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
-    try:
-        write(unfinished)
-        unfinished.rename(directory)
-    except OSError:
-        if not directory.exists():  # another process was faster: its directory serves as well
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _write(
+def _write_files(
     directory: Path,
     model: Module,
     config: Mapping[str, Any],

@@ -1,0 +1,183 @@
+"""The device, and what MLX does on it with tiny random checkpoints: donation, the check at load."""
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import mlx.core as mx
+
+from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
+from engine.measuring.attention import require_bytes
+from engine.measuring.messages import Cases, Figures, Sizes
+from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, write_checkpoint
+from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.host import machine
+from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
+from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.storage.arena import token_bytes
+from engine.mlx_backend.storage.storage import Storage
+from engine.values.request import SamplingParams
+from kvstore.ops import TablePatch
+from kvstore.sizes import StorageSizes
+
+BLOCK_SIZE = 8
+ROWS, PROMPT_TOKENS, CHUNK_TOKENS, STEPS = 4, 40, 30, 20
+ROW_BLOCKS = 100
+"""Blocks of each row: enough for all chunks of the first row."""
+
+_DONATION_ARCHITECTURE = "qwen3"
+_SEED = 0
+_PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
+_CHIP_FACTS = ("architecture", "compute_capability_major", "driver_version")
+"""Keys of `mx.device_info` that only some devices have."""
+
+
+def machine_facts() -> Figures:
+    """The device, its memory, and the software, without the machine's name."""
+    host, info = machine.examine(), mx.device_info()
+    chip = {name: info[name] for name in _CHIP_FACTS if name in info}
+    backends = {"metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
+    return {
+        "device": host.device,
+        **chip,
+        "backend": next((name for name, is_there in backends.items() if is_there), "cpu"),
+        "memory_gib": host.memory_bytes / 2**30,
+        "free_gib": host.left_bytes / 2**30,
+        "cores": os.cpu_count() or 0,
+        "load_average": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "blas": load_blas().brief,
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def load_check_cases(sizes: Sizes, scratch: Path) -> Cases:
+    """The daemon's check at load of every architecture, in each of `checked_dtypes`."""
+    return {
+        f"{name}, {str(dtype).removeprefix('mlx.core.')}": partial(
+            _load_check, name, dtype, scratch
+        )
+        for dtype in checked_dtypes(mx.default_device())
+        for name in sizes.architectures or CONFIGS
+    }
+
+
+def checked_dtypes(device: mx.Device) -> tuple[mx.Dtype, ...]:
+    """Float32, which shows an error best, and on GPUs bfloat16, which most models have. A CPU
+    serves all checkpoints in float32.
+    """
+    return (mx.float32,) if device == mx.cpu else (mx.float32, mx.bfloat16)
+
+
+def _load_check(architecture: str, dtype: mx.Dtype, scratch: Path) -> Figures:
+    """How the architecture would be served. Raises ModelError, and whatever the model raises."""
+    _, execution = _load(architecture, dtype, scratch)
+    mx.clear_cache()
+    return {
+        "batches": execution.batching.name,
+        "attention": execution.attention.name,
+        "deviation": execution.deviation,
+        "rejected_before": len(execution.rejected),
+    }
+
+
+def _load(architecture: str, dtype: mx.Dtype, scratch: Path) -> tuple[LoadedModel, Execution]:
+    """Load a tiny random checkpoint as the daemon does, and remove it. Raises ModelError."""
+    with tempfile.TemporaryDirectory(dir=scratch) as parent:
+        checkpoint = Path(parent) / "checkpoint"
+        write_checkpoint(checkpoint, CONFIGS[architecture], _SEED, tiny_tokenizer(), dtype)
+        loaded = open_model(checkpoint, machine.examine().left_bytes)
+        return loaded, load_weights(loaded, attentions("auto", loaded), lambda line: None)
+
+
+def donation_cases(sizes: Sizes, scratch: Path) -> Cases:
+    """Whether writes to the arena are in place while a step is in flight, for both launches.
+
+    A write is in place if MLX donates the pool's buffer to it, which it does while nothing else
+    refers to the buffer; on a GPU, a step in flight may. The backend's choice of a launch for each
+    device rests on this measurement. The cases raise TooLarge.
+    """
+
+    def measure(launch: Launch) -> Figures:
+        return steps_in_flight(_model_with_pools(sizes.pool_bytes, scratch), launch)
+
+    return {
+        "launched ahead": partial(measure, LaunchAhead()),
+        "launched when idle": partial(measure, LaunchWhenIdle()),
+    }
+
+
+def _model_with_pools(pool_bytes: int, scratch: Path) -> CachedModel:
+    """A tiny model over an arena whose pools have about `pool_bytes` each. Raises TooLarge."""
+    loaded, execution = _load(_DONATION_ARCHITECTURE, mx.float32, scratch)
+    first = loaded.layout.kv_layers[0]
+    block_bytes = BLOCK_SIZE * first.kv_heads * first.key_dim * first.key_dtype.size
+    n_blocks = max(pool_bytes // block_bytes, ROWS * ROW_BLOCKS)
+    arena_bytes = n_blocks * BLOCK_SIZE * token_bytes(loaded.layout.kv_layers)
+    require_bytes(2 * arena_bytes)  # in case all pools are copied
+    storage = Storage(loaded.layout, StorageSizes(n_blocks), BLOCK_SIZE)
+    return CachedModel(loaded.model, loaded.layout, storage, execution)
+
+
+def steps_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
+    """Run steps of one chunk and several decodes, each submitted before the last is collected.
+
+    Returns the size of one layer's pool of K, the peak above the memory in use before, both in MiB,
+    the peak over the pool, and the time of a step.
+    """
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
+    names = [SequenceId(row) for row in range(ROWS)]
+    runner.submit(_prompts(names))
+    runner.sample(None)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before, started = mx.get_active_memory(), time.perf_counter()
+    for step in range(STEPS):
+        start = PROMPT_TOKENS + CHUNK_TOKENS * step
+        chunk = Prefill(names[0], start, _tokens(CHUNK_TOKENS))
+        runner.submit(StepPlan(rows=[chunk, *map(Decode, names[1:])]))
+        runner.collect()
+        runner.sample(None)
+    runner.collect()
+    pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
+    peak_bytes = mx.get_peak_memory() - before
+    return {
+        "pool_mib": pool_bytes / 2**20,
+        "peak_mib": peak_bytes / 2**20,
+        "pools_times": peak_bytes / pool_bytes,
+        "step_ms": 1e3 * (time.perf_counter() - started) / STEPS,
+    }
+
+
+def _prompts(names: Sequence[SequenceId]) -> StepPlan:
+    """A plan in which all rows enter, get their tables, and compute their prompts."""
+    entry = Sampling(SamplingParams(temperature=0), seed=0)
+    return StepPlan(
+        enter=[BatchEntry(name, entry) for name in names],
+        patches=[
+            (name, TablePatch(None, 0, tuple(range(ROW_BLOCKS * name, ROW_BLOCKS * (name + 1)))))
+            for name in names
+        ],
+        rows=[Prefill(name, 0, _tokens(PROMPT_TOKENS), samples=True) for name in names],
+    )
+
+
+def _tokens(n_tokens: int) -> tuple[int, ...]:
+    return tuple(37 * i % VOCAB_SIZE for i in range(n_tokens))
