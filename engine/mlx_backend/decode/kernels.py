@@ -19,8 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from engine.mlx_backend.backend import keep_file_limit
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.backend import mlx_imports
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
 
@@ -76,9 +75,8 @@ def build(config: EngineConfig, batching: str, attention: str) -> None:
     """Compute a few compiled steps of the configured model, without its large weights. Raises
     whatever the model raises.
     """
-    load_blas()
     os.nice(10)  # the engine is serving meanwhile
-    with keep_file_limit():
+    with mlx_imports():
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     checkpoint = assembly.build_kernels(config, batching, attention, LARGE_WEIGHTS)
