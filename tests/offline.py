@@ -20,14 +20,13 @@ from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.storage import Storage
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request

@@ -16,12 +16,11 @@ import mlx.core as mx
 import numpy as np
 
 from engine.measuring.messages import Cases, Figures, Sizes, rounds
-from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.host import machine
+from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape
 from engine.mlx_backend.model.forward import Forward, TokenSpan
-from engine.mlx_backend.storage.arena import Arena, LayerArena, LayerShape
+from engine.mlx_backend.model.views import Attention, GatherAttention, scaled_dot_product_attention
 from kvstore.pool import blocks_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32

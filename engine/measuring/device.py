@@ -18,13 +18,12 @@ from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokeniz
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.arena import token_bytes
-from engine.mlx_backend.storage.storage import Storage
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.sizes import StorageSizes

@@ -22,9 +22,9 @@ from engine.measuring.measure import BUFFER_OPERATIONS
 from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.loading.budget import least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.storage.arena import token_bytes
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig

@@ -15,11 +15,6 @@ from mlx.utils import tree_unflatten
 
 from engine.api import ModelError, Report
 from engine.core.step import Backend
-from engine.mlx_backend.attention.strategy import (
-    Attention,
-    GatherAttention,
-    gathered_padding_keys,
-)
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_compiled
@@ -28,7 +23,9 @@ from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, held_steps, limit_allocator
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
-from engine.mlx_backend.launch import launch_for
+from engine.mlx_backend.kv.arena import block_bytes, token_bytes
+from engine.mlx_backend.kv.states import state_bytes
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
@@ -46,14 +43,16 @@ from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.working import step_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
-from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
+from engine.mlx_backend.model.forward import LADDER
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import (
+    Attention,
+    GatherAttention,
+    gathered_padding_keys,
+)
+from engine.mlx_backend.runner import MlxRunner, launch_for
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.arena import block_bytes, token_bytes
-from engine.mlx_backend.storage.state_arena import state_bytes
-from engine.mlx_backend.storage.storage import Storage
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.settings import DEFAULT_NAME, EngineConfig

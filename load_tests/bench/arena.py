@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.kv.arena import Arena, LayerShape
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 

@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.model.views import Attention, GatherAttention
 from engine.values.request import Request, SamplingParams
 from tests.devices import strategies, tolerance
 from tests.golden.driving import NEAR_TIE, Driver, Logits, random_tokens, reference, shortfall

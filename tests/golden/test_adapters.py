@@ -11,11 +11,11 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.adapter_files import WEIGHTS
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
+from engine.mlx_backend.model.views import GatherAttention
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import AdapterConfig
 from tests.adapters import adapted_peer, write_adapter

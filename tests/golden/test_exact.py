@@ -14,9 +14,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.loader import load_weights, open_model
+from engine.mlx_backend.model.views import Attention, GatherAttention
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import DEVICE, Device, rounding, strategies, tolerance
 from tests.golden.driving import BLOCK_SIZE, Driver, Logits, Subject, random_tokens, rms

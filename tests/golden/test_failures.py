@@ -19,12 +19,11 @@ from engine.core.step import (
     StepPlan,
 )
 from engine.measuring.random_checkpoint import VOCAB_SIZE
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.views import GatherAttention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.arena import Arena, LayerArena
-from engine.mlx_backend.storage.storage import Storage
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.types import SlotId

@@ -15,8 +15,8 @@ from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
 from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.model.views import GatherAttention
+from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars

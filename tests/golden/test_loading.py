@@ -19,18 +19,16 @@ from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
+from engine.mlx_backend.kv.arena import Arena, LayerShape
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
+from engine.mlx_backend.model.patches import RowAdapters
+from engine.mlx_backend.model.views import CacheView, GatherAttention
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch

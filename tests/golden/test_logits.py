@@ -8,9 +8,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.step import Prefill, Prefilled, Score
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.cpu.work import work_list
+from engine.mlx_backend.cpu.cascade import work_list
 from engine.mlx_backend.model.forward import Forward, TokenSpan
+from engine.mlx_backend.model.views import Attention, GatherAttention
 from tests.devices import tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,

@@ -23,10 +23,8 @@ from engine.core.step import (
 from engine.measuring.device import steps_in_flight
 from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend import runner
-from engine.mlx_backend.attention.joined import UnreadView
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention, UnreadView
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams
 from kvstore.ops import TablePatch

@@ -9,9 +9,8 @@ import pytest
 
 from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
 from engine.measuring.random_checkpoint import VOCAB_SIZE
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import (

@@ -5,8 +5,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.model.views import GatherAttention
 from engine.values.request import Request, SamplingParams
 from tests.answering import (
     FAMILIES,

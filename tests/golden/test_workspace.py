@@ -11,18 +11,14 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.measuring.random_checkpoint import random_model
-from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
-from engine.mlx_backend.model import output_head
-from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.forward import LADDER, TokenSpan
+from engine.mlx_backend.model.layout import Layout, discover
+from engine.mlx_backend.model.patches import OutputHead, install_output_head
+from engine.mlx_backend.model.views import Attention, GatherAttention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
 from tests.devices import cpu_memory
@@ -54,14 +50,14 @@ def narrow() -> tuple[Module, Layout]:
     """A model whose attention takes more than all else."""
     model = random_model(CONFIG, 0, mx.float32)
     mx.eval(model.parameters())
-    dispatch.install(model)
+    install_attention(model)
     return model, discover(model)
 
 
 @cache
 def head() -> OutputHead:
     model, layout = narrow()
-    return output_head.install(model, layout.vocab_size)
+    return install_output_head(model, layout.vocab_size)
 
 
 def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.storage.arena import (
+from engine.mlx_backend.kv.arena import (
     Arena,
     ArenaError,
     LayerShape,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, CascadeView
+from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, CascadeView, work_list
 from engine.mlx_backend.cpu.tiles import (
     TILE_KEYS,
     TILE_SCORES,
@@ -15,10 +15,9 @@ from engine.mlx_backend.cpu.tiles import (
     TiledView,
     TilePlan,
 )
-from engine.mlx_backend.cpu.work import work_list
-from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.kv.arena import Arena, LayerShape
 from engine.mlx_backend.model.forward import Forward, TokenSpan, table_width
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.model.views import CacheView
 from tests.devices import cpu_attention
 from tests.unit import attention_reference as reference
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.cpu.work import SharedPrefix, WorkList, shared_prefixes, work_list
+from engine.mlx_backend.cpu.cascade import SharedPrefix, WorkList, shared_prefixes, work_list
 from engine.mlx_backend.model.forward import BlockTable
 
 BLOCK_SIZE = 4

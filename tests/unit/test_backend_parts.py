@@ -16,14 +16,13 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.api import ModelError
-from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.backend import load_backend, mlx_imports
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.checkpoint import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
+from engine.mlx_backend.model.forward import ForwardCost, TokenSpan, group_by_length, padded
+from engine.mlx_backend.model.views import gathered_padding_keys
 from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots
 

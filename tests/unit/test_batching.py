@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.model.batching import LADDER, Batching, joined, read_apart
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import (
+from engine.mlx_backend.model.forward import (
     FORWARD_TOKENS,
+    LADDER,
+    Batching,
     ForwardBatch,
     ForwardCost,
     Grouping,
     StepForwards,
+    TokenSpan,
     bounded,
+    joined,
     of_equal_length,
     padded,
+    read_apart,
 )
 
 COST = ForwardCost(FORWARD_TOKENS, math.inf)

@@ -3,9 +3,9 @@
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.kv.arena import ArenaError, LayerArena, LayerShape
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.storage.arena import ArenaError, LayerArena, LayerShape
-from engine.mlx_backend.storage.storage import Storage
 from kvstore.ops import CopyBlock, FillBlock, ReadBlock
 from kvstore.sizes import StorageSizes
 from kvstore.types import BlockId

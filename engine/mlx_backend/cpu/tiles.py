@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.cpu.blocks import HIDDEN
+from engine.mlx_backend.cpu.cascade import HIDDEN
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.model.forward import Forward, table_width
-from engine.mlx_backend.storage.arena import LayerArena
+from engine.mlx_backend.model.views import CacheView
 from kvstore.pool import blocks_for
 
 TILE_KEYS = 2048

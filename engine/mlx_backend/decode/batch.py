@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.batch import BatchRow
+from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.model.forward import BlockTable, table_width
-from engine.mlx_backend.storage.arena import Arena
 from kvstore.window import first_needed
 
 LEAST_WIDTH = 4

@@ -20,11 +20,11 @@ from engine.core.step import Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.compiled import CompiledDecode, Unfit
 from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.mlx_backend.storage.storage import Storage
 from engine.process.child import ending
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats

@@ -25,12 +25,10 @@ from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
 from engine.mlx_backend.decode.traced import BlockIndex, DecodeForward, StepViews
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.model.adapters import NO_ADAPTER
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import GroupedMaskForward, LoneForward
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
-from engine.mlx_backend.model.linear import TransposedWeights
-from engine.mlx_backend.model.rope import shared_tables
+from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights, shared_tables
 from kvstore.types import SlotId
 
 MOST_TRACES = 64

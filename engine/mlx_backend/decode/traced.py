@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.cpu.blocks import HIDDEN, BlockReads, decode_attention
+from engine.mlx_backend.cpu.cascade import HIDDEN, BlockReads, decode_attention
 from engine.mlx_backend.decode.batch import GroupTables
-from engine.mlx_backend.model.cache_views import CacheView, StateView, UnusedView
+from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.model.forward import Forward
 from engine.mlx_backend.model.layout import SpecTree, StateSpec, UnusedSpec
-from engine.mlx_backend.model.view_tree import ViewTree
-from engine.mlx_backend.storage.arena import Arena, LayerArena
+from engine.mlx_backend.model.views import CacheView, StateView, UnusedView, ViewTree
 
 
 class DecodeForward(Forward):

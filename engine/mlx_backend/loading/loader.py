@@ -15,7 +15,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from engine.api import ModelError, Report
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
 from engine.mlx_backend.loading import headless
 from engine.mlx_backend.loading.adapter_files import read_adapters
@@ -24,11 +23,10 @@ from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
 from engine.mlx_backend.loading.tokenizer import load_tokenizer
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.adapters import install as install_adapters
 from engine.mlx_backend.model.cached_model import Execution
-from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.layout import Layout, discover
+from engine.mlx_backend.model.patches import RowAdapters, install_adapters
+from engine.mlx_backend.model.views import Attention
 from engine.values.settings import AdapterConfig
 
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")

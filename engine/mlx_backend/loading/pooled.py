@@ -11,7 +11,7 @@ from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.loading.headless import classifier
 from engine.mlx_backend.loading.loader import LoadedModel
 from engine.mlx_backend.loading.purpose import Embedding, Ranking
-from engine.mlx_backend.model.output_head import OutputHead
+from engine.mlx_backend.model.patches import OutputHead
 from engine.mlx_backend.pooling import HIDDEN_STATES, Pooler
 from engine.values.model import Embedder, Reranker
 

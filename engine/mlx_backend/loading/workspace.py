@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.forward_batch import FORWARD_TOKENS
+from engine.mlx_backend.model.forward import FORWARD_TOKENS
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 
 GATHERED_BYTES = 1 << 30

@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.batching import Batching
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import (
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.forward import (
     FORWARD_TOKENS,
+    Batching,
     ForwardBatch,
     ForwardCost,
     Indices,
     StepForwards,
+    TokenSpan,
 )
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters
+from engine.mlx_backend.model.views import Attention, ViewFactory, ViewTree
 
 
 @dataclass(frozen=True, slots=True)

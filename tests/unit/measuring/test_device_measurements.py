@@ -34,7 +34,7 @@ from engine.measuring.measure import SECTIONS, SectionPlan
 from engine.measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
 from engine.measuring.worker import cases_of
 from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, is_cpu, launches
