@@ -19,8 +19,8 @@ from engine.measuring.messages import Cases, Figures, Sizes, rounds
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape
-from engine.mlx_backend.model.forward import Forward, TokenSpan
-from engine.mlx_backend.model.views import Attention, GatherAttention, scaled_dot_product_attention
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
+from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
 from kvstore.pool import blocks_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
@@ -162,7 +162,7 @@ def filled_arena(n_blocks: int, dtype: mx.Dtype) -> Arena:
     ids = mx.arange(n_blocks)
     for layer in arena.layers:
         layer.put_blocks(0, *(random(dtype, *array.shape) for array in layer.blocks(ids)))
-        mx.eval(layer.arrays())
+        mx.eval(layer.planes)
     return arena
 
 
@@ -178,7 +178,7 @@ def random(dtype: mx.Dtype, *shape: int) -> mx.array:
 def strategies(dtype: mx.Dtype) -> list[Attention]:
     """The strategies that support the dtype here: on a CPU `cascade` supports only float32."""
     has_cascade = dtype == mx.float32 or mx.default_device() != mx.cpu
-    return [GatherAttention(), CascadeAttention()] if has_cascade else [GatherAttention()]
+    return [Attention(), CascadeAttention()] if has_cascade else [Attention()]
 
 
 def stepper(
@@ -190,9 +190,11 @@ def stepper(
     new = random(dtype, rows, KV_HEADS, length, DIM)
 
     def step() -> mx.array:
-        forward = Forward(spans, arena)
+        forward = RowGroup(spans, arena)
         output = queries
-        for view in attention.views(arena, forward):
+        prepared = attention.prepare(forward)
+        for layer in arena.layers:
+            view = LayerView(layer, ArenaForward([forward], stands_in=True), None, [prepared])
             keys, values = view.update_and_fetch(new, new)
             mask = view.make_mask(length)
             output = scaled_dot_product_attention(output, keys, values, view, SCALE, mask)

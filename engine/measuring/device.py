@@ -155,7 +155,7 @@ def steps_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
         runner.collect()
         runner.sample(None)
     runner.collect()
-    pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
+    pool_bytes = model.storage.full.layers[0].planes[0].nbytes
     peak_bytes = mx.get_peak_memory() - before
     return {
         "pool_mib": pool_bytes / 2**20,

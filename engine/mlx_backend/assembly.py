@@ -43,14 +43,10 @@ from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.working import step_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.forward import LADDER
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.views import (
-    Attention,
-    GatherAttention,
-    gathered_padding_keys,
-)
+from engine.mlx_backend.model.views import Attention, gathered_padding_keys
 from engine.mlx_backend.runner import MlxRunner, launch_for
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
@@ -324,7 +320,7 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     On GPUs `gather` until kernels of our own: mlx's attention is fused there.
     """
     key_bytes = token_bytes(loaded.layout.full_layers)
-    gather = GatherAttention(gathered_padding_keys(loaded.weight_bytes, key_bytes))
+    gather = Attention(gathered_padding_keys(loaded.weight_bytes, key_bytes))
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
         return (gather,)
     return CascadeAttention(), gather

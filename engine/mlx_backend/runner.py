@@ -30,13 +30,14 @@ from engine.core.step import (
 from engine.mlx_backend.batch import Batch, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import NO_READS, PendingReads
+from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import ForwardBatch, TokenSpan
+from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
 from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.values.output import TokenLogprob
-from kvstore.ops import When
+from kvstore.ops import CopyBlock, When
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class LaunchWhenIdle:
         return iter(())
 
     def finish(self, rest: Iterator[PendingForward]) -> None:
-        """There is none."""
+        self.begin(rest)
 
 
 def launch_for(device: mx.Device) -> Launch:
@@ -173,7 +174,12 @@ class MlxRunner:
         try:
             self._wait_for_reads()
             step = _SubmittedStep(plan.rows)
-            step.rest = self._launch.begin(self._build_forwards(step, plan))
+            step.rest = self._build_forwards(step, plan)
+            copies = any(isinstance(op, CopyBlock) for op in plan.ops_at(When.FIRST))
+            if not (copies and self._in_flight):
+                step.rest = self._launch.begin(step.rest)
+            # Else a copy would wait here for the step in flight, whose tokens would be late. All of
+            # this step is built and launched in `sample`, when that one is collected.
             self._in_flight.append(step)
         except Exception:
             self._settle()

@@ -28,7 +28,7 @@ from engine.measuring.attention import (
     stepper,
     strategies,
 )
-from engine.mlx_backend.model.forward import TokenSpan
+from engine.mlx_backend.model.rows import TokenSpan
 from kvstore.pool import blocks_for
 from load_tests.report import Table
 

@@ -172,5 +172,5 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
         runner.sample(None)
     assert runner.collect().read[0][0] == parts[0]
     pools = [model.storage.full, *model.storage.windows]
-    pool_bytes = min(arena.layers[0].arrays()[0].nbytes for arena in pools)
+    pool_bytes = min(arena.layers[0].planes[0].nbytes for arena in pools)
     assert mx.get_peak_memory() - before < pool_bytes / 2

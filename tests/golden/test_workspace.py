@@ -14,11 +14,12 @@ from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.forward import LADDER, TokenSpan
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, install_output_head
-from engine.mlx_backend.model.views import Attention, GatherAttention, install_attention
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
 from tests.devices import cpu_memory
@@ -110,7 +111,7 @@ def peak_bytes(model: CachedModel, work: Sequence[TokenSpan]) -> int:
 
 @pytest.mark.device
 @cpu_memory
-@pytest.mark.parametrize("attention", [GatherAttention(), CascadeAttention()], ids=["g", "c"])
+@pytest.mark.parametrize("attention", [Attention(), CascadeAttention()], ids=["g", "c"])
 @pytest.mark.parametrize(
     ("rows", "length", "keys"), [(16, 1, 1024), (1, 128, 4096), (4, 32, 2048), (3, 17, 1024)]
 )
@@ -125,8 +126,8 @@ def test_a_forward_takes_no_more_than_is_reserved(
 @pytest.mark.device
 @cpu_memory
 def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
-    model = cached_model(GatherAttention(), 16, 1024)
-    space = workspace(GatherAttention(), 16, 16)
+    model = cached_model(Attention(), 16, 1024)
+    space = workspace(Attention(), 16, 16)
     reserved = space.copies * space.forward_keys(1024) * space.key_bytes
     assert peak_bytes(model, spans_of(16, 1, 1024)) > 0.9 * reserved
 
@@ -139,8 +140,8 @@ def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> N
         replace(span, start=span.start - 100 * (row % 3))
         for row, span in enumerate(spans_of(rows, 1, keys))
     ]
-    whole = cached_model(GatherAttention(), rows, keys)
-    parted = cached_model(GatherAttention(), rows, keys, most_keys=rows // 4 * keys)
+    whole = cached_model(Attention(), rows, keys)
+    parted = cached_model(Attention(), rows, keys, most_keys=rows // 4 * keys)
     peak = peak_bytes(whole, work)
     assert peak_bytes(parted, work) < peak / 3
     assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)
@@ -157,8 +158,7 @@ def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        find_workspace(config, layout, HEADS, GatherAttention(), is_metal=on)
-        for on in (True, False)
+        find_workspace(config, layout, HEADS, Attention(), is_metal=on) for on in (True, False)
     )
     tokens = config.step_tokens + 16 * config.max_running
     assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4

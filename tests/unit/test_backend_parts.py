@@ -21,7 +21,8 @@ from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.checkpoint import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.model.forward import ForwardCost, TokenSpan, group_by_length, padded
+from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
+from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import gathered_padding_keys
 from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.model.forward import (
+from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
     LADDER,
     Batching,
@@ -17,13 +17,13 @@ from engine.mlx_backend.model.forward import (
     ForwardCost,
     Grouping,
     StepForwards,
-    TokenSpan,
     bounded,
     joined,
     of_equal_length,
     padded,
     read_apart,
 )
+from engine.mlx_backend.model.rows import TokenSpan
 
 COST = ForwardCost(FORWARD_TOKENS, math.inf)
 MANY_LAYERS = ForwardCost(FORWARD_TOKENS, math.inf, layers=100)

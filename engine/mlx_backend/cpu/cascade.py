@@ -1,14 +1,13 @@
 """The attention `cascade`, for CPUs: decodes, with drafts too, read the arena's blocks without
 gathering them, and blocks that rows share only once for all of them.
 
-The plain path beside it is `gather` (`GatherAttention`): the check at load takes it where a
+The plain path beside it is `gather` (`Attention`): the check at load takes it where a
 model does not run with this one, and a view leaves to it what is not causal attention to all keys.
 Longer chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
 costs there.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +15,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.cpu.tiles import TiledView, TilePlan
+from engine.mlx_backend.cpu.tiles import HIDDEN, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, LayerArena
-from engine.mlx_backend.model.forward import BlockTable, Forward, group_by_length
-from engine.mlx_backend.model.views import CacheView
+from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
+from engine.mlx_backend.model.batching import group_by_length
+from engine.mlx_backend.model.rows import BlockTable, RowGroup
+from engine.mlx_backend.model.views import Attention, BlockAttention, DecodeAttention
 
 Counts = npt.NDArray[np.int32]
 
@@ -120,22 +120,20 @@ def _nested(common: list[int]) -> list[tuple[int, int, int]]:
     return found
 
 
-HIDDEN = -1e30  # finite: what is hidden whole must not make NaN of its peak
-
-
 @dataclass(frozen=True, slots=True)
 class BlockReads:
-    """Which blocks each group of queries attends to, for layers of one `kv_heads`.
+    """Which blocks each group of queries attends to, for layers of the same heads.
 
-    The three index arrays are `[groups, blocks, kv_heads]`: into the queries, into the arena's
-    blocks, and into the score tiles. Heads are innermost so that memory is read in runs of whole
-    blocks: 1.5 times as fast on two cores as head by head. `bias`, `[groups, blocks, 1, 1, length,
-    block_size]`, hides what lies behind the keys of each of a row's `length` tokens; None when
-    nothing does.
+    The four index arrays are `[groups, blocks, kv_heads]`: into the queries, into the blocks of K,
+    into those of V, and into the score tiles. Heads are innermost so that memory is read in runs of
+    whole blocks: 1.5 times as fast on two cores as head by head. `bias`, `[groups, blocks, 1, 1,
+    length, block_size]`, hides what comes after the keys of each of a row's `length` tokens; None
+    when nothing does.
     """
 
     queries: mx.array
-    blocks: mx.array
+    keys: mx.array
+    values: mx.array
     tiles: mx.array
     bias: mx.array | None
 
@@ -168,19 +166,31 @@ class PartialIndex:
     hidden: mx.array
 
 
-def reads(arena: Arena, table: BlockTable, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
-    """For each line of `table` the queries of row `rows`, and how many `keys` in it each of the
-    row's tokens sees, `[lines, length]`; `[lines, 1]` where all see as many.
+def reads(
+    layer: LayerArena, arena: Arena, table: BlockTable, rows: Counts, keys: Counts
+) -> BlockReads:
+    """What rows read: for each line of `table` the queries of row `rows`.
+
+    `keys`: how many keys of the line each of the row's tokens sees, `[lines, length]`; `[lines, 1]`
+    where all see as many.
     """
+    kv_heads = layer.heads.kv_heads
     heads = mx.arange(kv_heads, dtype=mx.uint32)
+    blocks = mx.contiguous(arena.head_ids(mx.array(table), kv_heads).swapaxes(1, 2))
     queries = mx.array(rows.astype(np.uint32))[:, None] * kv_heads + heads
     shape = (*table.shape, kv_heads)
     return BlockReads(
         queries=mx.contiguous(mx.broadcast_to(queries[:, None], shape)),
-        blocks=mx.contiguous(arena.head_ids(mx.array(table), kv_heads).swapaxes(1, 2)),
+        keys=blocks,
+        values=value_blocks(blocks, layer),
         tiles=mx.arange(table.size * kv_heads, dtype=mx.uint32).reshape(shape),
         bias=_bias(keys, table.shape[1], arena.block_size),
     )
+
+
+def value_blocks(keys: mx.array, layer: LayerArena) -> mx.array:
+    """Where the heads of V of blocks lie, by where those of K do."""
+    return keys + layer.values_at if layer.values_at else keys
 
 
 def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
@@ -201,7 +211,7 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
         queries.reshape(-1, n, key_dim),
         layer.key_blocks().swapaxes(-1, -2),
         where.queries,
-        where.blocks,
+        where.keys,
     ).astype(mx.float32)  # [groups, blocks, kv_heads, n, block_size]
     if where.bias is not None:
         by_token = tiles.reshape(*tiles.shape[:3], -1, *where.bias.shape[4:])
@@ -214,7 +224,7 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
         weights.astype(values.dtype).reshape(-1, n, layer.block_size),
         values,
         where.tiles,
-        where.blocks,
+        where.values,
     )
     return PartialAttention(
         peak=peak.squeeze(1),
@@ -233,7 +243,7 @@ def decode_attention(queries: mx.array, layer: LayerArena, where: BlockReads) ->
     kv_heads = layer.shape.kv_heads
     by_head = queries.reshape(rows * kv_heads, heads // kv_heads, key_dim)
     keys = layer.key_blocks().swapaxes(-1, -2)
-    scores = mx.gather_mm(by_head, keys, where.queries, where.blocks).astype(mx.float32)
+    scores = mx.gather_mm(by_head, keys, where.queries, where.keys).astype(mx.float32)
     if where.bias is not None:
         scores = scores + where.bias  # [rows, blocks, kv_heads, heads / kv_heads, block_size]
     peak = scores.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
@@ -241,7 +251,7 @@ def decode_attention(queries: mx.array, layer: LayerArena, where: BlockReads) ->
     total = weights.sum(axis=1, keepdims=True).sum(axis=4, keepdims=True)
     values = layer.value_blocks()
     by_tile = weights.astype(values.dtype).reshape(-1, heads // kv_heads, layer.block_size)
-    weighted = mx.gather_mm(by_tile, values, where.tiles, where.blocks).astype(mx.float32)
+    weighted = mx.gather_mm(by_tile, values, where.tiles, where.values).astype(mx.float32)
     output = weighted.sum(axis=1, keepdims=True) / total
     return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
@@ -301,40 +311,37 @@ At 24 and 32 tokens neither gains much on the other. Measured in docs/adr/0003.
 """
 
 
-class CascadeAttention:
-    """Implements `Attention`. Rows that share a prefix must be neighbours, sorted by table."""
+class CascadeAttention(Attention):
+    """Decodes, with drafts too, read blocks without gathering them; long chunks go tile by tile.
+    Rows that share a prefix must be neighbours, sorted by table.
+    """
 
     name = "cascade"
     gathered_copies = 2  # the second is for scores: a short chunk's tiles hold them twice
-    padding_keys = math.inf  # no row is read beyond its end
 
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
+        super().__init__()  # no padding: no row is read beyond its end
         self._min_saved_blocks = min_saved_blocks
         self._second_stream = mx.new_stream(mx.default_device())
 
-    def shares(self, table: BlockTable) -> bool:
-        """Whether rows with these tables, all but their last blocks, share prefixes that are worth
-        attending to once. `table` is padded.
-        """
+    def prepare(self, group: RowGroup) -> BlockAttention:
+        if group.length > SHORT_TOKENS:
+            return TilePlan(group, (mx.default_stream(mx.default_device()), self._second_stream))
+        starts, stops, table = group.starts_host, group.stops_host, group.host_table
+        work = work_list(table, starts, stops, group.arena.block_size, self._min_saved_blocks)
+        positions = starts[:, None] + np.arange(group.length, dtype=np.int32)
+        stops_seen = np.minimum(positions + 1, stops[:, None])
+        return CascadePlan(group.arena, table, stops_seen, work)
+
+    def prepare_decode(self, rows: int, width: int, arena: Arena) -> DecodeAttention:
+        return CascadeDecode(rows, width, arena)
+
+    def shares_prefixes(self, table: BlockTable) -> bool:
         if len(table) == 1:
             return False
         ordered = table[np.lexsort(table.T[::-1])]
         most = np.full(len(table), table.shape[1], np.int32)
         return bool(shared_prefixes(common_prefixes(ordered, most), self._min_saved_blocks))
-
-    def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
-        if not arena.layers:
-            return ()
-        if forward.length > SHORT_TOKENS:
-            streams = (mx.default_stream(mx.default_device()), self._second_stream)
-            tiles = TilePlan(forward, arena.block_size, streams)
-            return [TiledView(layer, forward, tiles) for layer in arena.layers]
-        starts, stops = forward.starts_host, forward.stops_host
-        work = work_list(forward.table, starts, stops, arena.block_size, self._min_saved_blocks)
-        positions = starts[:, None] + np.arange(forward.length, dtype=np.int32)
-        stops_seen = np.minimum(positions + 1, stops[:, None])
-        plan = CascadePlan(arena, forward.table, stops_seen, work)
-        return [CascadeView(layer, forward, plan) for layer in arena.layers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +352,7 @@ class LayerReads:
     shared: list[BlockReads]
 
 
-class CascadePlan:
+class CascadePlan(BlockAttention):
     """A work list as the passes of MLX operations that all layers make.
 
     Each shared item is a pass. Rows' own blocks take as few passes as padding allows: in one pass
@@ -365,65 +372,93 @@ class CascadePlan:
         rows = [items["row"] for items in self._passes]
         rows += [np.arange(item["row"], item["row"] + item["rows"]) for item in self.shared]
         self._index = partial_index(np.concatenate(rows), len(own)) if len(rows) > 1 else None
-        self._reads: dict[int, LayerReads] = {}
+        self._reads = dict[Heads, LayerReads]()
 
     def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
-        """The attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`; value_dim last."""
-        where = self.reads_of(layer.shape.kv_heads)
-        partials = [attend(queries, layer, own) for own in where.passes]
+        by_head = by_kv_head(queries, layer).flatten(2, 3)
+        where = self.reads_of(layer)
+        partials = [attend(by_head, layer, own) for own in where.passes]
         for item, shared in zip(self.shared, where.shared, strict=True):
-            rows = queries[item["row"] : item["row"] + item["rows"]]
+            rows = by_head[item["row"] : item["row"] + item["rows"]]
             partials.append(attend_together(rows, layer, shared))
-        return self._merged(partials).output()
+        output = self._merged(partials).output()
+        return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
     def _merged(self, partials: list[PartialAttention]) -> PartialAttention:
         return partials[0] if self._index is None else merge_rows(partials, self._index)
 
-    def reads_of(self, kv_heads: int) -> LayerReads:
-        if kv_heads not in self._reads:
-            self._reads[kv_heads] = LayerReads(
-                [self._own_reads(items, kv_heads) for items in self._passes],
-                [self._shared_reads(item, kv_heads) for item in self.shared],
+    def reads_of(self, layer: LayerArena) -> LayerReads:
+        """What a layer reads; layers of equal heads read the same."""
+        if layer.heads not in self._reads:
+            self._reads[layer.heads] = LayerReads(
+                [self._own_reads(items, layer) for items in self._passes],
+                [self._shared_reads(item, layer) for item in self.shared],
             )
-        return self._reads[kv_heads]
+        return self._reads[layer.heads]
 
-    def _own_reads(self, items: WorkList, kv_heads: int) -> BlockReads:
+    def _own_reads(self, items: WorkList, layer: LayerArena) -> BlockReads:
         """The items side by side, padded to the longest."""
         entries = items["block"][:, None] + np.arange(items["blocks"].max())
         within = np.minimum(entries, self._table.shape[1] - 1)
         table = self._table[items["row"][:, None], within]
         table[entries >= (items["block"] + items["blocks"])[:, None]] = self._arena.blank
         keys = self._stops[items["row"]] - items["block"][:, None] * self._arena.block_size
-        return reads(self._arena, table, items["row"], keys, kv_heads)
+        return reads(layer, self._arena, table, items["row"], keys)
 
-    def _shared_reads(self, item: np.void, kv_heads: int) -> BlockReads:
+    def _shared_reads(self, item: np.void, layer: LayerArena) -> BlockReads:
         """One group, whose queries are those of the item's rows."""
         entries = slice(item["block"], item["block"] + item["blocks"])
         row, keys = np.zeros(1, np.int32), np.array([[item["keys"]]])
-        return reads(self._arena, self._table[item["row"], entries][None], row, keys, kv_heads)
+        return reads(layer, self._arena, self._table[item["row"], entries][None], row, keys)
 
 
-class CascadeView(CacheView):
-    """A layer's view while rows are short; computes attention when the model passes on what it was
-    given.
+class CascadeDecode(DecodeAttention):
+    """The index arrays of a traced step that do not depend on its tables: constants of the trace,
+    evaluated before it.
     """
 
-    def __init__(self, layer: LayerArena, forward: Forward, plan: CascadePlan) -> None:
-        super().__init__(layer, forward)
-        self._plan = plan
+    def __init__(self, rows: int, width: int, arena: Arena) -> None:
+        self._constant = dict[int, tuple[mx.array, mx.array]]()
+        for heads in {layer.shape.kv_heads for layer in arena.layers}:
+            shape = (rows, width, heads)
+            queries = np.arange(rows * heads, dtype=np.uint32).reshape(rows, 1, heads)
+            tiles = np.arange(rows * width * heads, dtype=np.uint32).reshape(shape)
+            whole = np.ascontiguousarray(np.broadcast_to(queries, shape))
+            self._constant[heads] = mx.array(whole), mx.array(tiles)
+        size = arena.block_size
+        self._keys = mx.array(np.arange(width * size, dtype=np.int32).reshape(width, 1, 1, size))
+        mx.eval(self._constant, self._keys)
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None = None,
-    ) -> mx.array | None:
-        """As `KVView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
-        if not self.is_causal_attention(keys, values, mask, sinks):
-            return None
-        grouped = self.by_kv_head(queries * scale)
-        output = self._plan.attend(grouped.flatten(2, 3), self.layer)
-        return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
+    def of(self, group: RowGroup) -> BlockAttention:
+        last = group.starts[:, None, None, None, None]
+        return _TracedCascade(group, self._constant, mx.where(self._keys <= last, 0.0, HIDDEN))
+
+
+class _TracedCascade(BlockAttention):
+    """One token of each row, to all blocks of its table."""
+
+    def __init__(
+        self, group: RowGroup, constant: Mapping[int, tuple[mx.array, mx.array]], bias: mx.array
+    ) -> None:
+        self._group = group
+        self._constant = constant
+        self._bias = bias
+        self._reads = dict[Heads, BlockReads]()
+
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+        heads = layer.heads
+        if heads not in self._reads:
+            by_query, tiles = self._constant[heads.kv_heads]
+            group = self._group
+            keys = group.arena.head_ids(group.table, heads.kv_heads).swapaxes(1, 2)
+            keys = mx.contiguous(keys)
+            values = value_blocks(keys, layer)
+            self._reads[heads] = BlockReads(by_query, keys, values, tiles, self._bias)
+        return decode_attention(queries, layer, self._reads[heads])
+
+
+def by_kv_head(queries: mx.array, layer: LayerArena) -> mx.array:
+    """`[rows, heads, length, key_dim]` to `[rows, kv_heads, group, length, key_dim]`."""
+    rows, heads, length, key_dim = queries.shape
+    kv_heads = layer.shape.kv_heads
+    return queries.reshape(rows, kv_heads, heads // kv_heads, length, key_dim)

@@ -234,7 +234,7 @@ def _randomize(storage: Storage) -> None:
     """Fill the arenas with numbers about as large as K and V are."""
     for arena in (storage.full, *storage.windows):
         for layer in arena.layers:
-            layer.put_arrays(
-                [mx.random.normal(pool.shape).astype(pool.dtype) for pool in layer.arrays()]
+            layer.planes = tuple(
+                mx.random.normal(plane.shape).astype(plane.dtype) for plane in layer.planes
             )
-        mx.eval(arena.arrays())
+        mx.eval(arena.planes())

@@ -21,14 +21,13 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
-from engine.mlx_backend.decode.traced import BlockIndex, DecodeForward, StepViews
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import GroupedMaskForward, LoneForward
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights, shared_tables
+from engine.mlx_backend.model.rows import ArenaForward
+from engine.mlx_backend.model.views import ForwardViews
 from kvstore.types import SlotId
 
 MOST_TRACES = 64
@@ -78,7 +77,7 @@ class CompiledDecode:
         whose steps cannot be traced.
         """
         layout, storage = model.layout, model.storage
-        if model.execution.batching.forward is LoneForward:
+        if model.execution.batching.decode_rows is None:
             raise Unfit("its positions are Python numbers")
         if any(isinstance(spec, ChunkedCacheSpec) for spec in layout.specs):
             raise Unfit("it attends to chunks")
@@ -95,7 +94,6 @@ class CompiledDecode:
             ),
         ]
         self._layers = [layer for group in self._groups for layer in group.arena.layers]
-        self._reads_blocks = isinstance(model.execution.attention, CascadeAttention)
         self._weights = TransposedWeights(model.model)
         self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
@@ -191,18 +189,16 @@ class CompiledDecode:
 
     def _unfit(self, batch: DecodeBatch) -> str:
         """Why a batch is better computed eagerly; "" if it is not."""
-        attention = self._model.execution.attention
-        width = batch.widths[0]
-        padding = batch.size * width - batch.n_blocks
-        spare: float = PADDING_BLOCKS
-        if not self._reads_blocks:
-            block_size = self._groups[0].arena.block_size
-            if len(batch.rows) > 1 and batch.size * width * block_size > self._model.most_keys:
-                return "too many keys for one forward"
-            spare = attention.padding_keys / block_size
-        if len(batch.rows) > 1 and padding > spare + batch.n_blocks // 8:
+        if len(batch.rows) == 1:
+            return ""
+        attention, width = self._model.execution.attention, batch.widths[0]
+        block_size = self._groups[0].arena.block_size
+        if batch.size * width * block_size > self._model.most_keys:
+            return "too many keys for one forward"
+        spare = min(PADDING_BLOCKS, attention.padding_keys / block_size)
+        if batch.size * width - batch.n_blocks > spare + batch.n_blocks // 8:
             return "rows of unlike lengths"
-        if isinstance(attention, CascadeAttention) and attention.shares(batch.full_table):
+        if attention.shares_prefixes(batch.full_table):
             return "rows share a long prefix"
         return ""
 
@@ -235,9 +231,16 @@ class CompiledDecode:
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
         lines, widths, _ = shape
-        model, full = self._model, self._groups[0].arena
-        masks_by_kv_head = model.execution.batching.forward is GroupedMaskForward
-        index = BlockIndex(lines, widths[0], full) if self._reads_blocks and full.layers else None
+        model, groups = self._model, self._groups
+        make_rows = model.execution.batching.decode_rows
+        assert make_rows is not None
+        full = groups[0].arena
+        attention = (
+            model.execution.attention.prepare_decode(lines, widths[0], full)
+            if full.layers
+            else None
+        )
+        layers = {group.window: group.arena.layers for group in groups}
 
         def step(
             tokens: mx.array,
@@ -249,25 +252,20 @@ class CompiledDecode:
             pools: list[mx.array],
             states: list[mx.array],
         ) -> Outputs:
-            with self._holding(pools):
-                forwards = [
-                    DecodeForward(
-                        group.arena,
-                        table,
-                        positions,
-                        None if group.window is None else firsts,
-                        masks_by_kv_head,
-                    )
-                    for group, table, firsts in zip(self._groups, tables, first_keys, strict=True)
-                ]
-                views = StepViews(self._groups, forwards, states, index)
-                caches = [views.view(spec) for spec in model.layout.caches]
-                adapted = model.execution.adapters.using(adapters[0] if adapters else None)
-                with shared_tables(), self._weights.used(lines), adapted:
-                    ids = tokens.astype(mx.int32)[:, None]
-                    logits: mx.array = model.model(ids, cache=caches)
-                if index is not None:
-                    index.forget()
+            rows = [
+                make_rows(group.arena, table, positions, None if group.window is None else firsts)
+                for group, table, firsts in zip(groups, tables, first_keys, strict=True)
+            ]
+            forwards = {
+                group.window: ArenaForward([own], model.execution.batching.stands_in)
+                for group, own in zip(groups, rows, strict=True)
+            }
+            by_group = [None if attention is None else attention.of(rows[0])]
+            adapted = model.execution.adapters.using(adapters[0] if adapters else None)
+            with self._holding(pools), shared_tables(), self._weights.used(lines), adapted:
+                views = ForwardViews(model.layout, forwards, layers, by_group, states)
+                ids = tokens.astype(mx.int32)[:, None]
+                logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)
                 return logits, positions + advance, self._pools(), views.states()
 
@@ -289,21 +287,21 @@ class CompiledDecode:
             return self._pools()
 
     def _pools(self) -> list[mx.array]:
-        return [pool for layer in self._layers for pool in layer.arrays() if pool.size]
+        return [plane for layer in self._layers for plane in layer.planes if plane.size]
 
     def _put_pools(self, pools: list[mx.array]) -> None:
         """Move these into the arenas: MLX would copy a pool that anybody else refers to."""
         pools.reverse()
         for layer in self._layers:
-            layer.put_arrays([pools.pop() if pool.size else pool for pool in layer.arrays()])
+            layer.planes = tuple(pools.pop() if plane.size else plane for plane in layer.planes)
 
     @contextmanager
     def _holding(self, pools: list[mx.array]) -> Iterator[None]:
         """Meanwhile the arenas hold traced arrays."""
-        before = [layer.arrays() for layer in self._layers]
+        before = [layer.planes for layer in self._layers]
         self._put_pools(pools)
         try:
             yield
         finally:
-            for layer, arrays in zip(self._layers, before, strict=True):
-                layer.put_arrays(arrays)
+            for layer, planes in zip(self._layers, before, strict=True):
+                layer.planes = planes

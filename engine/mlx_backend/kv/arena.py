@@ -1,10 +1,10 @@
 """The arena: every block's K and V in every layer, as MLX arrays allocated once.
 
 Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
-contiguous run of memory, so a copy is a single memcpy and the pool viewed as
-`[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. It is kept as
-the vectors that a slot mapping indexes, `[blocks * kv_heads * block_size, dim]`. The layout is
-this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
+contiguous run of memory, so a copy is a single memcpy and the plane viewed as `[blocks * kv_heads,
+block_size, dim]` can be read block by block without moving it. It is kept as the vectors that a
+slot mapping indexes, `[blocks * kv_heads * block_size, dim]`, V's after K's where both are of one
+size. The layout is this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
 
 MLX writes into an array in place only while nobody else refers to it. Every operation below
 therefore rebinds its array at once and hands out no second reference that outlives a step.
@@ -12,6 +12,7 @@ therefore rebinds its array at once and hands out no second reference that outli
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -38,6 +39,12 @@ class LayerShape:
     value_dtype: mx.Dtype
 
     @property
+    def heads(self) -> "Heads":
+        """K and V share a plane where they are vectors of one size and dtype."""
+        keys, values = (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
+        return Heads(self.kv_heads, self.key_dim > 0 and keys == values)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V."""
         key_bytes = self.key_dim * self.key_dtype.size
@@ -54,108 +61,144 @@ def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
     return block_size * token_bytes(layers)
 
 
-class LayerArena:
-    """K and V of one layer."""
+class Heads(NamedTuple):
+    """What index arrays depend on: layers of equal heads share them."""
 
-    __slots__ = ("_keys", "_values", "block_size", "shape")
+    kv_heads: int
+    share_plane: bool
+
+
+class LayerArena:
+    """K and V of one layer.
+
+    `planes` are the arrays that hold them, as the vectors that a slot mapping indexes. Where K and
+    V are alike they share one plane, K's vectors before V's: one operation then writes both, and
+    another reads both. Else each has its own.
+    """
+
+    __slots__ = ("_is_checked", "block_size", "heads", "n_heads", "planes", "shape")
 
     def __init__(self, shape: LayerShape, allocated_blocks: int, block_size: int) -> None:
         self.shape = shape
+        self.heads = shape.heads
         self.block_size = block_size
-        vectors = allocated_blocks * shape.kv_heads * block_size
-        self._keys = mx.zeros((vectors, shape.key_dim), shape.key_dtype)
-        self._values = mx.zeros((vectors, shape.value_dim), shape.value_dtype)
+        self.n_heads = allocated_blocks * shape.kv_heads  # of all blocks together
+        self._is_checked = False  # what the model writes: it is of one shape
+        vectors = self.n_heads * block_size
+        self.planes: tuple[mx.array, ...] = (
+            (mx.zeros((2 * vectors, shape.key_dim), shape.key_dtype),)
+            if self.heads.share_plane
+            else (
+                mx.zeros((vectors, shape.key_dim), shape.key_dtype),
+                mx.zeros((vectors, shape.value_dim), shape.value_dtype),
+            )
+        )
+
+    @property
+    def values_at(self) -> int:
+        """How many heads of K lie before those of V, in the plane of V."""
+        return self.n_heads if self.heads.share_plane else 0
 
     def write(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
         """Write new tokens' K and V to the slots of `slot_mapping`.
 
-        `slot_mapping`: `Arena.slot_mapping` for this layer's kv_heads, `[rows * length * kv_heads,
-        1]`. `keys`: `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in
-        its dtype.
+        `slot_mapping`: `Arena.slot_mapping` for a layer of this shape. `keys`: `[rows, kv_heads,
+        length, key_dim]`, `values` the same with value_dim, each in its dtype.
 
-        Raises ArenaError on any other shape or dtype.
+        Raises ArenaError on any other shape or dtype, until the first that is right.
         """
-        self._check(keys, self._keys, slot_mapping.size)
-        self._check(values, self._values, slot_mapping.size)
-        self._keys = _put(self._keys, slot_mapping, _vectors(keys))
-        self._values = _put(self._values, slot_mapping, _vectors(values))
+        if not self._is_checked:
+            self._check(slot_mapping, keys, values)
+        vectors = _vectors(keys), _vectors(values)
+        if self.heads.share_plane:
+            self.planes = (_put(self.planes[0], slot_mapping, mx.concatenate(list(vectors))),)
+        else:
+            self.planes = tuple(map(_put, self.planes, (slot_mapping, slot_mapping), vectors))
 
-    def read(self, heads: mx.array) -> tuple[mx.array, mx.array]:
+    def read(self, heads: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays.
 
-        `heads`: `head_ids` of the table, `[rows, kv_heads, blocks]`. Returns `[rows, kv_heads,
-        blocks * block_size, dim]` for K and for V.
+        `heads`: `Arena.gather_ids` for a layer of this shape. Returns `[rows, kv_heads, blocks *
+        block_size, dim]` for K and for V.
         """
-        return self._gather(self._keys, heads), self._gather(self._values, heads)
+        keys, values = heads
+        return self._gather(self.planes[0], keys), self._gather(self.planes[-1], values)
 
     def key_blocks(self) -> mx.array:
-        """K as `[blocks * kv_heads, block_size, key_dim]`, to be read within this step."""
-        return self._keys.reshape(-1, self.block_size, self.shape.key_dim)
+        """Blocks of one head each, `[heads, block_size, key_dim]`, to be read within this step."""
+        return self.planes[0].reshape(-1, self.block_size, self.shape.key_dim)
 
     def value_blocks(self) -> mx.array:
-        """V as `[blocks * kv_heads, block_size, value_dim]`, likewise."""
-        return self._values.reshape(-1, self.block_size, self.shape.value_dim)
+        """As `key_blocks`; those of V begin at `values_at`."""
+        return self.planes[-1].reshape(-1, self.block_size, self.shape.value_dim)
 
     def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
         """Copies of whole blocks, K and V, `[ids, kv_heads, block_size, dim]`."""
-        return self._by_block(self._keys)[ids], self._by_block(self._values)[ids]
+        if self.heads.share_plane:
+            both = self._by_block(self.planes[0], 2)[:, ids]
+            return both[0], both[1]
+        keys, values = (self._by_block(plane, 1)[0, ids] for plane in self.planes)
+        return keys, values
 
     def clear(self, slot_mapping: mx.array) -> None:
         """Zero K and V in the slots of a mapping that `Arena.slot_mapping` made."""
-        self._keys = _put(self._keys, slot_mapping, mx.zeros((1, 1), self._keys.dtype))
-        self._values = _put(self._values, slot_mapping, mx.zeros((1, 1), self._values.dtype))
+        self.planes = tuple(
+            _put(plane, slot_mapping, mx.zeros((1, 1), plane.dtype)) for plane in self.planes
+        )
 
     def put_blocks(self, first: int, keys: mx.array, values: mx.array) -> None:
         """Overwrite whole blocks, as many as there are in what `blocks` returned, from `first` on.
 
         A slice is moved by memcpy; a scatter to any blocks goes from number to number.
         """
-        vectors = self.shape.kv_heads * self.block_size
-        put = slice(first * vectors, (first + len(keys)) * vectors)
-        if keys.size:
-            self._keys[put] = keys.reshape(-1, self.shape.key_dim)
-        if values.size:
-            self._values[put] = values.reshape(-1, self.shape.value_dim)
-
-    def arrays(self) -> tuple[mx.array, mx.array]:
-        return self._keys, self._values
-
-    def put_arrays(self, arrays: Sequence[mx.array]) -> None:
-        """Hold these in place of what `arrays` gives."""
-        self._keys, self._values = arrays
+        start = first * self.shape.kv_heads * self.block_size
+        value_start = start + self.values_at * self.block_size
+        for plane, at, new in (
+            (self.planes[0], start, keys),
+            (self.planes[-1], value_start, values),
+        ):
+            if new.size:
+                vectors = new.reshape(-1, new.shape[-1])
+                plane[at : at + len(vectors)] = vectors
 
     def fences(self) -> list[mx.array]:
-        """One number of each pool. Evaluating them completes all writes made so far.
+        """One number of each plane. Evaluating them completes all writes made so far.
 
-        Unlike the pools they may be evaluated, and kept, while steps are in flight: MLX copies a
-        pool at its next write when it has been evaluated itself and is still being computed.
+        Unlike the planes they may be evaluated, and kept, while steps are in flight: MLX copies a
+        plane at its next write when it has been evaluated itself and is still being computed.
         """
-        # The sum is a new array: without it MLX would keep a view, and with it the pool.
-        return [pool[:1, :1] + 0 for pool in (self._keys, self._values) if pool.size]
+        # The sum is a new array: without it MLX would keep a view, and with it the plane.
+        return [plane[:1, :1] + 0 for plane in self.planes if plane.size]
 
-    def _check(self, new: mx.array, pool: mx.array, n_slots: int) -> None:
-        kv_heads, dim = self.shape.kv_heads, pool.shape[1]
-        if new.ndim != 4 or new.shape[1] != kv_heads or new.shape[3] != dim:
-            raise ArenaError(
-                f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(new.shape)}"
-            )
-        if new.dtype != pool.dtype:
-            raise ArenaError(f"this layer holds {pool.dtype}, got {new.dtype}")
-        if new.size != n_slots * dim:
-            raise ArenaError(f"{n_slots} slots for K or V of shape {list(new.shape)}")
+    def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
+        shape = self.shape
+        tokens = len(slot_mapping) // (shape.kv_heads * (1 + self.heads.share_plane))
+        _check(keys, shape.kv_heads, shape.key_dim, shape.key_dtype, tokens)
+        _check(values, shape.kv_heads, shape.value_dim, shape.value_dtype, tokens)
+        self._is_checked = True
 
-    def _gather(self, pool: mx.array, heads: mx.array) -> mx.array:
+    def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
-        dim = pool.shape[1]
+        dim = plane.shape[1]
         if dim == 0:
-            return mx.zeros((rows, kv_heads, blocks * self.block_size, 0), pool.dtype)
+            return mx.zeros((rows, kv_heads, blocks * self.block_size, 0), plane.dtype)
         # In two dimensions each index moves one contiguous run: one memcpy per block and head.
-        runs = pool.reshape(-1, self.block_size * dim)[heads]
+        runs = plane.reshape(-1, self.block_size * dim)[heads]
         return runs.reshape(rows, kv_heads, blocks * self.block_size, dim)
 
-    def _by_block(self, pool: mx.array) -> mx.array:
-        n_blocks = pool.shape[0] // (self.shape.kv_heads * self.block_size)
-        return pool.reshape(n_blocks, self.shape.kv_heads, self.block_size, pool.shape[1])
+    def _by_block(self, plane: mx.array, parts: int) -> mx.array:
+        kv_heads, dim = self.shape.kv_heads, plane.shape[1]
+        return plane.reshape(parts, self.n_heads // kv_heads, kv_heads, self.block_size, dim)
+
+
+def _check(new: mx.array, kv_heads: int, dim: int, dtype: mx.Dtype, tokens: int) -> None:
+    shape = new.shape
+    if new.ndim != 4 or shape[1] != kv_heads or shape[3] != dim:
+        raise ArenaError(f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(shape)}")
+    if new.dtype != dtype:
+        raise ArenaError(f"this layer holds {dtype}, got {new.dtype}")
+    if shape[0] * shape[2] != tokens:
+        raise ArenaError(f"{tokens} slots for K or V of shape {list(shape)}")
 
 
 def _vectors(new: mx.array) -> mx.array:
@@ -166,12 +209,12 @@ def _vectors(new: mx.array) -> mx.array:
     return new.transpose(0, 2, 1, 3).reshape(rows * length * kv_heads, dim)
 
 
-def _put(pool: mx.array, slot_mapping: mx.array, vectors: mx.array) -> mx.array:
-    """The pool with `vectors` in the slots of a mapping, in place once the caller rebinds it."""
-    if pool.size == 0:
-        return pool
+def _put(plane: mx.array, slot_mapping: mx.array, vectors: mx.array) -> mx.array:
+    """The plane with `vectors` in the slots of a mapping, in place once the caller rebinds it."""
+    if plane.size == 0:
+        return plane
     # Twice as fast on the CPU as an assignment by block and slot.
-    return mx.put_along_axis(pool, slot_mapping, vectors, axis=0)
+    return mx.put_along_axis(plane, slot_mapping, vectors, axis=0)
 
 
 def _where(keep: mx.array, array: mx.array) -> mx.array:
@@ -193,7 +236,7 @@ class Arena:
         self.scratch = BlockId(n_blocks)
         self.blank = BlockId(n_blocks + 1)
         self.layers = tuple(LayerArena(shape, n_blocks + 2, block_size) for shape in layers)
-        mx.eval(self.arrays())  # memory is taken now, not when the first request comes
+        mx.eval(self.planes())  # memory is taken now, not when the first request comes
 
     @property
     def bytes(self) -> int:
@@ -217,9 +260,9 @@ class Arena:
         """Zero whole blocks, `[blocks]`."""
         slots = mx.arange(self.block_size, dtype=blocks.dtype)
         every = mx.repeat(blocks, self.block_size), mx.tile(slots, [len(blocks)])
-        mappings = dict[int, mx.array]()
+        mappings = dict[Heads, mx.array]()
         for layer in self.layers:
-            heads = layer.shape.kv_heads
+            heads = layer.shape.heads
             if heads not in mappings:
                 mappings[heads] = self.slot_mapping(*every, heads)
             layer.clear(mappings[heads])
@@ -242,27 +285,42 @@ class Arena:
         # What lies behind is another's, and may be NaN.
         return [(_where(keep, keys), _where(keep, values)) for keys, values in found]
 
-    def arrays(self) -> list[mx.array]:
-        """The arrays as they are now, to be evaluated at once and not kept."""
-        return [array for layer in self.layers for array in layer.arrays()]
+    def planes(self) -> list[mx.array]:
+        """The layers' planes as they are now, to be evaluated at once and not kept."""
+        return [plane for layer in self.layers for plane in layer.planes]
 
     def head_ids(self, table: mx.array, kv_heads: int) -> mx.array:
-        """Where the heads of the blocks of a table lie.
+        """Where the heads of K of the blocks of a table lie, in layers of `kv_heads`.
 
         `table`: `[rows, blocks]`. Returns `[rows, kv_heads, blocks]`, indices into
-        `LayerArena.key_blocks`; one array serves all layers with that many heads.
+        `LayerArena.key_blocks`.
         """
-        return table[:, None, :] * kv_heads + mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
+        own = mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
+        return table[:, None, :] * kv_heads + own
 
-    def slot_mapping(self, blocks: mx.array, slots: mx.array, kv_heads: int) -> mx.array:
-        """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`.
+    def gather_ids(self, table: mx.array, heads: Heads) -> tuple[mx.array, mx.array]:
+        """What `LayerArena.read` takes for layers of these heads: where the heads of K lie, as
+        `head_ids`, and those of V.
+        """
+        keys = self.head_ids(table, heads.kv_heads)
+        return keys, keys + self._n_heads(heads) if heads.share_plane else keys
+
+    def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> mx.array:
+        """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`, for
+        layers of these heads.
 
         `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
-        `LayerArena.write`; one array serves K and V of all layers with that many heads.
+        `LayerArena.write`; where K and V share a plane, twice as many, those of V last.
         """
-        heads = blocks[:, None] * kv_heads + mx.arange(kv_heads, dtype=blocks.dtype)
-        mapping = (heads * self.block_size + slots[:, None]).reshape(-1, 1)
-        return mapping.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
+        by_head = blocks[:, None] * heads.kv_heads + mx.arange(heads.kv_heads, dtype=blocks.dtype)
+        mapping = (by_head * self.block_size + slots[:, None]).reshape(-1, 1)
+        mapping = mapping.astype(mx.int64)  # Metal multiplies it by the dimension in its type
+        if not heads.share_plane:
+            return mapping
+        return mx.concatenate([mapping, mapping + self._n_heads(heads) * self.block_size])
+
+    def _n_heads(self, heads: Heads) -> int:
+        return (self.n_blocks + 2) * heads.kv_heads
 
     def _copy_together(self, ops: Sequence[CopyBlock]) -> None:
         contents = self.contents([op.source for op in ops], [op.n_tokens for op in ops])

@@ -88,7 +88,7 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
     for first, arrays in runs:
         for layer, keys, values in zip(arena.layers, arrays[::2], arrays[1::2], strict=True):
             layer.put_blocks(first, keys, values)
-    mx.eval(arena.arrays())  # now: evaluated and still on their way they would be copied, too
+    mx.eval(arena.planes())  # now: evaluated and still on their way they would be copied, too
 
 
 def pack_states(states: StateArena, slots: Sequence[SlotId]) -> Packed:
@@ -256,8 +256,8 @@ class Storage:
 
     def arrays(self) -> list[mx.array]:
         """All that a forward may have written, to be evaluated at once and not kept."""
-        windows = [array for arena in self.windows for array in arena.arrays()]
-        return [*self.full.arrays(), *windows, *self.states.unevaluated()]
+        windows = [array for arena in self.windows for array in arena.planes()]
+        return [*self.full.planes(), *windows, *self.states.unevaluated()]
 
 
 def _change(arena: Arena, ops: Iterable[CopyBlock | FillBlock]) -> None:

@@ -18,8 +18,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.forward import LADDER, TokenSpan
 from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import (
     NO_ADAPTER,
@@ -27,6 +27,7 @@ from engine.mlx_backend.model.patches import (
     RowAdapters,
     install_output_head,
 )
+from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, install_attention
 from kvstore.lease import Lease, Refusal
 from kvstore.ops import ReadBlock

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.mlx_backend.model.forward import FORWARD_TOKENS
+from engine.mlx_backend.model.batching import FORWARD_TOKENS
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig

@@ -8,18 +8,18 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.model.forward import (
+from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
     Batching,
     ForwardBatch,
     ForwardCost,
     Indices,
     StepForwards,
-    TokenSpan,
 )
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
-from engine.mlx_backend.model.views import Attention, ViewFactory, ViewTree
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, ViewTree, state_slots, views_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,16 @@ class CachedModel:
 
         Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
-        views = ViewFactory(
-            self.storage,
-            self.layout,
-            self.execution.attention,
-            self.execution.batching,
-            batch,
-        )
-        caches = [views.view(spec) for spec in self.layout.caches]
+        execution, states = self.execution, self.storage.states
+        views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
         tokens = token_ids[mx.array(batch.token_indices())]
-        with self.execution.adapters.of(batch.row_adapters()):
-            logits, hidden = self._logits(tokens, caches, batch.read_indices())
-        views.keep_states()
-        first_fences = views.first_fences()
-        fences = first_fences + views.fences() + self.storage.states.unevaluated()
+        with execution.adapters.of(batch.row_adapters()):
+            logits, hidden = self._logits(tokens, views.trees, batch.read_indices())
+        if self.layout.states:
+            states.write(state_slots(batch.row_groups[0]), views.states())
+        first_fences = views.kv_layers[0].fences() if views.kv_layers else []
+        last_fences = views.kv_layers[-1].fences() if views.kv_layers else []
+        fences = first_fences + last_fences + states.unevaluated()
         return Computed(logits, hidden, fences, first_fences or fences)
 
     def _logits(

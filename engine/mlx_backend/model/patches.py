@@ -195,23 +195,36 @@ def install_adapters(model: Module, adapters: Sequence[Adapter]) -> RowAdapters:
     for path in {path: None for adapter in adapters for path in adapter.added}:
         projection = modules[path]
         of_each = [adapter.added.get(path) for adapter in adapters]
-        projection.adapters_a, projection.adapters_b = _stacked(of_each)
+        dtype = adapter_dtype(projection, mx.default_device())
+        projection.adapters_a, projection.adapters_b = _stacked(of_each, dtype)
         projection.__class__ = _adapted(type(projection), rows)
     return rows
 
 
-def _stacked(of_each: Sequence[LowRank | None]) -> tuple[mx.array, mx.array]:
+def adapter_dtype(projection: Module, device: mx.Device) -> mx.Dtype:
+    """What the matrices of an adapter come in: the dtype that a projection computes in; on a CPU
+    float32, for MLX has no `gather_mm` of others there.
+    """
+    if device == mx.cpu:
+        return mx.float32
+    scales_or_weight: mx.array = projection.get("scales", projection.weight)
+    is_float = mx.issubdtype(scales_or_weight.dtype, mx.floating)
+    return scales_or_weight.dtype if is_float else mx.float32  # scales may be bytes
+
+
+def _stacked(of_each: Sequence[LowRank | None], dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     """A `[adapters + 1, inputs, rank]` and B `[adapters + 1, rank, outputs]`, of the highest rank.
 
     The first is that of rows which take none: zeros, as all that is padded, and what an adapter
-    does not change. In float32, in which they were trained: MLX gathers no others on a CPU.
+    does not change.
     """
     given = [added for added in of_each if added is not None]
     inputs, outputs = given[0].a.shape[0], given[0].b.shape[1]
     rank = max(added.a.shape[1] for added in given)
     nothing = LowRank(mx.zeros((inputs, rank)), mx.zeros((rank, outputs)))
     all_of = [nothing, *(nothing if added is None else _padded(added, rank) for added in of_each)]
-    return mx.stack([added.a for added in all_of]), mx.stack([added.b for added in all_of])
+    a, b = mx.stack([added.a for added in all_of]), mx.stack([added.b for added in all_of])
+    return a.astype(dtype), b.astype(dtype)
 
 
 def _padded(added: LowRank, rank: int) -> LowRank:
