@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 
 BUFFER_OPERATIONS = (50, 200, 2000)
 """The limits on a command buffer's operations that are compared. MLX's own are 20 to 100."""

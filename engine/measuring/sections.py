@@ -7,7 +7,7 @@ from engine.measuring.command_buffers import CommandBufferMeasurement
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
 from engine.measuring.step import StepMeasurement
-from engine.mlx_backend.host import machine
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.measuring.attention import AttentionMeasurement
 from engine.mlx_backend.measuring.donation import DonationMeasurement
 from engine.mlx_backend.measuring.layouts import LayoutMeasurement

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from engine.measuring.messages import MEASURED, NAMES, TASK, MeasuredCase, Task
 from engine.measuring.reasons import reason
 from engine.mlx_backend.backend import keep_file_limit
+from engine.mlx_backend.command_buffers import limit_by_operations
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.host.command_buffers import limit_by_operations
 from engine.mlx_backend.measuring.rounds import Figures
 
 if TYPE_CHECKING:

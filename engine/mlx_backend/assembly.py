@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from engine.api import ModelError, Report
 from engine.core.step import Backend
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.attention.strategy import (
     Attention,
     GatherAttention,
@@ -20,20 +21,33 @@ from engine.mlx_backend.attention.strategy import (
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.host.allocator import allocator_limits, held_steps, limit_allocator
-from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
 from engine.mlx_backend.launch import launch_for
-from engine.mlx_backend.loading.budget import Footprint
-from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
-from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.mlx_backend.loading.loader import FLOAT32_SHARE, LoadedModel, load_weights, open_model
-from engine.mlx_backend.loading.pooled import Pooled, pooled_by
-from engine.mlx_backend.loading.purpose import Purpose, find_purpose
-from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.loading.tokenizer import template_kind
-from engine.mlx_backend.loading.working import step_bytes, working_bytes
-from engine.mlx_backend.loading.workspace import Workspace, find_workspace
+from engine.mlx_backend.loading.checkpoint import find_checkpoint
+from engine.mlx_backend.loading.loader import (
+    FLOAT32_SHARE,
+    LoadedModel,
+    Pooled,
+    load_weights,
+    open_model,
+    pooled_by,
+    template_kind,
+)
+from engine.mlx_backend.loading.memory import (
+    Footprint,
+    MemoryMeter,
+    MeteredRunner,
+    Room,
+    Workspace,
+    allocator_limits,
+    find_workspace,
+    fit,
+    held_steps,
+    limit_allocator,
+    step_bytes,
+    storage_bytes,
+    working_bytes,
+)
+from engine.mlx_backend.loading.purpose import Purpose, find_purpose, sampling_defaults
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.runner import MlxRunner

@@ -30,7 +30,7 @@ import typer
 from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.loading.working import working_bytes
+from engine.mlx_backend.loading.memory import working_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams

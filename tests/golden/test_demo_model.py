@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference

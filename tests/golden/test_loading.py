@@ -21,9 +21,9 @@ from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.model.adapters import RowAdapters

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from tests.answering import (
     FAMILIES,

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.loading.memory import GATHERED_BYTES, Workspace, find_workspace
 from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from engine.mlx_backend.host.allocator import (
+from engine.mlx_backend.host import Machine
+from engine.mlx_backend.loading.memory import (
     AllocatorLimits,
     allocator_limits,
     limit_allocator,
 )
-from engine.mlx_backend.host.machine import Machine
 
 SHARED = Machine("gpu (shared)", memory_bytes=80, left_bytes=30, most_bytes=30, kv_share=0.8)
 

@@ -18,10 +18,9 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.backend import keep_file_limit, load_backend
-from engine.mlx_backend.host.machine import device_memory_bytes
-from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
-from engine.mlx_backend.loading.checkpoint import max_context_tokens
-from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.host import device_memory_bytes
+from engine.mlx_backend.loading.checkpoint import find_checkpoint, max_context_tokens
+from engine.mlx_backend.loading.memory import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
 from engine.values.settings import EngineConfig
@@ -159,7 +158,7 @@ def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=unreachable())
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=unreachable())
     )
     either = f"; there is no directory {tmp_path / 'models' / 'small'} either"
     with pytest.raises(ModelError, match=either):
@@ -171,7 +170,7 @@ def test_what_begins_as_a_path_is_no_repository(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=AssertionError)
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=AssertionError)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -227,7 +226,7 @@ def test_what_the_hub_refuses_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=error)
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=error)
     )
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
@@ -251,7 +250,7 @@ def test_who_asks_hears_how_much_has_been_fetched(
         written.update(600)
         raise OSError("the line is dead")
 
-    monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
+    monkeypatch.setattr("engine.mlx_backend.loading.checkpoint.snapshot_download", fetch)
     heard: list[tuple[int, int]] = []
     with pytest.raises(ModelError, match="the line is dead"):
         find_checkpoint("some/model", download=True, progress=lambda *said: heard.append(said))

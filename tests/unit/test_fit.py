@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.budget import Footprint
-from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
-from engine.mlx_backend.loading.working import working_bytes
-from engine.mlx_backend.loading.workspace import Workspace
+from engine.mlx_backend.loading.memory import (
+    Footprint,
+    Room,
+    Workspace,
+    fit,
+    storage_bytes,
+    working_bytes,
+)
 from engine.values.settings import EngineConfig
 
 GIB = 1 << 30

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from engine.core.step import StepResult
-from engine.mlx_backend.host import memory_meter
-from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
+from engine.mlx_backend.loading import memory as memory_meter
+from engine.mlx_backend.loading.memory import QUIET_SECONDS, MemoryMeter, MeteredRunner
 from engine.values.stats import MemoryPromise
 
 MIB = 1 << 20

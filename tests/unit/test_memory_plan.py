@@ -11,10 +11,10 @@ import pytest
 
 from engine.api import ModelError
 from engine.mlx_backend import assembly
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.cpu.blas import Blas
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.host.allocator import AllocatorLimits
-from engine.mlx_backend.host.machine import Machine
+from engine.mlx_backend.host import Machine
+from engine.mlx_backend.loading.memory import AllocatorLimits
 from engine.values.settings import EngineConfig
 from engine.values.stats import MemoryPromise
 from tests.checkpoints import SHALLOW, write_family

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.mlx_backend.host.process_memory import RusageInfoV2, process_bytes
+from engine.mlx_backend.host import RusageInfoV2, process_bytes
 
 FOOTPRINT = 110 << 30
 RUSAGE_INFO_V2 = 2

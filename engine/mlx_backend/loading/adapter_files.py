@@ -14,7 +14,7 @@ from mlx.nn.layers.quantized import QuantizedLinear
 
 from engine.api import ModelError
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.loading.checkpoint_files import read_header
+from engine.mlx_backend.loading.checkpoint import read_header
 from engine.mlx_backend.model.adapters import Adapter, LowRank
 from engine.values.settings import AdapterConfig
 

@@ -1,15 +1,16 @@
 """Loads a checkpoint with mlx-lm and finds out what serving it takes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
@@ -17,18 +18,24 @@ from mlx_lm.utils import _get_classes, dequantize_model, load_model
 from engine.api import ModelError, Report
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
-from engine.mlx_backend.loading import headless
 from engine.mlx_backend.loading.adapter_files import read_adapters
-from engine.mlx_backend.loading.checkpoint import first_number, max_context_tokens
-from engine.mlx_backend.loading.purpose import GENERATES, Purpose
+from engine.mlx_backend.loading.checkpoint import (
+    WEIGHTS,
+    fingerprint,
+    first_number,
+    max_context_tokens,
+    read_header,
+)
+from engine.mlx_backend.loading.purpose import GENERATES, Embedding, Purpose, Ranking
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
-from engine.mlx_backend.loading.source import fingerprint
-from engine.mlx_backend.loading.tokenizer import load_tokenizer
 from engine.mlx_backend.model.adapters import RowAdapters
 from engine.mlx_backend.model.adapters import install as install_adapters
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.output_head import OutputHead
+from engine.mlx_backend.pooling import HIDDEN_STATES, Pooler
+from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig
 
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
@@ -144,7 +151,7 @@ def _weight_bytes(model: Module) -> int:
 
 
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
-    find_classes = _get_classes if purpose.generates else headless.classes
+    find_classes = _get_classes if purpose.generates else headless_classes
 
     def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
         if config.get("text_config") is None:
@@ -155,7 +162,7 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
         model, config = load_model(
             checkpoint,
             lazy=True,
-            model_config={} if purpose.generates else headless.model_config(checkpoint),
+            model_config={} if purpose.generates else model_config(checkpoint),
             get_model_classes=classes,
         )
     except SystemExit as error:  # olmo's module exits when it cannot import its package
@@ -186,3 +193,203 @@ def _for_cpu(model: Module, checkpoint: Path, purpose: Purpose, memory_bytes: in
     if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
         model, _ = _build(checkpoint, purpose)  # as it was: quantized, in its own dtype
     return model
+
+
+def load_tokenizer(
+    checkpoint: Path, config: Mapping[str, Any], vocab_size: int
+) -> TokenizerWrapper:
+    """Raises ModelError where it cannot be loaded or is not the model's."""
+    try:
+        end_tokens = _end_tokens(config, vocab_size)
+        tokenizer = utils.load_tokenizer(checkpoint, eos_token_ids=end_tokens)
+    except Exception as error:
+        raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
+    _check_vocabulary(tokenizer, vocab_size)
+    return tokenizer
+
+
+def template_kind(tokenizer: TokenizerWrapper, source: str = "") -> TemplateKind:
+    """How the tokenizer's chat template is rendered, or `source` in its place."""
+    if source:
+        return TemplateKind(source=source)
+    function = tokenizer._chat_template
+    return TemplateKind(
+        module="" if function is None else function.__module__.rpartition(".")[2],
+        thinking_argument=tokenizer._thinking_kwarg,
+        thinks=tokenizer.has_thinking,
+    )
+
+
+def _end_tokens(config: Mapping[str, Any], vocab_size: int) -> list[int] | None:
+    """Of generation_config.json, which mlx-lm prefers, or else of config.json.
+
+    None where they name none of the model's tokens: mlx-lm knows those of some tokenizers.
+    """
+    named = config.get("eos_token_id")
+    listed = named if isinstance(named, list) else [named]
+    return [id for id in listed if isinstance(id, int) and 0 <= id < vocab_size] or None
+
+
+def _check_vocabulary(wrapper: TokenizerWrapper, vocab_size: int) -> None:
+    """Raise ModelError unless the tokenizer's tokens are some of a model's `vocab_size`.
+
+    Added tokens may lie beyond: Gemma's for images, say, in a model of text alone.
+    """
+    if not wrapper.is_fast:
+        raise ModelError("the checkpoint has no tokenizer.json, nor what one could be made of")
+    backend = wrapper.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    ordinary = backend.get_vocab(with_added_tokens=False).values() - added.keys()
+    if not ordinary:
+        raise ModelError("the tokenizer has no tokens")
+    if max(ordinary) >= vocab_size:
+        raise ModelError(
+            f"the tokenizer is not the model's: its tokens go up to {max(ordinary):,}, and the "
+            f"model has {vocab_size:,}"
+        )
+
+
+CLASSIFIER = "score.weight"
+_HEAD = "lm_head."
+_BODY = "model."
+
+Weights: TypeAlias = dict[str, mx.array]
+Classes: TypeAlias = Callable[..., tuple[type[Any], type[Any]]]
+
+
+def model_config(checkpoint: Path) -> dict[str, Any]:
+    """Fields to set in config.json, so that the body of the model loads by itself.
+
+    The embedding then makes its logits, which are not used.
+    """
+    names = [name for file in checkpoint.glob(WEIGHTS) for name in read_header(file).spans]
+    has_head = any(name.startswith(_HEAD) for name in names)
+    return {} if has_head else {"tie_word_embeddings": True}
+
+
+def classifier(checkpoint: Path) -> mx.array:
+    """`[labels, dimensions]`, float32. Raises ModelError where there is none."""
+    for file in checkpoint.glob(WEIGHTS):
+        if CLASSIFIER in read_header(file).spans:
+            tensors = mx.load(str(file))
+            assert isinstance(tensors, dict), "safetensors are named"
+            return tensors[CLASSIFIER].astype(mx.float32)
+    raise ModelError(f"the classifier is missing: no weight file has {CLASSIFIER}")
+
+
+def body(weights: Mapping[str, mx.array]) -> Weights:
+    """As a generator's checkpoint has them: transformers writes the names of a body that is saved
+    by itself without the prefix.
+    """
+    prefix = "" if any(name.startswith(_BODY) for name in weights) else _BODY
+    return {
+        name if name.startswith(_HEAD) else prefix + name: array
+        for name, array in weights.items()
+        if name != CLASSIFIER
+    }
+
+
+def headless_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    """The class of the model, which takes the weights of a body alone, and of its arguments."""
+    model, args = utils._get_classes(config)
+
+    has_own = hasattr(model, "sanitize")
+
+    class Headless(model):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: Weights) -> Weights:
+            named = body(weights)
+            return super().sanitize(named) if has_own else named
+
+    return Headless, args
+
+
+QWEN3_RERANKER = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ messages | selectattr("role", "equalto", "system") | map(attribute="content") \
+| first | default("Given a web search query, retrieve relevant passages that answer the query") }}
+<Query>: {{ messages | selectattr("role", "equalto", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "equalto", "document") | map(attribute="content") \
+| first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{{ "" }}"""
+"""How Qwen3-Reranker asks, as its model card has it: with roles of its own, as vLLM's templates of
+rerankers have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What the runner pools with, and what the server must know of it."""
+
+    pooler: Pooler = HIDDEN_STATES
+    embedder: Embedder | None = None
+    reranker: Reranker | None = None
+    template: str = ""  # in place of the tokenizer's own
+
+
+def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled:
+    """Raises ModelError where the model's hidden states cannot be had, or no score made of them."""
+    purpose = loaded.purpose
+    if purpose.embedding is None and purpose.ranking is None:
+        return Pooled()
+    if not head.dimensions:
+        raise UnsupportedModel("its hidden states cannot be had: they are not projected as usual")
+    if purpose.ranking is not None:
+        return _reranker(loaded, head, checkpoint, purpose.ranking)
+    assert purpose.embedding is not None
+    return Pooled(embedder=_embedder(purpose.embedding, head.dimensions))
+
+
+def _embedder(embedding: Embedding, dimensions: int) -> Embedder:
+    return Embedder(
+        pooling=embedding.pooling,
+        dimensions=dimensions,
+        normalized=embedding.normalized,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+    )
+
+
+def _reranker(loaded: LoadedModel, head: OutputHead, checkpoint: Path, ranking: Ranking) -> Pooled:
+    tokenizer = loaded.tokenizer
+    if ranking.tokens:
+        weight = head.rows([_token_id(tokenizer, token) for token in ranking.tokens])
+    else:
+        weight = classifier(checkpoint)
+    own = takes_pairs(tokenizer)
+    template = QWEN3_RERANKER if loaded.model.model_type == "qwen3" and not own else ""
+    return Pooled(
+        pooler=Pooler(_one_label(weight)),
+        reranker=Reranker(ranking.has_sigmoid, is_templated=own or bool(template)),
+        template=template,
+    )
+
+
+def takes_pairs(tokenizer: TokenizerWrapper) -> bool:
+    """Whether its chat template knows queries and documents."""
+    template = tokenizer.chat_template
+    source = template if isinstance(template, str) else ""
+    return all(f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document"))
+
+
+def _one_label(weight: mx.array) -> mx.array:
+    """A softmax over two labels is a sigmoid of what lies between them. `[1, dimensions]`."""
+    labels = weight.shape[0]
+    if labels > 2:
+        raise UnsupportedModel(f"its classifier has {labels} labels; a reranker has one, or two")
+    one = weight[1:] - weight[:1] if labels == 2 else weight
+    mx.eval(one)
+    return one
+
+
+def _token_id(tokenizer: TokenizerWrapper, token: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise ModelError(f"its tokenizer has no token {token!r}, which a score would be made of")
+    return int(token_id)

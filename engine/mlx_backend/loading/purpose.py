@@ -8,14 +8,19 @@ and "no" are compared.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
+from typing import Any, get_type_hints
 
-from engine.api import ModelError
+from pydantic import TypeAdapter, ValidationError
+
+from engine.api import ModelError, Report
 from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.values.model import SamplingDefaults
 from engine.values.request import Pooling
 
+GENERATION_CONFIG = "generation_config.json"
 YES_NO = ("no", "yes")
 
 _MODULES = "modules.json"
@@ -174,3 +179,33 @@ def _json(file: Path, kind: type) -> Any:
     if not isinstance(content, kind):
         raise ModelError(f"{file} is not what sentence-transformers writes: delete it")
     return content
+
+
+def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:
+    """What the file says; a value that no request could have is reported and left out."""
+    given: dict[str, Any] = {}
+    content = _content(checkpoint / GENERATION_CONFIG, report)
+    for name, kind in get_type_hints(SamplingDefaults, include_extras=True).items():
+        if content.get(name) is None:
+            continue
+        try:
+            given[name] = TypeAdapter(kind).validate_python(content[name], strict=True)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]["msg"]
+            report(f"{GENERATION_CONFIG}: {name} is ignored: {fault}, not {short(content[name])}")
+    defaults = SamplingDefaults(**given)
+    if given:
+        values = ", ".join(f"{name} {value:g}" for name, value in asdict(defaults).items())
+        report(f"sampling defaults: {values}")
+    return defaults
+
+
+def _content(file: Path, report: Report) -> Mapping[str, Any]:
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        report(f"{GENERATION_CONFIG} is ignored: {one_line(error)}")
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.host import machine
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.measuring.configs import CONFIGS
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint

@@ -9,10 +9,10 @@ import mlx.core as mx
 from engine.api import Report
 from engine.core.step import Backend
 from engine.mlx_backend import assembly
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.loading.budget import least_kv_bytes
 from engine.mlx_backend.loading.loader import LoadedModel
+from engine.mlx_backend.loading.memory import least_kv_bytes
 from engine.mlx_backend.measuring.bare import BareModel
 from engine.mlx_backend.measuring.rounds import Figures
 from engine.mlx_backend.storage.arena import token_bytes

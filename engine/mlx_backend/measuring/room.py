@@ -1,6 +1,6 @@
 """Whether what a measurement takes is there: on a GPU the process may not survive its lack."""
 
-from engine.mlx_backend.host import machine
+from engine.mlx_backend import host as machine
 
 _SHARE = 0.8
 """Of what is free: others' memory grows, too."""

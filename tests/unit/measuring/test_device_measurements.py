@@ -12,7 +12,7 @@ from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import MeasureConfig, Task
 from engine.measuring.sections import MEASUREMENTS
 from engine.measuring.step import StepMeasurement
-from engine.mlx_backend.host import machine
+from engine.mlx_backend import host as machine
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.measuring.attention import (
     BLOCK_SIZE,

@@ -11,7 +11,7 @@ from engine.measuring.measure import measure
 from engine.measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
 from engine.measuring.plan import BUFFER_OPERATIONS, SECTIONS
 from engine.measuring.shares import Shares
-from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 
 CASES = ("one", "two", "three")

@@ -15,7 +15,7 @@ import pytest
 from engine.measuring.messages import MEASURED, NAMES, TASK, MeasureConfig, Task
 from engine.measuring.process import MeasuringProcess
 from engine.measuring.worker import serve
-from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.mlx_backend.measuring.rounds import Figures
 from engine.values.settings import EngineConfig
 
