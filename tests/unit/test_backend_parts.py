@@ -19,7 +19,11 @@ from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.backend import keep_file_limit, load_backend
 from engine.mlx_backend.host import device_memory_bytes
-from engine.mlx_backend.loading.checkpoint import find_checkpoint, max_context_tokens
+from engine.mlx_backend.loading.checkpoint import (
+    fetch_checkpoint,
+    find_checkpoint,
+    max_context_tokens,
+)
 from engine.mlx_backend.loading.memory import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
@@ -253,7 +257,7 @@ def test_who_asks_hears_how_much_has_been_fetched(
     monkeypatch.setattr("engine.mlx_backend.loading.checkpoint.snapshot_download", fetch)
     heard: list[tuple[int, int]] = []
     with pytest.raises(ModelError, match="the line is dead"):
-        find_checkpoint("some/model", download=True, progress=lambda *said: heard.append(said))
+        fetch_checkpoint("some/model", lambda *said: heard.append(said))
     assert heard == [(400, 1000), (1000, 1000)]
 
 
