@@ -7,7 +7,7 @@ from engine.measuring.command_buffers import CommandBufferMeasurement
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
 from engine.measuring.step import StepMeasurement
-from engine.mlx_backend import host as machine
+from engine.mlx_backend import host
 from engine.mlx_backend.measuring.attention import AttentionMeasurement
 from engine.mlx_backend.measuring.donation import DonationMeasurement
 from engine.mlx_backend.measuring.layouts import LayoutMeasurement
@@ -50,6 +50,6 @@ MEASUREMENTS: Mapping[str, Callable[[Task], Measurement]] = {
     "step": lambda task: StepMeasurement(task.config),
     "memory": lambda task: MemoryMeasurement(task.config),
     "donation": lambda task: DonationMeasurement(task.config.sizes, task.scratch),
-    "command buffers": lambda task: CommandBufferMeasurement(task.config, machine.examine().device),
+    "command buffers": lambda task: CommandBufferMeasurement(task.config, host.examine().device),
     "load check": lambda task: LoadCheck(task.config.sizes, task.scratch),
 }

@@ -69,7 +69,9 @@ class EngineSettings(BaseModel):
         "right. No answer changes.",
     )
     attention: Literal["auto", "gather", "cascade"] = Field(
-        "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+        "auto",
+        description="How attention reads the blocks; auto is cascade on a CPU, which alone "
+        "has it, else gather.",
     )
 
     pooling: Literal["auto", "last", "mean", "first"] = Field(

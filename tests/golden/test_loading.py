@@ -198,6 +198,17 @@ def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
     assert said.startswith("attention: gather, since not joined rows with cascade: [GatherMM")
 
 
+def test_on_a_gpu_cascade_is_refused_and_auto_gathers(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = served_of("llama").loaded
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    for name in ("auto", "gather"):
+        assert [each.name for each in attentions(name, loaded)] == ["gather"]
+    with pytest.raises(ModelError, match=r"^the setting attention is cascade, which is for CPUs"):
+        attentions("cascade", loaded)
+
+
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
     model, _ = load_model(checkpoint_of("llama"))
     layout = discover(model)

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
+from engine.mlx_backend.assembly import with_rows_apart
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.loading.memory import GATHERED_BYTES, Workspace, find_workspace
 from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
-from engine.mlx_backend.model.batching import LADDER
+from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import TokenSpan
@@ -66,15 +68,19 @@ def head() -> OutputHead:
 
 def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return find_workspace(config, narrow()[1], HEADS, attention, is_metal=False)
+    return find_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
-    attention: Attention, rows: int, keys: int, most_keys: float = math.inf
+    attention: Attention,
+    rows: int,
+    keys: int,
+    most_keys: float = math.inf,
+    batching: Batching = LADDER[0],
 ) -> CachedModel:
     model, layout = narrow()
     storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
-    return CachedModel(model, layout, storage, Execution(LADDER[0], attention, head()), most_keys)
+    return CachedModel(model, layout, storage, Execution(batching, attention, head()), most_keys)
 
 
 def spans_of(rows: int, length: int, keys: int) -> list[TokenSpan]:
@@ -150,8 +156,34 @@ def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> N
     assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)
 
 
+def test_rows_of_long_chunks_say_apart_what_they_say_together() -> None:
+    rows, keys, most_pairs = 4, 512, 2 * 40 * 512
+    work = [
+        replace(span, start=span.start - 100 * (row % 3))
+        for row, span in enumerate(spans_of(rows, 40, keys))
+    ]
+    whole = cached_model(GatherAttention(), rows, keys)
+    apart = cached_model(
+        GatherAttention(), rows, keys, batching=with_rows_apart(LADDER[0], most_pairs)
+    )
+    together = [batch for batches in whole.arrange(work) for batch in batches]
+    parted = [batch for batches in apart.arrange(work) for batch in batches]
+    assert len(together) < len(parted)
+    for batch in parted:
+        for group in batch.row_groups:
+            pairs = len(group) * max(s.n_tokens for s in group) * max(s.stop for s in group)
+            assert len(group) == 1 or pairs <= most_pairs
+    assert mx.allclose(last_logits(whole, work), last_logits(apart, work), atol=1e-5)
+
+
+def test_decodes_with_few_pairs_stay_together() -> None:
+    model = cached_model(GatherAttention(), 4, 512, batching=with_rows_apart(LADDER[0], 4 * 512))
+    (batch,) = model.arrange([replace(span, n_read=1) for span in spans_of(4, 1, 512)]).sampling
+    assert len(batch.row_groups) == 1
+
+
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
-    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, heads=32)
+    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
     affordable = GATHERED_BYTES // 4096
     assert space.forward_keys(1024) == 32 * 1024
     assert space.forward_keys(131_072) == affordable
@@ -161,8 +193,8 @@ def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        find_workspace(config, layout, HEADS, GatherAttention(), is_metal=on)
-        for on in (True, False)
+        find_workspace(config, layout, HEADS, GatherAttention(), kernels)
+        for kernels in (FusedAttention.METAL, FusedAttention.NONE)
     )
     tokens = config.step_tokens + 16 * config.max_running
     assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4

@@ -1,10 +1,9 @@
-"""The backend's pure parts: batching, budget, context length, where checkpoints are."""
+"""The backend's pure parts: batching, context length, where checkpoints are."""
 
 import io
 import math
 import re
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,11 +23,9 @@ from engine.mlx_backend.loading.checkpoint import (
     find_checkpoint,
     max_context_tokens,
 )
-from engine.mlx_backend.loading.memory import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
 from engine.values.settings import EngineConfig
-from kvstore.window import lease_slots
 
 
 @pytest.mark.parametrize(
@@ -66,58 +63,6 @@ def test_what_a_forward_costs_in_keys_follows_the_model_s_size() -> None:
         1648, 0.01
     )
     assert gathered_padding_keys(108_000_000, token_bytes=0) == math.inf
-
-
-CONFIG = EngineConfig(model="", block_size=8, max_running=4, step_tokens=32)
-WINDOW_LEASE_SLOTS = lease_slots(24, CONFIG.block_size, CONFIG.step_tokens)
-
-
-def test_the_default_budget_is_a_share_but_no_more_than_useful() -> None:
-    plain = Footprint(block_bytes=100)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=1000) == Budget(1000, 0)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=99_999) == Budget(4 * 10 * 100, 0)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=-5) == Budget(0, 0)
-
-
-def test_states_have_a_budget_of_their_own() -> None:
-    hybrid = Footprint(block_bytes=100, state_bytes=50)
-    assert find_budget(CONFIG, hybrid, 80, shared_bytes=1000) == Budget(600, 200)
-    assert find_budget(CONFIG, hybrid, 80, shared_bytes=99_999) == Budget(4000, 4 * 4 * 50)
-    told = replace(CONFIG, kv_cache_bytes=3000, state_cache_bytes=123)
-    assert find_budget(told, hybrid, 80, shared_bytes=1000) == Budget(3000, 123)
-    unshared = replace(CONFIG, prefix_cache=False)
-    assert find_budget(unshared, hybrid, 80, shared_bytes=1000).saved_bytes == 0
-    with pytest.raises(ModelError, match="take 200 bytes of recurrent state"):
-        find_budget(CONFIG, hybrid, 80, shared_bytes=199)
-
-
-def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
-    footprint = Footprint(block_bytes=100)
-    assert divide(CONFIG, footprint, 80, Budget(400, 0)).n_blocks == 4
-    with pytest.raises(ModelError, match="at least 400"):
-        divide(CONFIG, footprint, 80, Budget(399, 0))
-
-
-def test_windows_get_twice_what_running_sequences_need_and_at_most_half() -> None:
-    footprint = Footprint(block_bytes=100, windows=((24, 10),))
-    lease_bytes = WINDOW_LEASE_SLOTS * 10
-    rich = divide(CONFIG, footprint, 80, Budget(100_000, 0))
-    assert rich.windows[0].n_slots == 2 * 4 * WINDOW_LEASE_SLOTS
-    assert rich.n_blocks == (100_000 - 8 * lease_bytes) // 100
-    poor = divide(CONFIG, footprint, 80, Budget(400 + lease_bytes, 0))
-    assert poor.windows[0].n_slots == WINDOW_LEASE_SLOTS
-    assert poor.n_blocks == CONFIG.max_running
-    with pytest.raises(ModelError, match=f"at least {400 + lease_bytes}"):
-        divide(CONFIG, footprint, 80, Budget(399 + lease_bytes, 0))
-
-
-def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
-    recurrent = Footprint(block_bytes=0, state_bytes=50)
-    sizes = divide(CONFIG, recurrent, 80, Budget(0, 130))
-    assert sizes.n_blocks == 2 * 4 * 10
-    assert sizes.states is not None
-    assert (sizes.states.running, sizes.states.saved) == (4, 2)
-    assert divide(CONFIG, recurrent, 1 << 24, Budget(0, 0)).n_blocks == (1 << 24) // 8
 
 
 @pytest.mark.parametrize(

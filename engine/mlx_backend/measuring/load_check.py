@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.mlx_backend import host as machine
+from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.measuring.configs import CONFIGS
@@ -55,5 +55,5 @@ def checked_dtypes(device: mx.Device) -> tuple[mx.Dtype, ...]:
 
 def load(checkpoint: Path) -> tuple[LoadedModel, Execution]:
     """As the daemon loads it. Raises ModelError."""
-    loaded = open_model(checkpoint, machine.examine().left_bytes)
+    loaded = open_model(checkpoint, host.examine().left_bytes)
     return loaded, load_weights(loaded, attentions("auto", loaded), lambda line: None)

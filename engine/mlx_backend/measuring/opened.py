@@ -8,11 +8,10 @@ import mlx.core as mx
 
 from engine.api import Report
 from engine.core.step import Backend
-from engine.mlx_backend import assembly
-from engine.mlx_backend import host as machine
+from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.loading.loader import LoadedModel
-from engine.mlx_backend.loading.memory import least_kv_bytes
+from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.measuring.bare import BareModel
 from engine.mlx_backend.measuring.rounds import Figures
 from engine.mlx_backend.storage.arena import token_bytes
@@ -40,7 +39,7 @@ class MeasuredModel:
 
         It may be larger: where there are windows they get half of it, and no less than they need.
         """
-        kept = assembly.footprint(self._loaded.layout, config.block_size)
+        kept = footprint(self._loaded.layout, config.block_size)
         blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * kept.block_bytes
         if not kept.windows:
             return blocks_bytes + least_kv_bytes(config, kept)
@@ -77,15 +76,15 @@ class MeasuredModel:
 
 def machine_facts() -> Figures:
     """The device, its memory, and the software, without the machine's name."""
-    host, info = machine.examine(), mx.device_info()
+    machine, info = host.examine(), mx.device_info()
     chip = {name: info[name] for name in _CHIP_FACTS if name in info}
     backends = {"metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
     return {
-        "device": host.device,
+        "device": machine.device,
         **chip,
         "backend": next((name for name, is_there in backends.items() if is_there), "cpu"),
-        "memory_gib": host.memory_bytes / 2**30,
-        "free_gib": host.left_bytes / 2**30,
+        "memory_gib": machine.memory_bytes / 2**30,
+        "free_gib": machine.left_bytes / 2**30,
         "cores": os.cpu_count() or 0,
         "load_average": os.getloadavg()[0],
         "system": platform.platform(),

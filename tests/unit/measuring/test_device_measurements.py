@@ -12,7 +12,7 @@ from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import MeasureConfig, Task
 from engine.measuring.sections import MEASUREMENTS
 from engine.measuring.step import StepMeasurement
-from engine.mlx_backend import host as machine
+from engine.mlx_backend import host
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.measuring.attention import (
     BLOCK_SIZE,
@@ -59,8 +59,8 @@ def test_attention_by_strategy() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = machine.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
-    monkeypatch.setattr(machine, "examine", lambda: nothing)
+    nothing = host.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
+    monkeypatch.setattr(host, "examine", lambda: nothing)
     with pytest.raises(TooLarge, match="are free"):
         AttentionMeasurement(SIZES).measure("1 x 64")
 
