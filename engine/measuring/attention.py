@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.measuring.messages import Cases, Figures, Sizes, rounds
+from engine.mlx_backend import host
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.host import machine
 from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
 from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
@@ -52,7 +52,7 @@ def require_bytes(n_bytes: int) -> None:
     """Raises TooLarge if this memory is not free: on a GPU the process may not survive the attempt
     to allocate it.
     """
-    left_bytes = machine.examine().left_bytes
+    left_bytes = host.examine().left_bytes
     if n_bytes > _FREE_SHARE * left_bytes:
         raise TooLarge(
             f"it takes {n_bytes / 2**30:.1f} GiB, and {left_bytes / 2**30:.1f} GiB are free"
@@ -228,7 +228,7 @@ def contiguous_stepper(contexts: Sequence[int], length: int, dtype: mx.Dtype) ->
 
 def gather_heads(arena: Arena, table: mx.array) -> Gather:
     """Gather in the engine's layout: one run of memory for each head of a block."""
-    heads = arena.head_ids(table, KV_HEADS)
+    heads = arena.gather_ids(table, arena.layers[0].heads)
     return lambda layer: layer.read(heads)
 
 

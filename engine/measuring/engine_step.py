@@ -23,7 +23,7 @@ from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.kv.arena import token_bytes
-from engine.mlx_backend.loading.budget import least_kv_bytes
+from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
@@ -137,11 +137,11 @@ def _kv_bytes(config: EngineConfig, layout: Layout, rows: int, row_tokens: int) 
 
     Windows get half of the cache, or what they need if that is less, so the cache may be larger.
     """
-    footprint = assembly.footprint(layout, config.block_size)
-    blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * footprint.block_bytes
-    if not footprint.windows:
-        return blocks_bytes + least_kv_bytes(config, footprint)
-    return 2 * (blocks_bytes + config.max_running * least_kv_bytes(config, footprint))
+    kept = footprint(layout, config.block_size)
+    blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * kept.block_bytes
+    if not kept.windows:
+        return blocks_bytes + least_kv_bytes(config, kept)
+    return 2 * (blocks_bytes + config.max_running * least_kv_bytes(config, kept))
 
 
 def model_facts(config: EngineConfig) -> Figures:

@@ -30,7 +30,7 @@ import typer
 from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.loading.working import working_bytes
+from engine.mlx_backend.loading.memory import step_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
@@ -188,7 +188,7 @@ def main(
 ) -> None:
     """Measure the kinds of sampling in turn."""
     clock = time.process_time if processor_time else time.perf_counter
-    mx.set_cache_limit(working_bytes(EngineConfig("", max_running=rows), vocabulary))
+    mx.set_cache_limit(step_bytes(EngineConfig("", max_running=rows), vocabulary))
     logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
     sampler = Sampler(vocabulary)
     steps: dict[str, Callable[[], object]] = {

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.golden.conftest import ATTENTION

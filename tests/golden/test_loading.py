@@ -21,9 +21,9 @@ from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.kv.arena import LayerArena, LayerShape
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import RowGroup
@@ -190,6 +190,17 @@ def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
     assert chosen == {(mx.float32,): "cascade", (mx.float16,): "gather"}
     (said,) = (line for line in lines if line.startswith("attention: "))
     assert said.startswith("attention: gather, since not joined rows with cascade: [GatherMM")
+
+
+def test_on_a_gpu_cascade_is_refused_and_auto_gathers(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = served_of("llama").loaded
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    for name in ("auto", "gather"):
+        assert [each.name for each in attentions(name, loaded)] == ["gather"]
+    with pytest.raises(ModelError, match=r"^the setting attention is cascade, which is for CPUs"):
+        attentions("cascade", loaded)
 
 
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:

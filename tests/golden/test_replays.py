@@ -5,7 +5,7 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.answering import (

@@ -12,14 +12,15 @@ from mlx.nn.layers.base import Module
 
 from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
-from engine.mlx_backend.model.batching import LADDER
+from engine.mlx_backend.loading.memory import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, install_output_head
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention, install_attention
+from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
 from tests.devices import cpu_memory
@@ -63,15 +64,19 @@ def head() -> OutputHead:
 
 def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return find_workspace(config, narrow()[1], HEADS, attention, is_metal=False)
+    return find_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
-    attention: Attention, rows: int, keys: int, most_keys: float = math.inf
+    attention: Attention,
+    rows: int,
+    keys: int,
+    most_keys: float = math.inf,
+    batching: Batching = LADDER[0],
 ) -> CachedModel:
     model, layout = narrow()
     storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
-    return CachedModel(model, layout, storage, Execution(LADDER[0], attention, head()), most_keys)
+    return CachedModel(model, layout, storage, Execution(batching, attention, head()), most_keys)
 
 
 def spans_of(rows: int, length: int, keys: int) -> list[TokenSpan]:
@@ -147,8 +152,21 @@ def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> N
     assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)
 
 
+@pytest.mark.parametrize("lengths", [(40, 40, 40, 40), (1, 1, 1, 1), (40, 1, 7, 1)])
+def test_rows_attended_one_by_one_say_what_they_say_together(lengths: tuple[int, ...]) -> None:
+    """As on CUDA, without masks that are arrays: padded rows, decodes, and both."""
+    rows, keys = len(lengths), 512
+    work = [
+        replace(span, start=span.stop - length - 100 * row, n_tokens=length)
+        for row, (span, length) in enumerate(zip(spans_of(rows, 1, keys), lengths, strict=True))
+    ]
+    together = last_logits(cached_model(Attention(), rows, keys), work)
+    one_by_one = last_logits(cached_model(RowByRowAttention(), rows, keys), work)
+    assert mx.allclose(together, one_by_one, atol=1e-5)
+
+
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
-    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, heads=32)
+    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
     affordable = GATHERED_BYTES // 4096
     assert space.forward_keys(1024) == 32 * 1024
     assert space.forward_keys(131_072) == affordable
@@ -158,7 +176,8 @@ def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        find_workspace(config, layout, HEADS, Attention(), is_metal=on) for on in (True, False)
+        find_workspace(config, layout, HEADS, Attention(), kernels)
+        for kernels in (FusedAttention.METAL, FusedAttention.NONE)
     )
     tokens = config.step_tokens + 16 * config.max_running
     assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4

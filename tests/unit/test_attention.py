@@ -8,12 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, work_list
-from engine.mlx_backend.cpu.tiles import (
-    TILE_KEYS,
-    TILE_SCORES,
-    TWO_STREAM_SCORES,
-    TilePlan,
-)
+from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
 from engine.mlx_backend.kv.arena import Arena, LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
 from engine.mlx_backend.model.views import BlockAttention, LayerView
