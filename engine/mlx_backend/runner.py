@@ -31,8 +31,8 @@ from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
-from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
+from engine.mlx_backend.sampling.verify import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
 from engine.values.output import TokenLogprob
 from kvstore.ops import When

@@ -31,7 +31,7 @@ from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.loading.working import working_bytes
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig

@@ -27,7 +27,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.request import SamplingParams
 from kvstore import invariants

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.core.step import NO_MASKS, SampledToken, Sampling
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
 from engine.values.request import SamplingParams

@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.exponential import softmax_exp
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.maxima import BLOCK, COLUMNS, DEPTH, Maxima, strips_of, totals
-from engine.mlx_backend.sampling.row import SamplingRow
 from engine.values.request import SamplingParams
 
 MISSES = 2.0**-23

@@ -11,8 +11,8 @@ import numpy as np
 from engine.core.step import Masks, SampledToken
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.draws import Choice, choice_for
+from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima, totals
-from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
 from engine.values.output import TokenLogprob
 
 

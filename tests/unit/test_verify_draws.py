@@ -4,8 +4,8 @@ import pytest
 
 from engine.core.step import SampledToken, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
-from engine.mlx_backend.row_draws import RowDraws, ranges
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.verify import RowDraws, ranges
 from engine.values.request import SamplingParams
 
 BEHIND_DRAFTS = 20

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from engine.core.step import SampledToken, SequenceId, StepMasks
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
