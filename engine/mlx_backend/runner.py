@@ -273,7 +273,7 @@ def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
     """Read the step's draws, and move its rows to after the tokens that count."""
     found: dict[SequenceId, Sequence[SampledToken]] = {}
     tokens = step.drawn.read() if step.drawn is not None else []
-    for one, accepted in step.draws.counted(tokens):
+    for one, accepted in step.draws.accepted_tokens(tokens):
         if accepted is not None:
             one.accept(accepted)
         found[one.row.sequence_id] = accepted or ()
