@@ -44,8 +44,9 @@ def softmax_exp(scores: mx.array) -> mx.array:
 
 # Sampling: the weight of each token
 
-LOWEST_SCORE = _LOWEST
-"""A token whose score is lower weighs nothing."""
+LOWEST_SCORE = -60.0
+"""A token whose score is lower weighs nothing: no sum with the likeliest's weight of 1 would notice
+it. Of a larger weight even 2^-24 is a normal float32, which no device takes for 0."""
 
 _LOG2_E = float(np.log2(np.e))
 _BIAS, _MANTISSA_BITS = 127, 23  # of a float32, IEEE 754

@@ -287,9 +287,9 @@ def test_a_kind_is_a_key() -> None:
     ("params", "most", "most_compiled"),
     [
         (GREEDY, 12, 12),
-        (SamplingParams(), 30, 30),
-        (SamplingParams(top_k=20, top_p=0.95), 60, 50),
-        (SamplingParams(top_p=0.9), 96, 80),
+        (SamplingParams(), 32, 30),
+        (SamplingParams(top_k=20, top_p=0.95), 75, 50),
+        (SamplingParams(top_p=0.9), 102, 80),
     ],
     ids=["greedy", "inverse", "top_k", "top_p"],
 )

@@ -3,6 +3,9 @@ top_k, top_p and min_p leave. `kind_of` says which of four ways a request's para
 
 `draw` is a pure function of arrays, which `mx.compile` can trace. A row's token depends on its own
 line of the arrays alone, bit for bit, whatever the other rows are.
+
+Compiled in itself is only what goes over a whole vocabulary or is in every draw: on a CPU a kernel
+takes a compiler the better part of a second where it has not been compiled before.
 """
 
 import math
@@ -21,7 +24,6 @@ from engine.mlx_backend.sampling.maxima import (
     in_whole_blocks,
     indices,
     strips_of,
-    token_ids,
     totals,
 )
 from engine.values.request import SamplingParams
@@ -124,14 +126,14 @@ class TopK:
         tokens = maxima.largest(self.most)
         at = maxima.at(tokens)
         weights = softmax_weights(at, maxima.peaks, params.coldness, LOWEST_SCORE)
-        weights = _if_less(indices(tokens.shape[1]), params.top_k, weights, 0.0)
+        weights = mx.where(indices(tokens.shape[1]) < params.top_k, weights, 0.0)
         before = mx.cumsum(weights, axis=1, inclusive=False)
         whole = weights.sum(axis=1, keepdims=True)
         # A token stays while the tokens above it hold less than top_p; equal ones stay together.
-        inside = _if_less(before, params.top_p * whole, weights, math.inf)
-        smallest = inside.min(axis=1, keepdims=True)
+        inside = mx.where(before < params.top_p * whole, weights, math.inf)
+        is_kept = weights >= inside.min(axis=1, keepdims=True)
         scores = (at - maxima.peaks) * params.coldness
-        kept = mx.where((weights >= smallest) & (scores >= params.least_score), weights, 0.0)
+        kept = mx.where(is_kept & (scores >= params.least_score), weights, 0.0)
         rank = _pick(kept[:, :, None], _uniforms(params.keys, 2, 1)[0]).reshape(len(tokens), 1)
         return mx.take_along_axis(tokens, rank, axis=1).reshape(len(tokens)), maxima.peaks
 
@@ -168,11 +170,10 @@ class TopP:
 
     def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
         maxima = Maxima.of(logits)
-        logits, peaks, coldness = maxima.logits, maxima.peaks, params.coldness
-        weights = softmax_weights(logits, peaks, coldness, LOWEST_SCORE)
+        weights = softmax_weights(maxima.logits, maxima.peaks, params.coldness, LOWEST_SCORE)
         nucleus = params.top_p * totals(weights)
         if self.has_min_p:
-            weights = softmax_weights(logits, peaks, coldness, params.least_score)
+            weights = _cut(weights, maxima.logits, maxima.peaks, params)
         shape = (len(logits), 2**self.halvings - 1)
         found = list[tuple[mx.array, mx.array]]()
         uniforms = _uniforms(params.keys, 2 * self.rounds, shape[1])
@@ -184,11 +185,11 @@ class TopP:
             smallest = mx.take_along_axis(ranked, mx.maximum(n_inside, 1) - 1, axis=1)
             earliest = mx.argmax(their_weights >= smallest, axis=1, keepdims=True)
             found.append((n_inside > 0, mx.take_along_axis(tokens, earliest, axis=1)))
-            weights = _if_less(ranked[:, :1], weights, weights, 0.0)
+            weights = _above(weights, ranked[:, :1])
         chosen = maxima.likeliest()[:, None]
         for is_inside, token in reversed(found):
             chosen = mx.where(is_inside, token, chosen)
-        return chosen.reshape(len(logits)), peaks
+        return chosen.reshape(len(logits)), maxima.peaks
 
     def _count_inside(self, weights: mx.array, ranked: mx.array, nucleus: mx.array) -> mx.array:
         """How many of a round's weights `ranked`, the largest first, have less above them than the
@@ -197,8 +198,8 @@ class TopP:
         n_inside = mx.zeros(nucleus.shape, dtype=mx.int32)
         for step in (2**halving for halving in reversed(range(self.halvings))):
             bound = mx.take_along_axis(ranked, n_inside + (step - 1), axis=1)
-            above = totals(_if_less(bound, weights, weights, 0.0))
-            n_inside = _if_less(above, nucleus, n_inside + step, n_inside)
+            above = totals(_above(weights, bound))
+            n_inside = mx.where(above < nucleus, n_inside + step, n_inside)
         return n_inside
 
 
@@ -251,7 +252,7 @@ def _propose(weights: mx.array, first: mx.array, second: mx.array) -> tuple[mx.a
     column = _pick(strips.sum(axis=1, keepdims=True).reshape(rows, n_columns, 1), first)
     inside = mx.take_along_axis(strips, column, axis=2)
     strip = _pick(inside, second)
-    return token_ids(strip, n_columns, column), mx.take_along_axis(inside, strip, axis=1)
+    return strip * n_columns + column, mx.take_along_axis(inside, strip, axis=1)
 
 
 def _pick(weights: mx.array, uniforms: mx.array) -> mx.array:
@@ -276,11 +277,14 @@ def _if_reached(
 
 
 @mx.compile
-def _if_less(
-    value: mx.array, bound: mx.array, then: mx.array, otherwise: mx.array | float
-) -> mx.array:
-    """`then` where the value is less than the bound, else `otherwise`: one pass over memory."""
-    return mx.where(value < bound, then, otherwise)
+def _above(weights: mx.array, bound: mx.array) -> mx.array:
+    return mx.where(weights > bound, weights, 0.0)
+
+
+@mx.compile
+def _cut(weights: mx.array, logits: mx.array, peaks: mx.array, params: DrawParams) -> mx.array:
+    """The weights of all logits, 0 where min_p cuts them."""
+    return mx.where((logits - peaks) * params.coldness >= params.least_score, weights, 0.0)
 
 
 def _digest(seed: int) -> int:

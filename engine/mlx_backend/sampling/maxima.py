@@ -52,7 +52,7 @@ class Maxima:
         block = mx.argmax(self._blocks, axis=1, keepdims=True)
         logits = mx.take_along_axis(self._lines, block, axis=1).reshape(rows, 1, 1, BLOCK_TOKENS)
         within = mx.argmax(logits, axis=3, keepdims=True)
-        return token_ids(block, BLOCK_TOKENS, within).reshape(rows)
+        return _token_ids(block, within).reshape(rows)
 
     def largest(self, count: int) -> mx.array:
         """The tokens [rows, count] with the largest logits, of equal ones the lowest ids first.
@@ -64,7 +64,7 @@ class Maxima:
         blocks = blocks[:, :, None, None]
         logits = mx.take_along_axis(self._lines, blocks, axis=1).reshape(rows, -1)
         within = indices(BLOCK_TOKENS).reshape(_LINES, _LINE_TOKENS)
-        return _first(logits, token_ids(blocks, BLOCK_TOKENS, within).reshape(rows, -1), count)
+        return _first(logits, (blocks * BLOCK_TOKENS + within).reshape(rows, -1), count)
 
 
 def in_whole_blocks(logits: mx.array) -> mx.array:
@@ -92,12 +92,6 @@ def indices(count: int) -> mx.array:
     return mx.array(np.arange(count, dtype=np.uint32))
 
 
-@mx.compile
-def token_ids(groups: mx.array, size: int, within: mx.array) -> mx.array:
-    """Ids of tokens in groups of `size`, by the index of the group and the index within it."""
-    return groups * size + within
-
-
 def _first(values: mx.array, ids: mx.array, count: int) -> mx.array:
     """The ids of the `count` largest values [rows, n], or of all where n is less, the largest
     first; of equal values the lowest id first.
@@ -116,3 +110,8 @@ def _keys(bits: mx.array, ids: mx.array) -> mx.array:
     falling = mx.where(bits < 0, bits & 0x7FFFFFFF, -bits)  # IEEE 754 is a sign and a size
     keys: mx.array = falling.astype(mx.int64) * 2**_ID_BITS + ids.astype(mx.int64)
     return keys
+
+
+@mx.compile
+def _token_ids(blocks: mx.array, within: mx.array) -> mx.array:
+    return blocks * BLOCK_TOKENS + within

@@ -172,11 +172,10 @@ class Sampler:
                 drawn = self.draw_with(kind, logits, params)
             else:
                 drawn = draw(kind, logits[mx.array(indices)], params)
-            following = [row.output_index + 1 for row in group]
-            self._prepared[kind] = _Prepared(
-                group, following, params._replace(keys=drawn.next_keys)
-            )
             draws.append(drawn)
+            params = params._replace(keys=drawn.next_keys)
+            following = [row.output_index + 1 for row in group]
+            self._prepared[kind] = _Prepared(group, following, params)
         if len(draws) == 1:
             return draws[0]
         order = mx.array(np.argsort([index for indices in groups.values() for index in indices]))
@@ -194,16 +193,16 @@ def _params_of(rows: list[SamplingRow], prepared: _Prepared | None) -> DrawParam
 def _edited(
     logits: mx.array, rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
 ) -> mx.array:
-    """The logits as they are to be drawn from: as they are where no row edits them."""
+    """The logits to draw from: those given where no row edits them."""
     if not len(masked) and not any(row.has_edits for row in rows):
         return logits
     edits = [row.edits() for row in rows]
     for index in masked:
         edits[index] = rows[index].edits_with_mask()
     edited = edit_tokens(logits.astype(mx.float32), edits)
-    return (
-        keep_allowed(edited, _masks_of_all(len(logits), masks, masked)) if len(masked) else edited
-    )
+    if not len(masked):
+        return edited
+    return keep_allowed(edited, _masks_of_all(len(logits), masks, masked))
 
 
 def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int) -> Scores | None:
