@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
 from kvstore.ops import TablePatch
 

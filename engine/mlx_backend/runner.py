@@ -34,8 +34,8 @@ from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
-from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
+from engine.mlx_backend.sampling.verify import RowDraws, StepDraws, rows_of
 from engine.values.output import TokenLogprob
 from kvstore.ops import CopyBlock, When
 
@@ -131,6 +131,7 @@ class _SubmittedStep:
     pooled: list[PendingVectors] = field(default_factory=list)
     awaited: list[mx.array] = field(default_factory=list)
     reads: PendingReads = NO_READS
+    is_compiled: bool = False
     drawn: Drawn | None = None
 
     def pending(
@@ -162,6 +163,8 @@ class MlxRunner:
         self._sampler = sampler
         self._launch = launch
         self._batch = Batch(model.n_groups)
+        if decode is not None:
+            sampler.draw_with = decode.draw
         self._in_flight: deque[_SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -192,7 +195,7 @@ class MlxRunner:
             self._launch.finish(step.rest)
             ruled_out = StepMasks() if masks is None else masks()
             step.late = frozenset(ruled_out.late)
-            if saved := step.draws.keep(step.late):
+            if step.late and (saved := step.draws.keep(step.late)):
                 # Launched now: `collect` would launch it after the next step's forwards. It writes
                 # no pool, so no write that follows copies one.
                 mx.async_eval(saved)
@@ -214,8 +217,10 @@ class MlxRunner:
             drawn = _drawn_tokens(step)
             self._set_tokens_after_verification(step, drawn)
             return StepResult(_row_results(step, drawn), step.reads.parts())
-        except Exception:
+        except Exception as error:
             self._in_flight.clear()
+            if step.is_compiled and self._decode_path is not None:
+                self._decode_path.give_up(error)
             self._settle()
             raise
 
@@ -273,8 +278,9 @@ class MlxRunner:
         logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
         if logits is None:
             return None
-        if len(logits) > len(rows):
-            logits = logits[: len(rows)]
+        step.is_compiled = True
+        if resampled and len(logits) > len(rows):
+            logits = logits[: len(rows)]  # else the sampler takes the padding, too
         step.draws.add([RowDraws(row) for row in rows], logits)
         for row in resampled:
             step.draws.add([RowDraws(row)], row.take_saved_logits())
@@ -358,12 +364,15 @@ class MlxRunner:
 
     def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
         draws = step.draws
-        draws.limit(masks)
+        if masks.sequence_ids:
+            draws.limit(masks)
         drawn = step.drawn = self._sampler.sample(
             draws.logits(), draws.states(), masks.masks, draws.masked(masks)
         )
         rows = [one.row for one in draws.rows]
-        self._batch.set_next_tokens(rows, rows_of(drawn.tokens, draws.firsts()))
+        has_drafts = any(one.drafts for one in draws.rows)
+        tokens = rows_of(drawn.tokens, draws.firsts()) if has_drafts else drawn.tokens
+        self._batch.set_next_tokens(rows, tokens)
         mx.async_eval(drawn.arrays())
         step.awaited += drawn.arrays()
         draws.drop_logits()
@@ -384,7 +393,7 @@ def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
     """Read the step's draws, and move its rows to after the tokens that count."""
     found: dict[SequenceId, Sequence[SampledToken]] = {}
     tokens = step.drawn.read() if step.drawn is not None else []
-    for one, accepted in step.draws.counted(tokens):
+    for one, accepted in step.draws.accepted_tokens(tokens):
         if accepted is not None:
             one.accept(accepted)
         found[one.row.sequence_id] = accepted or ()

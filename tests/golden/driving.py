@@ -26,7 +26,7 @@ from engine.core.step import (
 from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.request import SamplingParams
 from kvstore import invariants

@@ -125,7 +125,7 @@ def test_others_give_way_to_what_is_asked_for_but_not_to_the_default() -> None:
 
 def test_many_rows_of_a_large_vocabulary_need_more_to_work_with() -> None:
     sampled = replace(CONFIG, max_running=64, step_tokens=64)
-    assert step_bytes(sampled, 151_936) - step_bytes(sampled, 0) > 399 * 10**6
+    assert step_bytes(sampled, 151_936) - step_bytes(sampled, 0) > 470 * 10**6
 
 
 SMALL = replace(CONFIG, block_size=8, step_tokens=32)

@@ -16,15 +16,17 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from engine.core.step import Sampling, SequenceId
+from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
-from engine.mlx_backend.decode.compiled import CompiledDecode, Unfit
+from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.sampler import Sampler
 from engine.process.child import ending
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
@@ -46,6 +48,14 @@ SLOW_STEP_SECONDS = 0.2
 milliseconds, would hardly be noticed, and the rehearsal would take seconds.
 """
 
+SAMPLED = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
+    SamplingParams(temperature=0.6, top_p=0.9),
+)
+"""Of each kind of draw one: the kernels of others of a kind are the same, or few."""
+
 RACE_SECONDS = 0.5
 WINS = 0.98
 """A compiled step must take less than this part of an eager one's time."""
@@ -63,6 +73,8 @@ class DecodePath:
         self.compiled: CompiledDecode | None = None
         self.why = f"eager: {why}"
         self.steps = 0
+        self._draws: CompiledDraws | None = None
+        self._compiled_steps = 0  # of a path that has been given up
         self._builder: subprocess.Popen[bytes] | None = None
         self._model: CachedModel | None = None
 
@@ -82,10 +94,26 @@ class DecodePath:
             self.choose(self._model)
         logger.info("decode: %s", self.why)
 
+    def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        """As `draws.draw`, compiled where the forwards are."""
+        if self._draws is not None:
+            try:
+                return self._draws.draw(kind, logits, params)
+            except Exception as error:  # MLX may raise anything
+                self.give_up(error)
+        return draw(kind, logits, params)
+
+    def give_up(self, error: Exception) -> None:
+        """Something compiled has failed: all is eager from now on."""
+        self.why = f"eager: {type(error).__name__}: {one_line(error)}"
+        self._compiled_steps = 0 if self.compiled is None else self.compiled.steps[""]
+        self.compiled = self._draws = None
+        logger.warning("decode: %s", self.why)
+
     def stats(self) -> DecodeStats:
         """On any thread."""
         compiled = self.compiled
-        n_compiled = 0 if compiled is None else compiled.steps[""]
+        n_compiled = self._compiled_steps if compiled is None else compiled.steps[""]
         why = compiled.problem if compiled is not None and compiled.problem else self.why
         return DecodeStats(why, self.steps, n_compiled)
 
@@ -107,7 +135,8 @@ class DecodePath:
         else:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
             faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
-            self.compiled = CompiledDecode(model, faster) if faster else None
+            if faster:
+                self.compiled, self._draws = CompiledDecode(model, faster), CompiledDraws()
             path = "compiled" if faster else "eager"
             self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
         mx.clear_cache()
@@ -174,7 +203,14 @@ def compute_compiled(model: CachedModel) -> None:
         rehearsal = Rehearsal(model, n_rows)
         rehearsal.begin(NARROW)
         for _ in range(STEPS):
-            rehearsal.compiled()
+            logits = rehearsal.compiled()
+        for params in SAMPLED:
+            rows, sampler = (
+                [SamplingRow(Sampling(params, seed=0))] * n_rows,
+                Sampler(logits.shape[1]),
+            )
+            sampler.draw_with = CompiledDraws().draw
+            mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
 
 
 def _ratio(model: CachedModel, n_rows: int) -> float:

@@ -16,6 +16,7 @@ which is also what the compiled one is checked against at load (`choice.py`).
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -28,6 +29,7 @@ from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights, shared_tables
 from engine.mlx_backend.model.rows import ArenaForward
 from engine.mlx_backend.model.views import ForwardViews
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
 
 MOST_TRACES = 64
@@ -50,6 +52,27 @@ The eager path takes one more pass for each 64 of them (`cpu/cascade.py`), which
 
 class Unfit(Exception):
     """Why a model's steps cannot be compiled, in a few words."""
+
+
+class CompiledDraws:
+    """Draws by functions that are traced once for each kind and number of lines.
+
+    Apart from the forward, or there would be a trace for each pair of a table's width and a kind.
+    """
+
+    def __init__(self) -> None:
+        self._traces = OrderedDict[tuple[Kind, int], Callable[..., Draw]]()
+
+    def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        """As `draws.draw`. Raises whatever MLX raises where it cannot be compiled."""
+        key = kind, len(logits)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = mx.compile(partial(draw, kind))
+            while len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return Draw(*trace(logits, params))
 
 
 Shape: TypeAlias = tuple[int, tuple[int, ...], bool]
