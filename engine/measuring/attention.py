@@ -240,7 +240,10 @@ def gather_blocks(table: mx.array) -> Gather:
         runs = pool.reshape(-1, BLOCK_SIZE * KV_HEADS * DIM)[table]
         return runs.reshape(rows, blocks * BLOCK_SIZE, KV_HEADS, DIM).swapaxes(1, 2)
 
-    return lambda layer: (strided(layer.key_blocks()), strided(layer.value_blocks()))
+    return lambda layer: (
+        strided(layer.key_blocks()[: layer.n_heads]),
+        strided(layer.value_blocks()[layer.values_at :]),
+    )
 
 
 def _gather_all(arena: Arena, gather: Gather) -> list[mx.array]:

@@ -1,7 +1,6 @@
 """Puts the backend's parts together for one configuration."""
 
 import math
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +106,7 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = launch_for(mx.default_device())
-    decode = _decode_path(config, opened.checkpoint, model)
+    decode = _decode_path(config, opened.checkpoint, model, loaded.purpose.generates)
     report(f"decode: {decode.why}")
     mlx_runner = MlxRunner(model, Sampler(layout.vocab_size), launch, pooled.pooler, decode)
     runner = MeteredRunner(mlx_runner, plan.promise, opened.used_bytes)
@@ -149,24 +148,22 @@ def assemble_opened(
     )
 
 
-def _decode_path(config: EngineConfig, checkpoint: Path, model: CachedModel) -> DecodePath:
-    """Rehearses compiled decodes, or has a CPU's kernels built for that first."""
-    path = DecodePath("as set")
+def _decode_path(
+    config: EngineConfig, checkpoint: Path, model: CachedModel, generates: bool
+) -> DecodePath:
+    """Rehearses compiled decodes, unless a CPU's kernels are to be built first."""
     if config.decode == "eager":
-        return path
-    builder: subprocess.Popen[bytes] | None = None
-    if mx.default_device() == mx.cpu and not marker(config, checkpoint).exists():
-        if problem := compiler_problem():
-            return DecodePath(problem)
-        rung, attention = model.execution.batching.name, model.execution.attention.name
-        try:
-            builder = start_building(config, rung, attention)
-        except OSError as error:
-            return DecodePath(f"no process can be started to build its kernels: {error}")
-        path = DecodePath("its kernels are being built")
-        path.choose_after(builder, model)
-    else:
+        return DecodePath("as set")
+    if not generates:
+        return DecodePath("it generates nothing")
+    path = DecodePath("its kernels have not been built")
+    if mx.default_device() != mx.cpu or marker(config, checkpoint).exists():
         path.choose(model)
+    elif problem := compiler_problem():
+        return DecodePath(problem)
+    else:
+        rung, attention = model.execution.batching.name, model.execution.attention.name
+        path.choose_after(partial(start_building, config, rung, attention), model)
     return path
 
 

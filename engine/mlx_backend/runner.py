@@ -269,10 +269,13 @@ class MlxRunner:
     def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""
         path = self._decode_path
-        if path is None or path.compiled is None:
+        if path is None or (path.compiled is None and not path.is_pending):
             return None
         found = self._batch.decoding_rows(plan)
         if found is None:
+            return None
+        if path.compiled is None:
+            path.count_steady()
             return None
         rows, resampled = found
         logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))

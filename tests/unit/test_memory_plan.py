@@ -8,23 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import mlx.core as mx
 import pytest
 
 from engine.api import ModelError
-from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import Blas
-from engine.mlx_backend.host import FusedAttention, Machine
-from engine.mlx_backend.loading import memory
-from engine.mlx_backend.model.batching import ForwardBatch
-from engine.mlx_backend.model.cached_model import CachedModel, Computed
-from engine.values.request import SamplingParams
+from engine.mlx_backend.host import Machine
 from engine.values.settings import EngineConfig
 from engine.values.stats import MemoryPromise
-from kvstore.ops import TablePatch
 from tests.checkpoints import SHALLOW, write_family
-from tests.golden.driving import compute
 
 MIB = 1 << 20
 MEMORY_BYTES = 4096 * MIB
@@ -99,41 +91,3 @@ def test_a_kv_cache_that_leaves_no_room_for_the_buffer_cache_is_refused_on_a_cpu
     plan("gpu", MIB)
     with pytest.raises(ModelError, match="does not fit"):
         plan("cpu", MIB)
-
-
-def test_on_cuda_rows_whose_masks_would_take_too_much_run_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In half precision, since float32 does not fit, as the attention of cuDNN has it."""
-    cuda = replace(FAKES["gpu"], left_bytes=1 << 10, fused=FusedAttention.CUDA)
-    monkeypatch.setattr(host, "examine", lambda: cuda)
-    monkeypatch.setattr(host, "limit_allocator", lambda *given: None)
-    checkpoint = write_family(SHALLOW, tmp_path, dtype=mx.float16)
-    config = EngineConfig(str(checkpoint), kv_cache_bytes=MIB, max_running=4)
-    assert longest_groups(config, monkeypatch) == 2
-    monkeypatch.setattr(memory, "MASKED_BYTES", 1 << 10)
-    assert longest_groups(config, monkeypatch) == 1
-
-
-def longest_groups(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Rows that attend together while two prompts of 100 tokens are computed, at most."""
-    backend = assembly.assemble(config, Path(config.model), Blas(), lambda line: None)
-    n_rows = list[int]()
-    forward = CachedModel.forward
-
-    def counted(model: CachedModel, batch: ForwardBatch, token_ids: mx.array) -> Computed:
-        n_rows.extend(map(len, batch.row_groups))
-        return forward(model, batch, token_ids)
-
-    ids = [SequenceId(0), SequenceId(1)]
-    with monkeypatch.context() as patched:
-        patched.setattr(CachedModel, "forward", counted)
-        compute(
-            backend.runner,
-            StepPlan(
-                enter=[BatchEntry(id, Sampling(SamplingParams(), seed=0)) for id in ids],
-                patches=[(id, TablePatch(None, 0, tuple(range(4 * id, 4 * id + 4)))) for id in ids],
-                rows=[Prefill(id, 0, tuple(range(100))) for id in ids],
-            ),
-        )
-    return max(n_rows)

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -56,7 +57,13 @@ SAMPLED = (
 )
 """Of each kind of draw one: the kernels of others of a kind are the same, or few."""
 
-RACE_SECONDS = 0.5
+BUILD_AFTER_STEPS = 256
+"""Steady steps after which kernels are built: a model that only embeds needs none."""
+
+StartBuilder: TypeAlias = Callable[[], "subprocess.Popen[bytes]"]
+"""Starts the process that builds a model's kernels. Raises OSError."""
+
+RACE_SECONDS = 0.25
 WINS = 0.98
 """A compiled step must take less than this part of an eager one's time."""
 
@@ -75,12 +82,37 @@ class DecodePath:
         self.steps = 0
         self._draws: CompiledDraws | None = None
         self._compiled_steps = 0  # of a path that has been given up
+        self._start: StartBuilder | None = None  # where kernels are to be built first
         self._builder: subprocess.Popen[bytes] | None = None
         self._model: CachedModel | None = None
+        self._steady_steps = 0
 
-    def choose_after(self, builder: "subprocess.Popen[bytes]", model: CachedModel) -> None:
-        """Choose when this process, which builds the model's kernels, has ended."""
-        self._builder, self._model = builder, model
+    def choose_after(self, start: "StartBuilder", model: CachedModel) -> None:
+        """Choose when the process that `start` returns has ended, which builds the model's kernels.
+        It is started when the model has decoded for a while, or by `build`.
+        """
+        self._start, self._model = start, model
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether kernels are still to be built."""
+        return self._start is not None
+
+    def count_steady(self) -> None:
+        """A steady step is computed eagerly because the kernels are not there."""
+        self._steady_steps += 1
+        if self._steady_steps == BUILD_AFTER_STEPS:
+            self.build()
+
+    def build(self) -> None:
+        """Start to build the kernels."""
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        try:
+            self._builder = start()
+        except OSError as error:
+            self.why = f"eager: no process can be started to build its kernels: {error}"
 
     def settle(self) -> None:
         """Choose, once the kernels are there. To be called while nothing is computed."""
