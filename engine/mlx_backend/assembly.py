@@ -156,7 +156,7 @@ def _decode_path(
         return DecodePath("as set")
     if not generates:
         return DecodePath("it generates nothing")
-    path = DecodePath("its kernels have not been built")
+    path = DecodePath("its kernels are built when it has decoded for a while")
     if mx.default_device() != mx.cpu or marker(config, checkpoint).exists():
         path.choose(model)
     elif problem := compiler_problem():
