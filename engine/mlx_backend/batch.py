@@ -230,7 +230,8 @@ class Batch:
         """What each row decodes next; `tokens`: uint32 `[rows]`, or more, the first of which are
         these rows'. They may still have to be computed.
         """
-        self._store_latest()
+        if self._latest is not None and self._latest[0] != rows:
+            self._store_latest()
         self._latest = rows, tokens
 
     def next_tokens(self, rows: Sequence[BatchRow], size: int) -> mx.array:

@@ -245,15 +245,27 @@ def compute_compiled(model: CachedModel) -> None:
             mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
 
 
-def _ratio(model: CachedModel, n_rows: int) -> float:
-    """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
-    rehearsal = Rehearsal(model, n_rows)
+def check(model: CachedModel) -> None:
+    """Raises Unfit where compiled steps say something else than eager ones, or cannot be traced,
+    and whatever the model raises.
+    """
+    for n_rows in (1, SEVERAL):
+        _check(Rehearsal(model, n_rows), model)
+
+
+def _check(rehearsal: Rehearsal, model: CachedModel) -> None:
     for blocks in (NARROW, WIDE):
         rehearsal.begin(blocks)
         found = [rehearsal.compiled() for _ in range(STEPS)]
         rehearsal.begin(blocks)
         expected = [rehearsal.eager() for _ in range(STEPS)]
         _compare(mx.concatenate(found), mx.concatenate(expected), tolerance(model.layout))
+
+
+def _ratio(model: CachedModel, n_rows: int) -> float:
+    """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
+    rehearsal = Rehearsal(model, n_rows)
+    _check(rehearsal, model)
     seconds = _seconds(rehearsal, rehearsal.eager)
     if seconds > STEPS * SLOW_STEP_SECONDS:
         raise Unfit(f"an eager step takes {seconds / STEPS:.2g} s, little of it on the host")
