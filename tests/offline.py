@@ -76,6 +76,7 @@ class Room:
     max_running: int = 8
     step_tokens: int = 32
     spare: int = 24
+    first_blocks: int | None = None  # for which memory is taken at first; None: all
 
     def sizes(self, layout: Layout) -> StorageSizes:
         return StorageSizes(
@@ -93,7 +94,7 @@ class Room:
 
 def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
     """The model over storage of its own."""
-    storage = Storage(served.layout, room.sizes(served.layout), room.block_size)
+    storage = Storage(served.layout, room.sizes(served.layout), room.block_size, room.first_blocks)
     execution = replace(served.execution, attention=attention)
     return CachedModel(served.loaded.model, served.layout, storage, execution)
 

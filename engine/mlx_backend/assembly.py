@@ -44,6 +44,9 @@ from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 
+FIRST_SHARE = 8
+"""On a Mac the KV cache begins with an eighth of its memory, and grows."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
@@ -97,7 +100,10 @@ def assemble_opened(
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
     execution = load_weights(loaded, strategies, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
-    storage = Storage(layout, plan.sizes, config.block_size)
+    # On a Mac the memory is shared with all else, which has it until it is needed.
+    is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
+    first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
+    storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
     context_tokens = loaded.max_context_tokens
@@ -277,6 +283,8 @@ def _inventory(plan: MemoryPlan, storage: Storage) -> Iterator[str]:
     if plan.footprint.block_bytes:
         bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"
         yield f"KV cache: {sizes.n_blocks:,} blocks of {size} tokens, {bytes_used}"
+        if (n_allocated := storage.full.n_allocated) < sizes.n_blocks:
+            yield f"memory is taken for {n_allocated:,} of them, and for more when they are needed"
     for window, arena in zip(sizes.windows, storage.windows, strict=True):
         yield (
             f"window of {window.window:,} tokens: {window.n_slots:,} blocks of {size} tokens, "

@@ -175,6 +175,8 @@ class MlxRunner:
                 self._decode_path.settle()
         self._batch.change(plan)
         try:
+            if not self._storage.has_room_for(plan):
+                self._grow(plan)
             self._wait_for_reads()
             step = _SubmittedStep(plan.rows)
             step.rest = self._build_forwards(step, plan)
@@ -230,6 +232,13 @@ class MlxRunner:
             mx.eval(self._storage.arrays())
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
+
+    def _grow(self, plan: StepPlan) -> None:
+        """Let the arena grow; what has been traced for its planes is of no use any more."""
+        mx.synchronize()
+        self._storage.grow_for(plan)
+        if self._decode_path is not None and self._decode_path.compiled is not None:
+            self._decode_path.compiled.forget_traces()
 
     def _wait_for_reads(self) -> None:
         """Reads that are not computed refer to the arenas' arrays, and a write would copy these."""

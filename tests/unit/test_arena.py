@@ -147,6 +147,30 @@ def test_writes_and_copies_are_in_place() -> None:
     assert mx.get_peak_memory() - before < pool_bytes / 4
 
 
+@pytest.mark.parametrize("layers", [UNEVEN, (float32(2, 4, 4), float32(1, 4, 0))])
+def test_an_arena_that_grows_keeps_what_it_holds(layers: tuple[LayerShape, ...]) -> None:
+    """Blocks are written, copied and read before and after; so are those of no sequence."""
+    arena = Arena(layers, n_blocks=12, block_size=2, first_blocks=3)
+    for value, block in enumerate((A, B), start=1):
+        write(arena, [block, block], [0, 1], float(value))
+    write(arena, [arena.scratch], [0], 9.0)
+    small = sum(plane.nbytes for plane in arena.planes())
+    arena.grow(5)
+    assert arena.n_allocated == 5
+    assert sum(plane.nbytes for plane in arena.planes()) > small
+    far = BlockId(4)
+    arena.copy([CopyBlock(B, far, 1)])
+    write(arena, [far], [1], 7.0)
+    keys, values = read(arena, 0, [A, far, arena.blank])
+    assert keys[0, 0, :, 0].tolist() == [1, 1, 2, 7, 0, 0]
+    assert values[0, 0, :, 0].tolist() == [2, 2, 4, 14, 0, 0]
+    arena.grow(6)
+    assert arena.n_allocated == 7, "half as many again"
+    arena.grow(12)
+    assert arena.n_allocated == 12
+    assert read(arena, 1, [A, far, arena.blank])[0][0, 0, :, 0].tolist() == [1, 1, 2, 7, 0, 0]
+
+
 def test_sizes() -> None:
     assert block_bytes(UNEVEN, 2) == 2 * (2 * (4 + 3) + 12) * 4
     assert small_arena().bytes == 3 * block_bytes(UNEVEN, 2)

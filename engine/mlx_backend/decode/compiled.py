@@ -147,6 +147,12 @@ class CompiledDecode:
         self._batch = None
         self._traces.clear()
 
+    def forget_traces(self) -> None:
+        """The arena's planes have other shapes from now on."""
+        self._traces.clear()
+        self._wanted.clear()
+        self._clear = mx.compile(self._cleared)
+
     def trace_ahead(self) -> None:
         """Trace the shape that the rows of the latest step grow into, if that is near."""
         if (batch := self._batch) is None or self.problem:

@@ -12,7 +12,7 @@ therefore rebinds its array at once and hands out no second reference that outli
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -59,6 +59,9 @@ def token_bytes(layers: Iterable[LayerShape]) -> int:
 def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
     """Bytes of one block of `block_size` tokens in all layers together."""
     return block_size * token_bytes(layers)
+
+
+Place = TypeVar("Place", int, mx.array)
 
 
 class Heads(NamedTuple):
@@ -177,6 +180,19 @@ class LayerArena:
         _check(values, shape.kv_heads, shape.value_dim, shape.value_dtype, tokens)
         self._is_checked = True
 
+    def grow(self, allocated_blocks: int) -> None:
+        """Let the planes hold so many blocks; what they held stays where it was."""
+        before, self.n_heads = self.n_heads, allocated_blocks * self.shape.kv_heads
+        added = (self.n_heads - before) * self.block_size
+        parts = 2 if self.heads.share_plane else 1
+        self.planes = tuple(
+            mx.pad(plane.reshape(parts, -1, dim), [(0, 0), (0, added), (0, 0)]).reshape(-1, dim)
+            if (dim := plane.shape[1])
+            else mx.zeros((self.n_heads * self.block_size, 0), plane.dtype)
+            for plane in self.planes
+        )
+        mx.eval(self.planes)
+
     def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
         dim = plane.shape[1]
@@ -226,16 +242,28 @@ class Arena:
 
     What ragged batches pad is written to `scratch`, which nobody reads, and read from `blank`,
     which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is NaN.
+
+    An arena may begin with memory for fewer blocks, `n_allocated`, and grow. The two blocks of its
+    own then lie before all others.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], n_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        n_blocks: int,
+        block_size: int,
+        first_blocks: int | None = None,
+    ) -> None:
+        """`first_blocks`: for how many blocks memory is taken at once; None: for all."""
         if n_blocks < 1 or block_size < 1:
             raise ArenaError(f"an arena of {n_blocks} blocks of {block_size} tokens holds nothing")
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.scratch = BlockId(n_blocks)
         self.blank = BlockId(n_blocks + 1)
-        self.layers = tuple(LayerArena(shape, n_blocks + 2, block_size) for shape in layers)
+        self.n_allocated = n_blocks if first_blocks is None else min(first_blocks, n_blocks)
+        self._shift = 0 if self.n_allocated == n_blocks else 2
+        self.layers = tuple(LayerArena(shape, self.n_allocated + 2, block_size) for shape in layers)
         mx.eval(self.planes())  # memory is taken now, not when the first request comes
 
     @property
@@ -243,6 +271,21 @@ class Arena:
         """Bytes of the blocks that sequences can use (without the other two)."""
         shapes = [layer.shape for layer in self.layers]
         return self.n_blocks * block_bytes(shapes, self.block_size)
+
+    def grow(self, n_blocks: int) -> None:
+        """Take memory for so many blocks, and for half as many again as there were, for each growth
+        copies all that there is. One layer after another, so that no more is held twice.
+
+        Nothing may be in flight.
+        """
+        wanted = max(n_blocks, self.n_allocated * 3 // 2)
+        self.n_allocated = min(wanted, self.n_blocks)
+        for layer in self.layers:
+            layer.grow(self.n_allocated + 2)
+
+    def place(self, block: Place) -> Place:
+        """Where blocks lie in the planes."""
+        return (block + self._shift) % (self.n_blocks + 2) if self._shift else block
 
     def copy(self, ops: Iterable[CopyBlock]) -> None:
         """Execute the ops as if one after another.
@@ -277,7 +320,7 @@ class Arena:
         """
         for block in blocks:
             self.check(block)
-        ids = mx.array(blocks, mx.uint32)
+        ids = mx.array([self.place(block) for block in blocks], mx.uint32)
         found = [layer.blocks(ids) for layer in self.layers]
         if min(n_tokens, default=self.block_size) == self.block_size:
             return found
@@ -296,7 +339,7 @@ class Arena:
         `LayerArena.key_blocks`.
         """
         own = mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
-        return table[:, None, :] * kv_heads + own
+        return self.place(table)[:, None, :] * kv_heads + own
 
     def gather_ids(self, table: mx.array, heads: Heads) -> tuple[mx.array, mx.array]:
         """What `LayerArena.read` takes for layers of these heads: where the heads of K lie, as
@@ -312,7 +355,8 @@ class Arena:
         `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
         `LayerArena.write`; where K and V share a plane, twice as many, those of V last.
         """
-        by_head = blocks[:, None] * heads.kv_heads + mx.arange(heads.kv_heads, dtype=blocks.dtype)
+        own = mx.arange(heads.kv_heads, dtype=blocks.dtype)
+        by_head = self.place(blocks)[:, None] * heads.kv_heads + own
         mapping = (by_head * self.block_size + slots[:, None]).reshape(-1, 1)
         mapping = mapping.astype(mx.int64)  # Metal multiplies it by the dimension in its type
         if not heads.share_plane:
@@ -320,7 +364,7 @@ class Arena:
         return mx.concatenate([mapping, mapping + self._n_heads(heads) * self.block_size])
 
     def _n_heads(self, heads: Heads) -> int:
-        return (self.n_blocks + 2) * heads.kv_heads
+        return (self.n_allocated + 2) * heads.kv_heads
 
     def _copy_together(self, ops: Sequence[CopyBlock]) -> None:
         contents = self.contents([op.source for op in ops], [op.n_tokens for op in ops])
@@ -329,7 +373,7 @@ class Arena:
         for layer, (keys, values) in zip(self.layers, contents, strict=True):
             for index, op in enumerate(ops):
                 own = slice(index, index + 1)
-                layer.put_blocks(op.target, keys[own], values[own])
+                layer.put_blocks(self.place(op.target), keys[own], values[own])
 
     def check(self, block: BlockId) -> None:
         """Raises ArenaError for a block that the arena has not."""

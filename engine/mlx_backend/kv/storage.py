@@ -9,6 +9,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from engine.core.step import StepPlan
 from engine.mlx_backend.kv.arena import Arena, ArenaError, LayerShape, block_bytes
 from engine.mlx_backend.kv.states import StateArena, StateShape, state_bytes
 from engine.mlx_backend.model.layout import Layout
@@ -87,7 +88,7 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
     mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
     for first, arrays in runs:
         for layer, keys, values in zip(arena.layers, arrays[::2], arrays[1::2], strict=True):
-            layer.put_blocks(first, keys, values)
+            layer.put_blocks(arena.place(first), keys, values)
     mx.eval(arena.planes())  # now: evaluated and still on their way they would be copied, too
 
 
@@ -204,8 +205,15 @@ class Storage:
     each window's block, of a state.
     """
 
-    def __init__(self, layout: Layout, sizes: StorageSizes, block_size: int) -> None:
-        self.full = Arena(layout.full_layers, sizes.n_blocks, block_size)
+    def __init__(
+        self,
+        layout: Layout,
+        sizes: StorageSizes,
+        block_size: int,
+        first_blocks: int | None = None,
+    ) -> None:
+        """`first_blocks`: see `Arena`; of the logical blocks alone."""
+        self.full = Arena(layout.full_layers, sizes.n_blocks, block_size, first_blocks)
         self.windows = tuple(
             Arena(layout.layers_of(size.window), size.n_slots, block_size) for size in sizes.windows
         )
@@ -217,6 +225,15 @@ class Storage:
             *(block_bytes(layout.layers_of(window), block_size) for window in layout.windows),
             state_bytes(layout.states),
         )
+
+    def has_room_for(self, plan: StepPlan) -> bool:
+        """Whether memory has been taken for all blocks that a plan writes."""
+        full = self.full
+        return full.n_allocated == full.n_blocks or _last_block(plan) < full.n_allocated
+
+    def grow_for(self, plan: StepPlan) -> None:
+        """Take memory for them. Nothing may be in flight."""
+        self.full.grow(_last_block(plan) + 1)
 
     def execute(self, ops: Iterable[StorageOp]) -> None:
         """Each group's ops, one after another; groups do not depend on each other.
@@ -258,6 +275,14 @@ class Storage:
         """All that a forward may have written, to be evaluated at once and not kept."""
         windows = [array for arena in self.windows for array in arena.planes()]
         return [*self.full.planes(), *windows, *self.states.unevaluated()]
+
+
+def _last_block(plan: StepPlan) -> int:
+    """The highest of the blocks that a plan puts into tables, fills or copies to; -1: none."""
+    listed = (max(patch.ids) for _, patch in plan.patches if patch.group is None and patch.ids)
+    ops = [op for _, op in plan.ops if isinstance(op, CopyBlock | FillBlock) and op.group is None]
+    changed = (op.target if isinstance(op, CopyBlock) else op.block for op in ops)
+    return max([-1, *listed, *changed])
 
 
 def _change(arena: Arena, ops: Iterable[CopyBlock | FillBlock]) -> None:
