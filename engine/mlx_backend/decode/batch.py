@@ -79,7 +79,9 @@ class DecodeBatch:
         self.tables = list[mx.array]()
         self.first_keys = list[mx.array]()
         self.adapters: mx.array | None = None  # [size], as `RowAdapters.using` takes them
-        for group in groups:
+        # For each arena the entry of each row's table that its line begins with.
+        self._firsts = [[group.first(position) for position in self._next] for group in groups]
+        for group, firsts in zip(groups, self._firsts, strict=True):
             lines = [group.line(row) for row in rows]
             width = width_bucket(max(map(len, lines)))
             padding = [np.array([group.arena.scratch], np.uint32)] * (size - len(rows))
@@ -87,7 +89,7 @@ class DecodeBatch:
             if group.window is None:
                 self.full_table, self.n_blocks = table[: len(rows)], sum(map(len, lines))
             self.tables.append(mx.array(table))
-            self.first_keys.append(self._first_keys(group))
+            self.first_keys.append(self._first_keys(firsts))
         self.begun = self._begun()
 
     @property
@@ -114,8 +116,10 @@ class DecodeBatch:
         self.begun = self._begun()
         changed = [
             index
-            for index, (row, version) in enumerate(zip(rows, self._versions, strict=True))
-            if row.tables.version != version or not row.position % self._block_size
+            for index, row in enumerate(rows)
+            if row.tables.version != self._versions[index]
+            or not row.position % self._block_size
+            or self._has_left_a_block(index)
         ]
         return not changed or self._patch(changed)
 
@@ -130,9 +134,18 @@ class DecodeBatch:
     def _block_size(self) -> int:
         return self._groups[0].arena.block_size
 
+    def _has_left_a_block(self, row: int) -> bool:
+        """Whether the window of a row begins after the first block of its line: that block may be
+        another sequence's by now.
+        """
+        return any(
+            group.window is not None and group.first(self._next[row]) != firsts[row]
+            for group, firsts in zip(self._groups, self._firsts, strict=True)
+        )
+
     def _patch(self, changed: Sequence[int]) -> bool:
         at = mx.array(list(changed), mx.uint32)
-        for index, group in enumerate(self._groups):
+        for index, (group, firsts) in enumerate(zip(self._groups, self._firsts, strict=True)):
             lines = [group.line(self.rows[row]) for row in changed]
             width = self.tables[index].shape[1]
             if max(map(len, lines)) > width:
@@ -142,7 +155,9 @@ class DecodeBatch:
             patched[at] = mx.array(_table(lines, width, group.arena.blank))
             self.tables[index] = patched
             if group.window is not None:
-                self.first_keys[index] = self._first_keys(group)
+                for row in changed:
+                    firsts[row] = group.first(self._next[row])
+                self.first_keys[index] = self._first_keys(firsts)
         for row in changed:
             self._versions[row] = self.rows[row].tables.version
         return True
@@ -151,9 +166,8 @@ class DecodeBatch:
         begun = [row for row in self.rows if not row.position % self._block_size]
         return [[int(group.line(row)[-1]) for row in begun] for group in self._groups]
 
-    def _first_keys(self, group: GroupTables) -> mx.array:
-        size = group.arena.block_size
-        return mx.array(self._padded([group.first(row.position) * size for row in self.rows]))
+    def _first_keys(self, firsts: Sequence[int]) -> mx.array:
+        return mx.array(self._padded([first * self._block_size for first in firsts]))
 
     def _padded(self, numbers: Sequence[int]) -> npt.NDArray[np.int32]:
         return np.array([*numbers, *[0] * (self.size - len(numbers))], np.int32)
