@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -50,7 +51,7 @@ class _SubmittedStep:
     """A step that has been submitted and not collected.
 
     `rest`: its forwards that have not been launched. Once `awaited` have been evaluated, all of the
-    step is computed.
+    step is computed. `is_compiled`: whether its forward is.
     """
 
     rows: Sequence[Row]
@@ -62,6 +63,7 @@ class _SubmittedStep:
     awaited: list[mx.array] = field(default_factory=list)
     reads: PendingReads = NO_READS
     drawn: Drawn | None = None
+    is_compiled: bool = False
 
     def pending(
         self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
@@ -104,7 +106,8 @@ class MlxRunner:
         try:
             self._wait_for_reads()
             step = _SubmittedStep(plan.rows)
-            step.rest = self._launch.begin(self._build_forwards(step, plan))
+            with self._computing(step):
+                step.rest = self._launch.begin(self._build_forwards(step, plan))
             self._in_flight.append(step)
         except Exception:
             self._settle()
@@ -114,7 +117,8 @@ class MlxRunner:
         """See `ModelRunner.sample`."""
         step = self._in_flight[-1]
         try:
-            self._launch.finish(step.rest)
+            with self._computing(step):
+                self._launch.finish(step.rest)
             ruled_out = StepMasks() if masks is None else masks()
             step.late = frozenset(ruled_out.late)
             if saved := step.draws.keep(step.late):
@@ -135,13 +139,26 @@ class MlxRunner:
         """See `ModelRunner.collect`."""
         step = self._in_flight.popleft()
         try:
-            mx.eval(step.awaited)
+            with self._computing(step):
+                mx.eval(step.awaited)
             drawn = _drawn_tokens(step)
             self._set_tokens_after_verification(step, drawn)
             return StepResult(_row_results(step, drawn), step.reads.parts())
         except Exception:
             self._in_flight.clear()
             self._settle()
+            raise
+
+    @contextmanager
+    def _computing(self, step: _SubmittedStep) -> Iterator[None]:
+        """Within the context the device is given the step's forwards. A compiled one that fails is
+        the last.
+        """
+        try:
+            yield
+        except Exception as error:
+            if step.is_compiled and self._decode_path is not None and self._decode_path.compiled:
+                self._decode_path.compiled.give_up(error)
             raise
 
     def _settle(self) -> None:
@@ -198,6 +215,7 @@ class MlxRunner:
         logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
         if logits is None:
             return None
+        step.is_compiled = True
         if len(logits) > len(rows):
             logits = logits[: len(rows)]
         step.draws.add([RowDraws(row) for row in rows], logits)
