@@ -138,7 +138,7 @@ class CompiledDecode:
         shape = batch.size, widths, self._adapters(batch) is not None
         if shape not in self._traces:
             with suppress(Exception):  # it is reported when the shape is needed
-                self._traces[shape] = trace = self._new_trace(shape)
+                trace = self._add_trace(shape)
                 tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
                 tokens = mx.zeros(batch.size, mx.uint32)
                 self._call(trace, batch, tokens, tables)
@@ -229,10 +229,17 @@ class CompiledDecode:
             self._wanted[shape] += 1
             if self._wanted[shape] < self._wanted_steps:
                 return None
-            trace = self._traces[shape] = self._new_trace(shape)
-            while len(self._traces) > MOST_TRACES:
-                self._traces.popitem(last=False)  # MLX's own cache of it goes with it
+            trace = self._add_trace(shape)
         self._traces.move_to_end(shape)
+        return trace
+
+    def _add_trace(self, shape: Shape) -> Callable[..., Outputs]:
+        """A new function for this shape, which takes the place of the one that was used least
+        recently where there are too many.
+        """
+        trace = self._traces[shape] = self._new_trace(shape)
+        while len(self._traces) > MOST_TRACES:
+            self._traces.popitem(last=False)  # MLX's own cache of it goes with it
         return trace
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
