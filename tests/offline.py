@@ -20,6 +20,7 @@ from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
@@ -28,7 +29,7 @@ from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output.text import output_factory
-from engine.values.output import OutputEvent, Usage
+from engine.values.output import OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from engine.values.settings import AdapterConfig
 from kvstore import invariants
@@ -120,11 +121,16 @@ class OfflineDaemon:
         clock: Callable[[], float] = time.monotonic,
         launch: Launch = SERVING_LAUNCH,
         inbox: Inbox | None = None,
+        decode: Callable[[CachedModel], DecodePath] | None = None,
     ) -> None:
-        """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`."""
+        """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
+
+        `decode` chooses how steady decodes are computed; None: eagerly.
+        """
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
-        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch))
+        path = None if decode is None else decode(model)
+        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch, decode=path))
         self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
         self._limits = Limits(
             vocab_size,
@@ -156,6 +162,7 @@ class OfflineDaemon:
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
         )
         self.usage: dict[str, Usage] = {}
+        self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)
         self.vectors: dict[str, Vector] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
@@ -182,10 +189,12 @@ class OfflineDaemon:
         for sequence, make_draft in zip(sequences, drafters, strict=True):
             sequence.proposer = Proposer(make_draft, first_rates())
 
-    def step(self, n_steps: int) -> None:
-        """Compute so many steps of what has been added; what is said is lost."""
+    def step(
+        self, n_steps: int, said: defaultdict[tuple[str, int], list[int]] | None = None
+    ) -> None:
+        """Compute `n_steps` steps of what has been added. Their tokens are added to `said`."""
         for _ in range(n_steps):
-            self._step(defaultdict(list))
+            self._step(defaultdict(list) if said is None else said)
 
     def turn(self) -> list[OutputEvent]:
         """Take a turn of the loop: one more step is submitted, and the one before is collected."""
@@ -201,6 +210,7 @@ class OfflineDaemon:
         for event in self.turn():
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
+            self.logprobs[event.request_id, event.index] += event.logprobs
             if event.pooled:
                 self.vectors[event.request_id] = np.frombuffer(event.pooled, "<f4")
             if event.usage and event.index == 0:

@@ -1,10 +1,11 @@
 """The device, and what MLX does on it with tiny random checkpoints: donation, the check at load."""
 
+import gc
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,8 @@ from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokeniz
 from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
@@ -33,6 +36,7 @@ ROWS, PROMPT_TOKENS, CHUNK_TOKENS, STEPS = 4, 40, 30, 20
 ROW_BLOCKS = 100
 """Blocks of each row: enough for all chunks of the first row."""
 
+_NAMES = tuple(map(SequenceId, range(ROWS)))
 _DONATION_ARCHITECTURE = "qwen3"
 _SEED = 0
 _PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
@@ -107,19 +111,22 @@ def _load(architecture: str, dtype: mx.Dtype, scratch: Path) -> tuple[LoadedMode
 
 
 def donation_cases(sizes: Sizes, scratch: Path) -> Cases:
-    """Whether writes to the arena are in place while a step is in flight, for both launches.
+    """Whether writes to the arena are in place while a step is in flight, for both launches, and
+    whether those of compiled decodes are.
 
     A write is in place if MLX donates the pool's buffer to it, which it does while nothing else
     refers to the buffer; on a GPU, a step in flight may. The backend's choice of a launch for each
     device rests on this measurement. The cases raise TooLarge.
     """
 
-    def measure(launch: Launch) -> Figures:
-        return steps_in_flight(_model_with_pools(sizes.pool_bytes, scratch), launch)
+    def measure(steps: Callable[[CachedModel, Launch], Figures], launch: Launch) -> Figures:
+        return steps(_model_with_pools(sizes.pool_bytes, scratch), launch)
 
     return {
-        "launched ahead": partial(measure, LaunchAhead()),
-        "launched when idle": partial(measure, LaunchWhenIdle()),
+        "launched ahead": partial(measure, steps_in_flight, LaunchAhead()),
+        "launched when idle": partial(measure, steps_in_flight, LaunchWhenIdle()),
+        "compiled, launched ahead": partial(measure, compiled_in_flight, LaunchAhead()),
+        "compiled, launched when idle": partial(measure, compiled_in_flight, LaunchWhenIdle()),
     }
 
 
@@ -136,32 +143,56 @@ def _model_with_pools(pool_bytes: int, scratch: Path) -> CachedModel:
 
 
 def steps_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
-    """Run steps of one chunk and several decodes, each submitted before the last is collected.
-
-    Returns the size of one layer's pool of K, the peak above the memory in use before, both in MiB,
-    the peak over the pool, and the time of a step.
-    """
+    """Run steps of one chunk and several decodes, each submitted before the last is collected."""
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
-    names = [SequenceId(row) for row in range(ROWS)]
-    runner.submit(_prompts(names))
+    starts = range(PROMPT_TOKENS, PROMPT_TOKENS + STEPS * CHUNK_TOKENS, CHUNK_TOKENS)
+    chunks = [Prefill(_NAMES[0], start, _tokens(CHUNK_TOKENS)) for start in starts]
+    plans = [StepPlan(rows=[chunk, *map(Decode, _NAMES[1:])]) for chunk in chunks]
+    return memory_of_steps(model, runner, plans)
+
+
+def compiled_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
+    """Run compiled decodes, each submitted before the last is collected. Raises Unfit."""
+    path = DecodePath("")
+    path.compiled = CompiledDecode(model, wanted_steps=1)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch, decode=path)
+    plans = [StepPlan(rows=list(map(Decode, _NAMES))) for _ in range(STEPS)]
+    figures = memory_of_steps(model, runner, plans)
+    return {**figures, "compiled_steps": path.compiled.steps[""]}
+
+
+def memory_of_steps(
+    model: CachedModel, runner: MlxRunner, plans: Sequence[StepPlan]
+) -> dict[str, float]:
+    """Let `_NAMES` enter the batch and run these steps of theirs, each in flight when the next is
+    submitted.
+
+    Returns the size of one layer's pool of K; the peak above the memory in use before the batch was
+    filled, and what MLX has kept for later, all in MiB; the larger of both over the pool; and the
+    time of a step.
+    """
+    gc.collect()  # the model of an earlier case may still be there
+    before = mx.get_active_memory()  # or what is kept from the first step on would not be seen
+    runner.submit(_prompts(_NAMES))
     runner.sample(None)
     mx.synchronize()
+    mx.clear_cache()  # or a copy would take the place of what is left of earlier work
     mx.reset_peak_memory()
-    before, started = mx.get_active_memory(), time.perf_counter()
-    for step in range(STEPS):
-        start = PROMPT_TOKENS + CHUNK_TOKENS * step
-        chunk = Prefill(names[0], start, _tokens(CHUNK_TOKENS))
-        runner.submit(StepPlan(rows=[chunk, *map(Decode, names[1:])]))
+    started = time.perf_counter()
+    for plan in plans:
+        runner.submit(plan)
         runner.collect()
         runner.sample(None)
     runner.collect()
+    seconds = time.perf_counter() - started
     pool_bytes = model.storage.full.layers[0].planes[0].nbytes
-    peak_bytes = mx.get_peak_memory() - before
+    peak_bytes, cached_bytes = mx.get_peak_memory() - before, mx.get_cache_memory()
     return {
         "pool_mib": pool_bytes / 2**20,
         "peak_mib": peak_bytes / 2**20,
-        "pools_times": peak_bytes / pool_bytes,
-        "step_ms": 1e3 * (time.perf_counter() - started) / STEPS,
+        "cached_mib": cached_bytes / 2**20,
+        "pools_times": max(peak_bytes, cached_bytes) / pool_bytes,
+        "step_ms": 1e3 * seconds / len(plans),
     }
 
 

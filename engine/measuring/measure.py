@@ -78,8 +78,8 @@ SECTIONS = (
         "donation",
         4,
         "The growth of memory over twenty steps, each submitted while the one before is in "
-        "flight. `pools_times` of 1 or more: a write has copied a pool. On a CPU steps are "
-        "launched ahead, on GPUs when the device is idle.",
+        "flight: chunks with decodes, and compiled decodes. `pools_times` of 1 or more: a write "
+        "has copied a pool. On a CPU steps are launched ahead, on GPUs when the device is idle.",
     ),
     SectionPlan(
         "command buffers",

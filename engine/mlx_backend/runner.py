@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -120,7 +121,7 @@ class _SubmittedStep:
     """A step that has been submitted and not collected.
 
     `rest`: its forwards that have not been launched. Once `awaited` have been evaluated, all of the
-    step is computed.
+    step is computed. `is_compiled`: whether its forward is.
     """
 
     rows: Sequence[Row]
@@ -182,7 +183,8 @@ class MlxRunner:
             step.rest = self._build_forwards(step, plan)
             copies = any(isinstance(op, CopyBlock) for op in plan.ops_at(When.FIRST))
             if not (copies and self._in_flight):
-                step.rest = self._launch.begin(step.rest)
+                with self._computing(step):
+                    step.rest = self._launch.begin(step.rest)
             # Else a copy would wait here for the step in flight, whose tokens would be late. All of
             # this step is built and launched in `sample`, when that one is collected.
             self._in_flight.append(step)
@@ -194,7 +196,8 @@ class MlxRunner:
         """See `ModelRunner.sample`."""
         step = self._in_flight[-1]
         try:
-            self._launch.finish(step.rest)
+            with self._computing(step):
+                self._launch.finish(step.rest)
             ruled_out = StepMasks() if masks is None else masks()
             step.late = frozenset(ruled_out.late)
             if step.late and (saved := step.draws.keep(step.late)):
@@ -215,15 +218,26 @@ class MlxRunner:
         """See `ModelRunner.collect`."""
         step = self._in_flight.popleft()
         try:
-            mx.eval(step.awaited)
+            with self._computing(step):
+                mx.eval(step.awaited)
             drawn = _drawn_tokens(step)
             self._set_tokens_after_verification(step, drawn)
             return StepResult(_row_results(step, drawn), step.reads.parts())
-        except Exception as error:
+        except Exception:
             self._in_flight.clear()
+            self._settle()
+            raise
+
+    @contextmanager
+    def _computing(self, step: _SubmittedStep) -> Iterator[None]:
+        """Within the context the device is given the step's forwards. A compiled one that fails is
+        the last.
+        """
+        try:
+            yield
+        except Exception as error:
             if step.is_compiled and self._decode_path is not None:
                 self._decode_path.give_up(error)
-            self._settle()
             raise
 
     def _settle(self) -> None:

@@ -81,7 +81,6 @@ class DecodePath:
         self.why = f"eager: {why}"
         self.steps = 0
         self._draws: CompiledDraws | None = None
-        self._compiled_steps = 0  # of a path that has been given up
         self._start: StartBuilder | None = None  # where kernels are to be built first
         self._builder: subprocess.Popen[bytes] | None = None
         self._model: CachedModel | None = None
@@ -137,17 +136,17 @@ class DecodePath:
 
     def give_up(self, error: Exception) -> None:
         """Something compiled has failed: all is eager from now on."""
-        self.why = f"eager: {type(error).__name__}: {one_line(error)}"
-        self._compiled_steps = 0 if self.compiled is None else self.compiled.steps[""]
-        self.compiled = self._draws = None
-        logger.warning("decode: %s", self.why)
+        self._draws = None
+        if self.compiled is not None:
+            self.compiled.give_up(error)
 
     def stats(self) -> DecodeStats:
         """On any thread."""
         compiled = self.compiled
-        n_compiled = self._compiled_steps if compiled is None else compiled.steps[""]
-        why = compiled.problem if compiled is not None and compiled.problem else self.why
-        return DecodeStats(why, self.steps, n_compiled)
+        if compiled is None:
+            return DecodeStats(self.why, self.steps, 0)
+        why = f"eager: {compiled.problem}" if compiled.problem else self.why
+        return DecodeStats(why, self.steps, compiled.steps[""])
 
     def close(self) -> None:
         """End the process that builds kernels, if it still runs."""

@@ -13,6 +13,7 @@ What else a step may do (prompts, drafts, storage ops) takes the eager path of `
 which is also what the compiled one is checked against at load (`choice.py`).
 """
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,8 @@ from engine.mlx_backend.model.rows import ArenaForward
 from engine.mlx_backend.model.views import ForwardViews
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
+
+logger = logging.getLogger(__name__)
 
 MOST_TRACES = 64
 """Traces that are kept. One of a model with 48 layers takes about 4.5 MB."""
@@ -144,6 +147,7 @@ class CompiledDecode:
     def give_up(self, error: Exception) -> None:
         """A compiled step has failed: there will be no others."""
         self.problem = f"{type(error).__name__}: {one_line(error)}"
+        logger.warning("decode: eager from now on: %s", self.problem)
         self._batch = None
         self._traces.clear()
 
@@ -163,7 +167,7 @@ class CompiledDecode:
         shape = batch.size, widths, self._adapters(batch) is not None
         if shape not in self._traces:
             with suppress(Exception):  # it is reported when the shape is needed
-                self._traces[shape] = trace = self._new_trace(shape)
+                trace = self._add_trace(shape)
                 tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
                 tokens = mx.zeros(batch.size, mx.uint32)
                 self._call(trace, batch, tokens, tables)
@@ -252,10 +256,17 @@ class CompiledDecode:
             self._wanted[shape] += 1
             if self._wanted[shape] < self._wanted_steps:
                 return None
-            trace = self._traces[shape] = self._new_trace(shape)
-            while len(self._traces) > MOST_TRACES:
-                self._traces.popitem(last=False)  # MLX's own cache of it goes with it
+            trace = self._add_trace(shape)
         self._traces.move_to_end(shape)
+        return trace
+
+    def _add_trace(self, shape: Shape) -> Callable[..., Outputs]:
+        """A new function for this shape, which takes the place of the one that was used least
+        recently where there are too many.
+        """
+        trace = self._traces[shape] = self._new_trace(shape)
+        while len(self._traces) > MOST_TRACES:
+            self._traces.popitem(last=False)  # MLX's own cache of it goes with it
         return trace
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
