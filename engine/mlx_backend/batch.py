@@ -166,10 +166,9 @@ class Batch:
         self._tokens = mx.zeros(0, dtype=mx.int32)  # by a row's index: the token to compute next
         self._latest: tuple[Sequence[BatchRow], mx.array] | None = None  # drawn, not yet stored
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no sequence."""
-        return not self._rows
+    def is_left_by_all(self, plan: StepPlan) -> bool:
+        """Whether the plan removes all sequences that there are."""
+        return len(plan.leave) == len(self._rows)
 
     def change(self, plan: StepPlan) -> None:
         """Removes the sequences that leave, adds those that enter, patches the tables."""

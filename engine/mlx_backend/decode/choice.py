@@ -87,7 +87,7 @@ class DecodePath:
         compiled = self.compiled
         n_compiled = 0 if compiled is None else compiled.steps[""]
         why = compiled.problem if compiled is not None and compiled.problem else self.why
-        return DecodeStats(why, self.steps, n_compiled)
+        return DecodeStats(why, self.steps, n_compiled, is_chosen=self._builder is None)
 
     def close(self) -> None:
         """End the process that builds kernels, if it still runs."""
