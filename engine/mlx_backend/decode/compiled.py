@@ -13,9 +13,11 @@ What else a step may do (prompts, drafts, storage ops) takes the eager path of `
 which is also what the compiled one is checked against at load (`choice.py`).
 """
 
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -102,7 +104,9 @@ class CompiledDecode:
         self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
-        self._clear = mx.compile(self._cleared)
+        # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
+        # would stay until the garbage collector comes.
+        self._clear = mx.compile(partial(type(self)._cleared, weakref.proxy(self)))
         self.problem = ""  # why no step is compiled any more
         self.steps = Counter[str]()
 
@@ -243,7 +247,7 @@ class CompiledDecode:
         return trace
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
-        lines, widths, _ = shape
+        own, (lines, widths, _) = weakref.proxy(self), shape
         model, full = self._model, self._groups[0].arena
         masks_by_kv_head = model.execution.batching.forward is GroupedMaskForward
         index = BlockIndex(lines, widths[0], full) if self._reads_blocks and full.layers else None
@@ -258,7 +262,7 @@ class CompiledDecode:
             pools: list[mx.array],
             states: list[mx.array],
         ) -> Outputs:
-            with self._holding(pools):
+            with own._holding(pools):
                 forwards = [
                     DecodeForward(
                         group.arena,
@@ -267,18 +271,18 @@ class CompiledDecode:
                         None if group.window is None else firsts,
                         masks_by_kv_head,
                     )
-                    for group, table, firsts in zip(self._groups, tables, first_keys, strict=True)
+                    for group, table, firsts in zip(own._groups, tables, first_keys, strict=True)
                 ]
-                views = StepViews(self._groups, forwards, states, index)
+                views = StepViews(own._groups, forwards, states, index)
                 caches = [views.view(spec) for spec in model.layout.caches]
                 adapted = model.execution.adapters.using(adapters[0] if adapters else None)
-                with shared_tables(), self._weights.used(lines), adapted:
+                with shared_tables(), own._weights.used(lines), adapted:
                     ids = tokens.astype(mx.int32)[:, None]
                     logits: mx.array = model.model(ids, cache=caches)
                 if index is not None:
                     index.forget()
                 logits = logits.reshape(lines, -1)
-                return logits, positions + advance, self._pools(), views.states()
+                return logits, positions + advance, own._pools(), views.states()
 
         return mx.compile(step)
 
