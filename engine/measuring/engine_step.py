@@ -22,18 +22,30 @@ from engine.measuring.measure import BUFFER_OPERATIONS
 from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from engine.values.stats import DecodeStats
 from kvstore.pool import blocks_for
 
 STEPS = 8
 """Steps of one round."""
 
 WARM_UP_ROUNDS = 2
+
+APART_TOKENS = 5
+"""Rows are of lengths that differ by this, within a block. In a server, too, rows begin their
+blocks at unlike steps.
+"""
+
+CHOICE_SECONDS = 120.0
+"""How long to wait for the choice between compiled and eager decodes, which a CPU's kernels may
+have to be built for.
+"""
 
 MAX_TOKENS = 2048
 """More than any row of a measurement generates."""
@@ -76,10 +88,31 @@ class EngineHarness:
         self._names = itertools.count()
         self.bare = BareModel(opened.loaded.model, layout.vocab_size)
         self.memory = backend.memory
+        self.decode = backend.decode
         self.max_sequence_tokens = parts.card.max_sequence_tokens
+        self._block_size = config.block_size
+        self._wait_for_choice()
+
+    def _wait_for_choice(self) -> None:
+        """Return once the decode path is chosen, or after CHOICE_SECONDS.
+
+        It is chosen in a step that begins while there are no others.
+        """
+        if not self.decode().is_chosen:
+            self.begin(rows=1, prompt_tokens=1, max_tokens=2 * BUILD_AFTER_STEPS)
+            self.run(BUILD_AFTER_STEPS)  # kernels are built once it has decoded so much
+        end = time.monotonic() + CHOICE_SECONDS
+        while not self.decode().is_chosen and time.monotonic() < end:
+            time.sleep(0.1)
+            self.begin(rows=1, prompt_tokens=1, max_tokens=1)
+
+    def row_tokens(self, rows: int, most: int) -> list[int]:
+        """The length of each row's prompt: `most`, and up to a block less."""
+        return [max(most - APART_TOKENS * row % self._block_size, 1) for row in range(rows)]
 
     def begin(self, rows: int, prompt_tokens: int, max_tokens: int = MAX_TOKENS) -> None:
-        """Abort all requests and submit `rows` new ones. Returns when each has a token.
+        """Abort all requests and submit `rows` new ones, whose prompts have `row_tokens`. Returns
+        when each has a token.
 
         Raises RuntimeError if one fails.
         """
@@ -87,7 +120,7 @@ class EngineHarness:
         while not self._loop.is_idle:
             self._loop.turn()
         self._events.clear()
-        prompts = [self.unique_prompt(prompt_tokens) for _ in range(rows)]
+        prompts = [self.unique_prompt(n) for n in self.row_tokens(rows, prompt_tokens)]
         self.wait_for({self.submit(prompt, max_tokens) for prompt in prompts})
 
     def unique_prompt(self, n_tokens: int) -> tuple[int, ...]:
@@ -165,13 +198,19 @@ def model_facts(config: EngineConfig) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Medians over rounds: milliseconds a step, and the engine's time over the bare model's."""
+    """Medians over rounds: milliseconds a step, and the engine's time over the bare model's.
+
+    `compiled_share`: the engine's steps that were compiled, of all. `decode`: how they are served,
+    "compiled" or "eager"; "not chosen" where that was still unknown.
+    """
 
     engine_ms: float
     bare_ms: float
     engine_times: float
     least_times: float
     greatest_times: float
+    compiled_share: float
+    decode: str
 
 
 def step_cases(config: MeasureConfig) -> Cases:
@@ -202,17 +241,24 @@ def step_times(
     max_tokens: int,
     seconds: float = math.inf,
 ) -> StepTimes:
-    """Compare decode steps of `rows` rows after unique prompts of `context_tokens` tokens.
+    """Compare decode steps of `rows` rows after unique prompts of up to `context_tokens` tokens.
 
     Rounds of the engine and of the bare model alternate, so both contexts grow alike; the first
-    rounds are not counted, and after `seconds` no round begins. Both sides evaluate the tokens of
-    every step. No row generates more than `max_tokens`. Raises RuntimeError if a step fails.
+    rounds are not counted, and after `seconds` no round begins. The rows of the bare model are of
+    one length, the mean of the engine's. Both sides evaluate the tokens of every step. No row
+    generates more than `max_tokens`. Raises RuntimeError if a step fails.
     """
+    lengths = engine.row_tokens(rows, context_tokens)
     engine.begin(rows, context_tokens, max_tokens)
-    engine.bare.begin(rows, context_tokens)
+    engine.bare.begin(rows, max(round(statistics.mean(lengths)), 1))
+    taken, before = list[tuple[float, float]](), engine.decode()
     counted = rounds(WARM_UP_ROUNDS + most_rounds, seconds)
-    taken = [times for _, times in zip(counted, _rounds(engine), strict=False)]
-    return median_times(taken[WARM_UP_ROUNDS:])
+    for done, times in zip(counted, _rounds(engine), strict=False):
+        if done < WARM_UP_ROUNDS:
+            before = engine.decode()
+        else:
+            taken.append(times)
+    return median_times(taken, before, engine.decode())
 
 
 def _rounds(engine: EngineHarness) -> Iterator[tuple[float, float]]:
@@ -228,15 +274,22 @@ def _rounds(engine: EngineHarness) -> Iterator[tuple[float, float]]:
         yield engine.decode_seconds(STEPS), theirs
 
 
-def median_times(taken: Sequence[tuple[float, float]]) -> StepTimes:
-    """`taken`: for each round the seconds of the engine and of the bare model."""
+def median_times(
+    taken: Sequence[tuple[float, float]], before: DecodeStats, after: DecodeStats
+) -> StepTimes:
+    """`taken`: for each round the seconds of the engine and of the bare model. `before` and `after`
+    these rounds.
+    """
     ratios = [ours / theirs for ours, theirs in taken]
+    steps = after.steps - before.steps
     return StepTimes(
         engine_ms=1e3 * statistics.median(ours for ours, _ in taken) / STEPS,
         bare_ms=1e3 * statistics.median(theirs for _, theirs in taken) / STEPS,
         engine_times=statistics.median(ratios),
         least_times=min(ratios),
         greatest_times=max(ratios),
+        compiled_share=(after.compiled_steps - before.compiled_steps) / steps,
+        decode=after.why.partition(":")[0] if after.is_chosen else "not chosen",
     )
 
 

@@ -66,7 +66,8 @@ SECTIONS = (
         "step",
         15,
         "A decode step of the engine, and of mlx-lm's model with its own caches on the same "
-        "weights, rows x tokens before them. `engine_times` is the engine's time over mlx-lm's.",
+        "weights, rows x tokens before them. `engine_times` is the engine's time over mlx-lm's, "
+        "`compiled_share` is how many of its steps were compiled.",
     ),
     SectionPlan(
         "memory",

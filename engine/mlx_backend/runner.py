@@ -172,7 +172,7 @@ class MlxRunner:
         """See `ModelRunner.submit`."""
         if self._decode_path is not None:
             self._decode_path.steps += 1
-            if self._batch.is_left_by_all(plan):
+            if not self._in_flight and self._batch.is_left_by_all(plan):
                 self._decode_path.settle()
         self._batch.change(plan)
         try:

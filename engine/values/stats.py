@@ -153,11 +153,13 @@ class DecodeStats:
     """How steady decodes are computed: "compiled" or "eager", and why, in `why`.
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
+    Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
     """
 
     why: str
     steps: int
     compiled_steps: int
+    is_chosen: bool = True
 
 
 DISK_FAULTS = tuple(fault.value for fault in Fault)

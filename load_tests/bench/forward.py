@@ -1,11 +1,12 @@
 """One step of the engine over mlx-lm's bare forward, in one process: `python -m
 load_tests.bench.forward [--shape thin] [--rows 8] [--context 4096] [--json PATH]`.
 
-So many rows decode at once, on one of the load tests' checkpoints, after unique prompts of so many
-tokens: nothing is shared.
-The engine is the daemon's own but for its thread, and is turned by hand; the bare model decodes as
-many rows over mlx-lm's own KV caches, argmax and evaluation included. Both take turns of some steps
-each, and their contexts grow alike. The ratio is the median of the rounds' own ratios.
+That many rows decode at once, on one of the load tests' checkpoints, after unique prompts: nothing
+is shared. Their prompts have that many tokens, or up to a block less, so that rows begin their
+blocks at unlike steps. The engine is the daemon's own but for its thread, and is turned by hand;
+the bare model decodes as many rows, all of the mean length, over mlx-lm's own KV caches, argmax and
+evaluation included. Both take turns of some steps each, and their contexts grow alike. The ratio is
+the median of the rounds' own ratios. `compiled` is the share of the engine's steps that were.
 """
 
 import json
@@ -39,7 +40,10 @@ class Found:
 
 def table(all_found: list[Found]) -> Table:
     """A row for each number of rows."""
-    columns = ("rows", "context", "engine ms", "bare ms", "engine / bare", "least", "greatest")
+    columns = (
+        *("rows", "context", "engine ms", "bare ms", "engine / bare", "least", "greatest"),
+        "compiled",
+    )
     rows = (
         (
             str(found.rows),
@@ -49,6 +53,7 @@ def table(all_found: list[Found]) -> Table:
             f"{found.times.engine_times:.3f}",
             f"{found.times.least_times:.2f}",
             f"{found.times.greatest_times:.2f}",
+            f"{found.times.compiled_share:.0%}",
         )
         for found in all_found
     )
@@ -74,10 +79,16 @@ def main(
     ]
     console = Console(width=100)
     console.print(table(all_found).rich())
+    decode = engine.decode()
+    console.print(f"decode {decode.why if decode.is_chosen else 'not chosen: ' + decode.why}")
     for line in conditions.lines():
         console.print(line, highlight=False)
     if json_path is not None:
-        saved = {"conditions": asdict(conditions), "rows": [asdict(found) for found in all_found]}
+        saved = {
+            "conditions": asdict(conditions),
+            "decode": asdict(decode),
+            "rows": [asdict(found) for found in all_found],
+        }
         json_path.write_text(json.dumps(saved, indent=2))
 
 

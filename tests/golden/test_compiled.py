@@ -1,6 +1,8 @@
 """Compiled decodes say what eager ones do, whatever happens to the batch."""
 
+import math
 import pickle
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 from engine.core.step import Sampled, StepMasks, StepPlan, StepResult
 from engine.drafts.sources import Draft
 from engine.measuring.random_checkpoint import VOCAB_SIZE
+from engine.mlx_backend.decode import choice
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
@@ -340,6 +343,37 @@ def test_families_whose_decodes_cannot_be_compiled(
     path.choose(cached_model(served, attention, Room(n_blocks=4)))
     assert path.compiled is None
     assert path.why == f"eager: {UNFIT[family]}"
+
+
+@each_attention
+def test_a_path_that_is_chosen_between_requests(
+    served: Served, attention: Attention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once kernels have been built, but not while anything is computed."""
+    monkeypatch.setattr(choice, "WINS", math.inf)
+    # Builds until its input ends.
+    builder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert builder.stdin is not None
+    path = DecodePath("its kernels are being built")
+
+    def choose_later(model: CachedModel) -> DecodePath:
+        path.choose_after(lambda: builder, model)
+        path.build()
+        return path
+
+    daemon = OfflineDaemon(served, attention, ROOM, decode=choose_later)
+    eager = daemon.serve(request("r0", 6, 30), request("r1", 9, 30))
+    daemon.add(request("r2", 12, 30))
+    daemon.step(10)
+    builder.stdin.close()
+    builder.wait()
+    daemon.rest(defaultdict(list))
+    assert not path.stats().is_chosen
+    assert path.compiled is None
+    again = daemon.serve(request("r0", 6, 30), request("r1", 9, 30))
+    assert again == eager
+    assert path.stats().is_chosen
+    assert path.stats().compiled_steps > 20
 
 
 def raise_while_tracing(*_: object) -> None:

@@ -14,6 +14,7 @@ from engine.measuring import device
 from engine.measuring.device import compiled_in_flight
 from engine.measuring.random_checkpoint import CONFIGS
 from engine.mlx_backend.decode import compiled as compiled_module
+from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import process_bytes
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import Launch, MlxRunner
@@ -130,6 +131,21 @@ class Trace:
 
     def __call__(self, *inputs: Any) -> Any:
         return self._function(*inputs)
+
+
+def test_a_rehearsal_leaves_nothing(served_with: Callable[[int], Served]) -> None:
+    """Nor does it leave its storage to the garbage collector, which may not come for hours."""
+    model = cached_model(served_with(3), ATTENTION["gather"](), SMALL)
+    path = DecodePath("")
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        path.choose(model)
+        path.compiled = None
+        assert mx.get_active_memory() - before < 1 << 10
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ SAMPLED = (
 )
 """Of each kind of draw one: the kernels of others of a kind are the same, or few."""
 
-BUILD_AFTER_STEPS = 256
+BUILD_AFTER_STEPS = 64
 """Steady steps after which kernels are built: a model that only embeds needs none."""
 
 StartBuilder: TypeAlias = Callable[[], "subprocess.Popen[bytes]"]
@@ -143,10 +143,11 @@ class DecodePath:
     def stats(self) -> DecodeStats:
         """On any thread."""
         compiled = self.compiled
+        is_chosen = self._builder is None and not self.is_pending
         if compiled is None:
-            return DecodeStats(self.why, self.steps, 0)
+            return DecodeStats(self.why, self.steps, 0, is_chosen)
         why = f"eager: {compiled.problem}" if compiled.problem else self.why
-        return DecodeStats(why, self.steps, compiled.steps[""])
+        return DecodeStats(why, self.steps, compiled.steps[""], is_chosen)
 
     def close(self) -> None:
         """End the process that builds kernels, if it still runs."""

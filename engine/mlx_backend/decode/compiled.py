@@ -14,6 +14,7 @@ which is also what the compiled one is checked against at load (`choice.py`).
 """
 
 import logging
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -124,7 +125,9 @@ class CompiledDecode:
         self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
-        self._clear = mx.compile(self._cleared)
+        # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
+        # would stay until the garbage collector comes.
+        self._clear = self._new_clear()
         self.problem = ""  # why no step is compiled any more
         self.steps = Counter[str]()
 
@@ -155,7 +158,7 @@ class CompiledDecode:
         """The arena's planes have other shapes from now on."""
         self._traces.clear()
         self._wanted.clear()
-        self._clear = mx.compile(self._cleared)
+        self._clear = self._new_clear()
 
     def trace_ahead(self) -> None:
         """Trace the shape that the rows of the latest step grow into, if that is near."""
@@ -270,7 +273,7 @@ class CompiledDecode:
         return trace
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
-        lines, widths, _ = shape
+        this, (lines, widths, _) = weakref.proxy(self), shape
         model, groups = self._model, self._groups
         make_rows = model.execution.batching.decode_rows
         assert make_rows is not None
@@ -302,12 +305,12 @@ class CompiledDecode:
             }
             by_group = [None if attention is None else attention.of(rows[0])]
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
-            with self._holding(pools), shared_tables(), self._weights.used(lines), adapted:
+            with this._holding(pools), shared_tables(), this._weights.used(lines), adapted:
                 views = ForwardViews(model.layout, forwards, layers, by_group, states)
                 ids = tokens.astype(mx.int32)[:, None]
                 logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)
-                return logits, positions + advance, self._pools(), views.states()
+                return logits, positions + advance, this._pools(), views.states()
 
         return mx.compile(step)
 
@@ -319,6 +322,9 @@ class CompiledDecode:
             for group, ids in zip(self._groups, begun, strict=True)
         ]
         self._put_pools(self._clear(self._pools(), blocks))  # no name is bound to the pools
+
+    def _new_clear(self) -> Callable[..., list[mx.array]]:
+        return mx.compile(partial(type(self)._cleared, weakref.proxy(self)))
 
     def _cleared(self, pools: list[mx.array], blocks: list[mx.array]) -> list[mx.array]:
         with self._holding(pools):
