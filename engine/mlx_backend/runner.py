@@ -32,9 +32,8 @@ from engine.mlx_backend.batch import Batch, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import NO_READS, PendingReads
 from engine.mlx_backend.model.batching import ForwardBatch
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.sampling.verify import RowDraws, StepDraws, rows_of
 from engine.values.output import TokenLogprob

@@ -26,11 +26,10 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose, Ranking
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
-from engine.mlx_backend.model.cached_model import Execution
+from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
 from engine.mlx_backend.model.views import Attention
-from engine.mlx_backend.pooling import HIDDEN_STATES, Pooler
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig
 
