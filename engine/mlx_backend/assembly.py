@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -98,6 +98,10 @@ def assemble_opened(
     strategies = attentions(config.attention, loaded)
     plan = opened.plan(config, strategies[0])
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
+    problem = _compiler_problem(config, opened.checkpoint)
+    if problem:
+        mx.disable_compile()  # else MLX would raise where it fuses anything, here and there
+        report(f"{problem}: MLX fuses no operations, and all steps take longer")
     execution = load_weights(loaded, strategies, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     # On a Mac the memory is shared with all else, which has it until it is needed.
@@ -112,7 +116,7 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = launch_for(mx.default_device())
-    decode = _decode_path(config, opened.checkpoint, model, loaded.purpose.generates)
+    decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
     mlx_runner = MlxRunner(model, Sampler(layout.vocab_size), launch, pooled.pooler, decode)
     runner = MeteredRunner(mlx_runner, plan.promise, opened.used_bytes)
@@ -154,22 +158,30 @@ def assemble_opened(
     )
 
 
+def _compiler_problem(config: EngineConfig, checkpoint: Path) -> str:
+    """Why MLX can fuse no operations here; "" where it can, or has what it needs."""
+    is_cpu = mx.default_device() == mx.cpu
+    return compiler_problem() if is_cpu and not marker(config, checkpoint).exists() else ""
+
+
 def _decode_path(
-    config: EngineConfig, checkpoint: Path, model: CachedModel, generates: bool
+    config: EngineConfig, opened: OpenedModel, model: CachedModel, compiler_problem: str
 ) -> DecodePath:
     """Rehearses compiled decodes, unless a CPU's kernels are to be built first."""
     if config.decode == "eager":
         return DecodePath("as set")
-    if not generates:
+    if not opened.loaded.purpose.generates:
         return DecodePath("it generates nothing")
+    if compiler_problem:
+        return DecodePath(compiler_problem)
     path = DecodePath("its kernels are built when it has decoded for a while")
-    if mx.default_device() != mx.cpu or marker(config, checkpoint).exists():
+    if mx.default_device() != mx.cpu or marker(config, opened.checkpoint).exists():
         path.choose(model)
-    elif problem := compiler_problem():
-        return DecodePath(problem)
     else:
         rung, attention = model.execution.batching.name, model.execution.attention.name
-        path.choose_after(partial(start_building, config, rung, attention), model)
+        # Of what is free depends in which type the weights are read.
+        as_opened = replace(config, memory_bytes=opened.machine.left_bytes)
+        path.choose_after(partial(start_building, as_opened, rung, attention), model)
     return path
 
 
@@ -200,13 +212,16 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     return max(plan.needed_bytes(default_bytes), least_bytes)
 
 
-def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> Path:
+def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> None:
     """Compute compiled steps without reading weights of so many numbers; see `decode/kernels.py`.
 
-    Returns the checkpoint. Raises ModelError, and whatever the model raises.
+    `memory_bytes` of the configuration is what was free when the model was loaded. Raises
+    ModelError, and whatever the model raises.
     """
-    opened = open_configured(config)
-    loaded = opened.loaded
+    checkpoint = find_checkpoint(config.model, download=False)
+    purpose = find_purpose(checkpoint, config.pooling, config.reranker)
+    assert config.memory_bytes is not None
+    loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters)
     small = {
         name: weights
         if weights.size < large_weights
@@ -227,7 +242,6 @@ def build_kernels(config: EngineConfig, batching: str, attention: str, large_wei
     )
     storage = Storage(loaded.layout, least, config.block_size)
     compute_compiled(CachedModel(loaded.model, loaded.layout, storage, execution))
-    return opened.checkpoint
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

@@ -28,7 +28,7 @@ from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
-from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights, shared_tables
+from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights
 from engine.mlx_backend.model.rows import ArenaForward
 from engine.mlx_backend.model.views import ForwardViews
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
@@ -305,7 +305,7 @@ class CompiledDecode:
             }
             by_group = [None if attention is None else attention.of(rows[0])]
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
-            with this._holding(pools), shared_tables(), this._weights.used(lines), adapted:
+            with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
                 views = ForwardViews(model.layout, forwards, layers, by_group, states)
                 ids = tokens.astype(mx.int32)[:, None]
                 logits: mx.array = model.model(ids, cache=views.trees)

@@ -5,6 +5,7 @@ Where a prompt is embedded or scored, its hidden states are pooled.
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from engine.mlx_backend.model.batching import (
     StepForwards,
 )
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.patches import OutputHead, RowAdapters
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, ViewTree, state_slots, views_of
 from engine.values.request import Pooling
@@ -65,7 +66,8 @@ class CachedModel:
     """Builds forwards over `storage`, one after another.
 
     `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
-    model has. Belongs to the thread that made it, as all MLX arrays do.
+    model has. `rotary`: the context in which the model is to be called. Belongs to the thread that
+    made it, as all MLX arrays do.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class CachedModel:
         self.execution = execution
         self.most_keys = most_keys
         self._context_tokens = context_tokens
+        # A GPU has one kernel for rotary embeddings, which makes no tables.
+        self.rotary = shared_tables if mx.default_device() == mx.cpu else nullcontext
 
     @property
     def n_groups(self) -> int:
@@ -108,7 +112,7 @@ class CachedModel:
         execution, states = self.execution, self.storage.states
         views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
         tokens = token_ids[mx.array(batch.token_indices())]
-        with execution.adapters.of(batch.row_adapters()):
+        with self.rotary(), execution.adapters.of(batch.row_adapters()):
             logits, hidden = self._logits(tokens, views.trees, batch.read_indices())
         if self.layout.states:
             states.write(state_slots(batch.row_groups[0]), views.states())
