@@ -119,7 +119,7 @@ def assemble_opened(
     )
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
     launch = launch_for(mx.default_device())
-    decode = _decode_path(config, opened.checkpoint, model)
+    decode = _decode_path(config, opened, model)
     report(f"decode: {decode.why}")
     runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), launch, pooled.pooler, decode)
     card = _card(config, opened.checkpoint, loaded, pooled, sizes, host, blas, sampling)
@@ -142,18 +142,19 @@ def assemble_opened(
     )
 
 
-def _decode_path(config: EngineConfig, checkpoint: Path, model: CachedModel) -> DecodePath:
+def _decode_path(config: EngineConfig, opened: OpenedModel, model: CachedModel) -> DecodePath:
     """Rehearses compiled decodes, or has a CPU's kernels built for that first."""
     path = DecodePath("as set")
     if config.decode == "eager":
         return path
     builder: subprocess.Popen[bytes] | None = None
-    if mx.default_device() == mx.cpu and not marker(config, checkpoint).exists():
+    if mx.default_device() == mx.cpu and not marker(config, opened.checkpoint).exists():
         if problem := compiler_problem():
             return DecodePath(problem)
         rung, attention = model.execution.batching.name, model.execution.attention.name
         try:
-            builder = start_building(config, rung, attention)
+            as_opened = replace(config, memory_bytes=opened.host.left_bytes)
+            builder = start_building(as_opened, rung, attention)
         except OSError as error:
             return DecodePath(f"no process can be started to build its kernels: {error}")
         path = DecodePath("its kernels are being built")
@@ -198,13 +199,15 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     return max(loaded.weight_bytes + working + attending + stored.arenas + stored.states, least)
 
 
-def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> Path:
+def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> None:
     """Compute compiled steps without reading weights of so many numbers; see `decode/kernels.py`.
 
-    Returns the checkpoint. Raises ModelError, and whatever the model raises.
+    Raises ModelError, and whatever the model raises.
     """
-    opened = open_configured(config)
-    loaded = opened.loaded
+    checkpoint = find_checkpoint(config.model, download=False)
+    assert config.memory_bytes is not None
+    purpose = _purpose(config, checkpoint)
+    loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters)
     small = {
         name: weights
         if weights.size < large_weights
@@ -225,7 +228,6 @@ def build_kernels(config: EngineConfig, batching: str, attention: str, large_wei
     )
     storage = Storage(loaded.layout, least, config.block_size)
     compute_compiled(CachedModel(loaded.model, loaded.layout, storage, execution))
-    return opened.checkpoint
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from fcntl import LOCK_EX, flock
 from importlib import metadata
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.loading.source import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
 
@@ -72,15 +74,24 @@ def start_building(
 
 
 def build(config: EngineConfig, batching: str, attention: str) -> None:
-    """Compute a few compiled steps of the configured model, without its large weights. Raises
-    whatever the model raises.
+    """Compute a few compiled steps of the configured model, without its large weights, unless
+    another process has done so meanwhile. Raises whatever the model raises.
+
+    `memory_bytes` of the configuration: what was free when the model was loaded, on which depends
+    the type of its weights.
     """
     os.nice(10)  # the engine is serving meanwhile
-    with mlx_imports():
-        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+    done = marker(config, find_checkpoint(config.model, download=False))
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with done.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)  # one at a time: MLX loads a library that another is writing
+        if done.exists():
+            return
+        with mlx_imports():
+            from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
-    checkpoint = assembly.build_kernels(config, batching, attention, LARGE_WEIGHTS)
-    marker(config, checkpoint).touch()
+        assembly.build_kernels(config, batching, attention, LARGE_WEIGHTS)
+        done.touch()
 
 
 def main(descriptor: int, settings: str, batching: str, attention: str) -> None:
