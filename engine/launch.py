@@ -10,8 +10,12 @@ from functools import cache, partial
 from engine.api import Engine, ModelError, Progress, Report
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.helper import ANSWER, CONFIG
-from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
-from engine.mlx_backend.loading.source import find_checkpoint, local_checkpoint
+from engine.mlx_backend.loading.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    local_checkpoint,
+    open_checkpoint,
+)
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig

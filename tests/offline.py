@@ -20,15 +20,14 @@ from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.decode.choice import DecodePath
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.storage import Storage
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
@@ -78,6 +77,7 @@ class Room:
     max_running: int = 8
     step_tokens: int = 32
     spare: int = 24
+    first_blocks: int | None = None  # for which memory is taken at first; None: all
 
     def sizes(self, layout: Layout) -> StorageSizes:
         return StorageSizes(
@@ -95,7 +95,7 @@ class Room:
 
 def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
     """The model over storage of its own."""
-    storage = Storage(served.layout, room.sizes(served.layout), room.block_size)
+    storage = Storage(served.layout, room.sizes(served.layout), room.block_size, room.first_blocks)
     execution = replace(served.execution, attention=attention)
     return CachedModel(served.loaded.model, served.layout, storage, execution)
 

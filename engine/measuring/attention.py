@@ -16,12 +16,11 @@ import mlx.core as mx
 import numpy as np
 
 from engine.measuring.messages import Cases, Figures, Sizes, rounds
-from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend import host
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.model.forward import Forward, TokenSpan
-from engine.mlx_backend.storage.arena import Arena, LayerArena, LayerShape
+from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
+from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
 from kvstore.pool import blocks_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
@@ -53,7 +52,7 @@ def require_bytes(n_bytes: int) -> None:
     """Raises TooLarge if this memory is not free: on a GPU the process may not survive the attempt
     to allocate it.
     """
-    left_bytes = machine.examine().left_bytes
+    left_bytes = host.examine().left_bytes
     if n_bytes > _FREE_SHARE * left_bytes:
         raise TooLarge(
             f"it takes {n_bytes / 2**30:.1f} GiB, and {left_bytes / 2**30:.1f} GiB are free"
@@ -163,7 +162,7 @@ def filled_arena(n_blocks: int, dtype: mx.Dtype) -> Arena:
     ids = mx.arange(n_blocks)
     for layer in arena.layers:
         layer.put_blocks(0, *(random(dtype, *array.shape) for array in layer.blocks(ids)))
-        mx.eval(layer.arrays())
+        mx.eval(layer.planes)
     return arena
 
 
@@ -179,7 +178,7 @@ def random(dtype: mx.Dtype, *shape: int) -> mx.array:
 def strategies(dtype: mx.Dtype) -> list[Attention]:
     """The strategies that support the dtype here: on a CPU `cascade` supports only float32."""
     has_cascade = dtype == mx.float32 or mx.default_device() != mx.cpu
-    return [GatherAttention(), CascadeAttention()] if has_cascade else [GatherAttention()]
+    return [Attention(), CascadeAttention()] if has_cascade else [Attention()]
 
 
 def stepper(
@@ -191,9 +190,11 @@ def stepper(
     new = random(dtype, rows, KV_HEADS, length, DIM)
 
     def step() -> mx.array:
-        forward = Forward(spans, arena)
+        forward = RowGroup(spans, arena)
         output = queries
-        for view in attention.views(arena, forward):
+        prepared = attention.prepare(forward)
+        for layer in arena.layers:
+            view = LayerView(layer, ArenaForward([forward], stands_in=True), None, [prepared])
             keys, values = view.update_and_fetch(new, new)
             mask = view.make_mask(length)
             output = scaled_dot_product_attention(output, keys, values, view, SCALE, mask)
@@ -227,7 +228,7 @@ def contiguous_stepper(contexts: Sequence[int], length: int, dtype: mx.Dtype) ->
 
 def gather_heads(arena: Arena, table: mx.array) -> Gather:
     """Gather in the engine's layout: one run of memory for each head of a block."""
-    heads = arena.head_ids(table, KV_HEADS)
+    heads = arena.gather_ids(table, arena.layers[0].heads)
     return lambda layer: layer.read(heads)
 
 
@@ -239,7 +240,10 @@ def gather_blocks(table: mx.array) -> Gather:
         runs = pool.reshape(-1, BLOCK_SIZE * KV_HEADS * DIM)[table]
         return runs.reshape(rows, blocks * BLOCK_SIZE, KV_HEADS, DIM).swapaxes(1, 2)
 
-    return lambda layer: (strided(layer.key_blocks()), strided(layer.value_blocks()))
+    return lambda layer: (
+        strided(layer.key_blocks()[: layer.n_heads]),
+        strided(layer.value_blocks()[layer.values_at :]),
+    )
 
 
 def _gather_all(arena: Arena, gather: Gather) -> list[mx.array]:

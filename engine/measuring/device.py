@@ -16,18 +16,17 @@ from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, 
 from engine.measuring.attention import require_bytes
 from engine.measuring.messages import Cases, Figures, Sizes
 from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, write_checkpoint
+from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.arena import token_bytes
-from engine.mlx_backend.storage.storage import Storage
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.sizes import StorageSizes
@@ -47,15 +46,15 @@ _CHIP_FACTS = ("architecture", "compute_capability_major", "driver_version")
 
 def machine_facts() -> Figures:
     """The device, its memory, and the software, without the machine's name."""
-    host, info = machine.examine(), mx.device_info()
+    machine, info = host.examine(), mx.device_info()
     chip = {name: info[name] for name in _CHIP_FACTS if name in info}
     backends = {"metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
     return {
-        "device": host.device,
+        "device": machine.device,
         **chip,
         "backend": next((name for name, is_there in backends.items() if is_there), "cpu"),
-        "memory_gib": host.memory_bytes / 2**30,
-        "free_gib": host.left_bytes / 2**30,
+        "memory_gib": machine.memory_bytes / 2**30,
+        "free_gib": machine.left_bytes / 2**30,
         "cores": os.cpu_count() or 0,
         "load_average": os.getloadavg()[0],
         "system": platform.platform(),
@@ -107,7 +106,7 @@ def _load(architecture: str, dtype: mx.Dtype, scratch: Path) -> tuple[LoadedMode
     with tempfile.TemporaryDirectory(dir=scratch) as parent:
         checkpoint = Path(parent) / "checkpoint"
         write_checkpoint(checkpoint, CONFIGS[architecture], _SEED, tiny_tokenizer(), dtype)
-        loaded = open_model(checkpoint, machine.examine().left_bytes)
+        loaded = open_model(checkpoint, host.examine().left_bytes)
         return loaded, load_weights(loaded, attentions("auto", loaded), lambda line: None)
 
 
@@ -186,7 +185,7 @@ def memory_of_steps(
         runner.sample(None)
     runner.collect()
     seconds = time.perf_counter() - started
-    pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
+    pool_bytes = model.storage.full.layers[0].planes[0].nbytes
     peak_bytes, cached_bytes = mx.get_peak_memory() - before, mx.get_cache_memory()
     return {
         "pool_mib": pool_bytes / 2**20,

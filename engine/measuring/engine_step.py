@@ -3,6 +3,7 @@
 Each is measured with EngineHarness, which the load tests use as well.
 """
 
+import gc
 import itertools
 import math
 import random
@@ -22,9 +23,10 @@ from engine.measuring.measure import BUFFER_OPERATIONS
 from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.loading.budget import least_kv_bytes
+from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
+from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.storage.arena import token_bytes
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
@@ -71,6 +73,7 @@ class EngineHarness:
 
         Raises ModelError.
         """
+        gc.collect()  # or an earlier model's memory would be given back in the course of this one
         opened = assembly.open_configured(config)
         # Prompts may fill whole steps, so the first rows decode little until the last prompt is
         # computed. Without drafts a step is one token a row.
@@ -97,6 +100,9 @@ class EngineHarness:
 
         It is chosen in a step that begins while there are no others.
         """
+        if not self.decode().is_chosen:
+            self.begin(rows=1, prompt_tokens=1, max_tokens=2 * BUILD_AFTER_STEPS)
+            self.run(BUILD_AFTER_STEPS)  # kernels are built once it has decoded so much
         end = time.monotonic() + CHOICE_SECONDS
         while not self.decode().is_chosen and time.monotonic() < end:
             time.sleep(0.1)
@@ -166,11 +172,11 @@ def _kv_bytes(config: EngineConfig, layout: Layout, rows: int, row_tokens: int) 
 
     Windows get half of the cache, or what they need if that is less, so the cache may be larger.
     """
-    footprint = assembly.footprint(layout, config.block_size)
-    blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * footprint.block_bytes
-    if not footprint.windows:
-        return blocks_bytes + least_kv_bytes(config, footprint)
-    return 2 * (blocks_bytes + config.max_running * least_kv_bytes(config, footprint))
+    kept = footprint(layout, config.block_size)
+    blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * kept.block_bytes
+    if not kept.windows:
+        return blocks_bytes + least_kv_bytes(config, kept)
+    return 2 * (blocks_bytes + config.max_running * least_kv_bytes(config, kept))
 
 
 def model_facts(config: EngineConfig) -> Figures:

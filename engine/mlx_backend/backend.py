@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from engine.api import ModelError, Report
 from engine.core.step import Backend
+from engine.mlx_backend.command_buffers import limit_by_operations
 from engine.mlx_backend.cpu.blas import Blas, load_blas
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.host.command_buffers import limit_by_operations
-from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
 from kvstore.ops import TablePatch
 
@@ -167,8 +167,8 @@ class Batch:
         self._latest: tuple[Sequence[BatchRow], mx.array] | None = None  # drawn, not yet stored
 
     def is_left_by_all(self, plan: StepPlan) -> bool:
-        """Whether the plan removes all sequences that there are."""
-        return len(plan.leave) == len(self._rows)
+        """Whether every sequence that is in the batch leaves it with this plan."""
+        return len(self._rows) == len(plan.leave)
 
     def change(self, plan: StepPlan) -> None:
         """Removes the sequences that leave, adds those that enter, patches the tables."""
@@ -230,7 +230,8 @@ class Batch:
         """What each row decodes next; `tokens`: uint32 `[rows]`, or more, the first of which are
         these rows'. They may still have to be computed.
         """
-        self._store_latest()
+        if self._latest is not None and self._latest[0] != rows:
+            self._store_latest()
         self._latest = rows, tokens
 
     def next_tokens(self, rows: Sequence[BatchRow], size: int) -> mx.array:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from engine.api import ModelError
 from engine.mlx_backend.backend import mlx_imports
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.loading.source import fetch_checkpoint
+from engine.mlx_backend.loading.checkpoint import fetch_checkpoint
 from engine.process.sockets import send_all
 from engine.values.settings import EngineConfig
 

@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 
 from engine.measuring.attention import (
-    BLOCK_SIZE,
     alternate,
     contiguous_stepper,
     filled_arena,
@@ -28,7 +27,8 @@ from engine.measuring.attention import (
     stepper,
     strategies,
 )
-from engine.mlx_backend.model.forward import TokenSpan
+from engine.measuring.device import BLOCK_SIZE
+from engine.mlx_backend.model.rows import TokenSpan
 from kvstore.pool import blocks_for
 from load_tests.report import Table
 

@@ -74,7 +74,9 @@ class EngineSettings(BaseModel):
         "where that is found to be faster when the model is loaded; eager never does.",
     )
     attention: Literal["auto", "gather", "cascade"] = Field(
-        "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+        "auto",
+        description="How attention reads the blocks; auto is cascade on a CPU, which alone "
+        "has it, else gather.",
     )
 
     pooling: Literal["auto", "last", "mean", "first"] = Field(

@@ -13,7 +13,7 @@ from mlx.utils import tree_unflatten
 
 from engine.measuring.random_checkpoint import CONFIGS, random_model
 from engine.mlx_backend.loading.loader import named_weights
-from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.layout import discover
 
 REFUSED = {"deepseek_v41", "olmo"}
 """On any device: a cache of its own kind, a package of its own."""

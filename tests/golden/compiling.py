@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from engine.core.step import Decode, ModelRunner, Resample, StepMasks, StepPlan, StepResult
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.views import Attention
 from tests.devices import tolerance
 from tests.offline import OfflineDaemon, Room, Served
 

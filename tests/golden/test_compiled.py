@@ -16,12 +16,11 @@ import pytest
 from engine.core.step import Sampled, StepMasks, StepPlan, StepResult
 from engine.drafts.sources import Draft
 from engine.measuring.random_checkpoint import VOCAB_SIZE
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.decode import choice
 from engine.mlx_backend.decode.choice import DecodePath
-from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
@@ -240,7 +239,7 @@ CHOSEN = (
 @cases([(family, "gather") for family in ("qwen3", "qwen3_next")])
 def test_rows_whose_tokens_are_chosen_in_unlike_ways(served: Served, attention: Attention) -> None:
     """And whose answers end at a stop token, when nobody knows."""
-    stop = frozenset(range(0, VOCAB_SIZE, 16))
+    stop = frozenset(range(0, VOCAB_SIZE, 8))
 
     def scenario(daemon: OfflineDaemon) -> Outputs:
         rows = [
@@ -358,7 +357,8 @@ def test_a_path_that_is_chosen_between_requests(
     path = DecodePath("its kernels are being built")
 
     def choose_later(model: CachedModel) -> DecodePath:
-        path.choose_after(builder, model)
+        path.choose_after(lambda: builder, model)
+        path.build()
         return path
 
     daemon = OfflineDaemon(served, attention, ROOM, decode=choose_later)
@@ -411,7 +411,7 @@ def test_a_trace_that_fails_ends_in_eager_steps(
     problem = "ValueError: no such trace"
     assert run.steps.keys() == {"", problem}
     assert run.steps[""] < 12
-    assert run.path.stats().why == problem
+    assert run.path.stats().why == f"eager: {problem}"
 
 
 @each_attention

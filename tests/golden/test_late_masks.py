@@ -15,8 +15,8 @@ from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
 from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars
@@ -83,9 +83,7 @@ def said(
     """What all say, and how many answers were late."""
     tokenizer = LLTokenizer(tiny_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[END])
     answers = LateAnswers(LocalGrammars(tokenizer, frozenset({END})), promptness, seed=0)
-    daemon = OfflineDaemon(
-        served, GatherAttention(), ROOM, answers=lambda size: answers, launch=launch
-    )
+    daemon = OfflineDaemon(served, Attention(), ROOM, answers=lambda size: answers, launch=launch)
     maker = GuideMaker(frozenset({END}))
     for request in requests():
         verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
@@ -111,7 +109,7 @@ def test_kept_logits_are_computed_before_the_next_step_is_submitted(
     """Otherwise their copy is launched after the next step's forwards, and the tokens of all rows
     of this step wait for those.
     """
-    driver = Driver(served_of("qwen3"), GatherAttention(), launch=launch)
+    driver = Driver(served_of("qwen3"), Attention(), launch=launch)
     # So many that MLX copies one row's logits: of few it would keep all.
     subjects = [driver.subject(random_tokens(BLOCK_SIZE, seed)) for seed in range(16)]
     rows = [(subject, BLOCK_SIZE) for subject in subjects]

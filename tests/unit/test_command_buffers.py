@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.host import command_buffers
-from engine.mlx_backend.host.command_buffers import (
-    MAX_ELEMENTS,
-    MAX_OPERATIONS,
-    limit_by_operations,
-)
+from engine.mlx_backend import command_buffers
+from engine.mlx_backend.command_buffers import MAX_ELEMENTS, MAX_OPERATIONS, limit_by_operations
 
 ROOT = Path(__file__).parents[2]
 INT_BITS = 32

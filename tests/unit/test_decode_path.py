@@ -15,14 +15,14 @@ import mlx.core as mx
 import pytest
 
 from engine.mlx_backend import assembly
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode import choice, kernels
-from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS, DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.views import Attention
 from engine.values.settings import AdapterConfig, EngineConfig
 from engine.values.stats import DecodeStats
 from tests.checkpoints import FAMILIES, SHALLOW, write_family
@@ -39,7 +39,7 @@ BUILD_SECONDS = 300.0
 def model(tmp_path_factory: pytest.TempPathFactory) -> CachedModel:
     """Of one layer."""
     served = load(write_family(SHALLOW, tmp_path_factory.mktemp("models")))
-    return cached_model(served, GatherAttention(), Room(n_blocks=4))
+    return cached_model(served, Attention(), Room(n_blocks=4))
 
 
 @pytest.fixture
@@ -204,8 +204,41 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def building(builder: "subprocess.Popen[bytes]", model: CachedModel) -> DecodePath:
     path = DecodePath("its kernels are being built")
-    path.choose_after(builder, model)
+    path.choose_after(lambda: builder, model)
+    path.build()
     return path
+
+
+def test_kernels_are_built_once_the_model_has_decoded_for_a_while(
+    model: CachedModel, start: Start
+) -> None:
+    started, path = list["subprocess.Popen[bytes]"](), DecodePath("its kernels are built later")
+
+    def begin() -> "subprocess.Popen[bytes]":
+        started.append(start(""))
+        return started[-1]
+
+    path.choose_after(begin, model)
+    for _ in range(BUILD_AFTER_STEPS - 1):
+        assert path.is_pending
+        path.count_steady()
+    assert not started
+    path.count_steady()
+    assert len(started) == 1
+    assert not path.is_pending
+    path.close()
+
+
+def test_where_no_process_can_be_started_decodes_are_eager(model: CachedModel) -> None:
+    def fail() -> "subprocess.Popen[bytes]":
+        raise OSError("no room")
+
+    path = DecodePath("its kernels are built later")
+    path.choose_after(fail, model)
+    path.build()
+    assert path.why == "eager: no process can be started to build its kernels: no room"
+    path.settle()
+    assert path.compiled is None
 
 
 def test_while_kernels_are_built_nothing_is_chosen(
@@ -417,19 +450,14 @@ def test_kernels_are_built_with_the_memory_that_was_there_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = list[EngineConfig]()
-
-    def start(config: EngineConfig, *_: str) -> None:
-        configs.append(config)
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(assembly, "start_building", start)
+    monkeypatch.setattr(assembly, "start_building", lambda config, *_: configs.append(config))
     monkeypatch.setattr(assembly, "compiler_problem", lambda: "")
+    monkeypatch.setattr(DecodePath, "choose_after", lambda path, start, model: start())
     use_folder(tmp_path, monkeypatch)
     config = EngineConfig(str(write_family(SHALLOW, tmp_path)), kv_cache_bytes=1 << 24)
     opened = assembly.open_configured(config)
-    backend = assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
-    assert [one.memory_bytes for one in configs] == [opened.host.left_bytes]
-    assert "no more processes" in backend.decode().why
+    assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
+    assert [one.memory_bytes for one in configs] == [opened.machine.left_bytes]
 
 
 @cpu_attention

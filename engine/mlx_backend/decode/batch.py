@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.model.forward import BlockTable, table_width
-from engine.mlx_backend.storage.arena import Arena
+from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.model.rows import BlockTable, pad_tables, table_width
 from kvstore.window import first_needed
 
 LEAST_WIDTH = 4
@@ -85,7 +85,7 @@ class DecodeBatch:
             lines = [group.line(row) for row in rows]
             width = width_bucket(max(map(len, lines)))
             padding = [np.array([group.arena.scratch], np.uint32)] * (size - len(rows))
-            table = _table([*lines, *padding], width, group.arena.blank)
+            table = pad_tables([*lines, *padding], group.arena.blank, width)
             if group.window is None:
                 self.full_table, self.n_blocks = table[: len(rows)], sum(map(len, lines))
             self.tables.append(mx.array(table))
@@ -152,7 +152,7 @@ class DecodeBatch:
                 return False
             # A new array: what has been built may still read the old one.
             patched = mx.array(self.tables[index])
-            patched[at] = mx.array(_table(lines, width, group.arena.blank))
+            patched[at] = mx.array(pad_tables(lines, group.arena.blank, width))
             self.tables[index] = patched
             if group.window is not None:
                 for row in changed:
@@ -175,12 +175,3 @@ class DecodeBatch:
 
 def _is_not(one: BatchRow, other: BatchRow) -> bool:
     return one is not other
-
-
-def _table(
-    lines: Sequence[npt.NDArray[np.uint32]], width: int, blank: int
-) -> npt.NDArray[np.uint32]:
-    table = np.full((len(lines), width), blank, np.uint32)
-    for row, line in enumerate(lines):
-        table[row, : len(line)] = line
-    return table

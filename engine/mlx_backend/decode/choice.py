@@ -12,19 +12,22 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-from engine.core.step import Sampling, SequenceId
+from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
-from engine.mlx_backend.decode.compiled import CompiledDecode, Unfit
+from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
 from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.sampling.row import SamplingRow
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.sampler import Sampler
 from engine.process.child import ending
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
@@ -46,7 +49,21 @@ SLOW_STEP_SECONDS = 0.2
 milliseconds, would hardly be noticed, and the rehearsal would take seconds.
 """
 
-RACE_SECONDS = 0.5
+SAMPLED = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
+    SamplingParams(temperature=0.6, top_p=0.9),
+)
+"""Of each kind of draw one: the kernels of others of a kind are the same, or few."""
+
+BUILD_AFTER_STEPS = 64
+"""Steady steps after which kernels are built: a model that only embeds needs none."""
+
+StartBuilder: TypeAlias = Callable[[], "subprocess.Popen[bytes]"]
+"""Starts the process that builds a model's kernels. Raises OSError."""
+
+RACE_SECONDS = 0.25
 WINS = 0.98
 """A compiled step must take less than this part of an eager one's time."""
 
@@ -63,12 +80,38 @@ class DecodePath:
         self.compiled: CompiledDecode | None = None
         self.why = f"eager: {why}"
         self.steps = 0
+        self._draws: CompiledDraws | None = None
+        self._start: StartBuilder | None = None  # where kernels are to be built first
         self._builder: subprocess.Popen[bytes] | None = None
         self._model: CachedModel | None = None
+        self._steady_steps = 0
 
-    def choose_after(self, builder: "subprocess.Popen[bytes]", model: CachedModel) -> None:
-        """Choose when this process, which builds the model's kernels, has ended."""
-        self._builder, self._model = builder, model
+    def choose_after(self, start: "StartBuilder", model: CachedModel) -> None:
+        """Choose when the process that `start` returns has ended, which builds the model's kernels.
+        It is started when the model has decoded for a while, or by `build`.
+        """
+        self._start, self._model = start, model
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether kernels are still to be built."""
+        return self._start is not None
+
+    def count_steady(self) -> None:
+        """A steady step is computed eagerly because the kernels are not there."""
+        self._steady_steps += 1
+        if self._steady_steps == BUILD_AFTER_STEPS:
+            self.build()
+
+    def build(self) -> None:
+        """Start to build the kernels."""
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        try:
+            self._builder = start()
+        except OSError as error:
+            self.why = f"eager: no process can be started to build its kernels: {error}"
 
     def settle(self) -> None:
         """Choose, once the kernels are there. To be called while nothing is computed."""
@@ -82,12 +125,29 @@ class DecodePath:
             self.choose(self._model)
         logger.info("decode: %s", self.why)
 
+    def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        """As `draws.draw`, compiled where the forwards are."""
+        if self._draws is not None:
+            try:
+                return self._draws.draw(kind, logits, params)
+            except Exception as error:  # MLX may raise anything
+                self.give_up(error)
+        return draw(kind, logits, params)
+
+    def give_up(self, error: Exception) -> None:
+        """Something compiled has failed: all is eager from now on."""
+        self._draws = None
+        if self.compiled is not None:
+            self.compiled.give_up(error)
+
     def stats(self) -> DecodeStats:
         """On any thread."""
         compiled = self.compiled
-        n_compiled = 0 if compiled is None else compiled.steps[""]
-        why = compiled.problem if compiled is not None and compiled.problem else self.why
-        return DecodeStats(why, self.steps, n_compiled, is_chosen=self._builder is None)
+        is_chosen = self._builder is None and not self.is_pending
+        if compiled is None:
+            return DecodeStats(self.why, self.steps, 0, is_chosen)
+        why = f"eager: {compiled.problem}" if compiled.problem else self.why
+        return DecodeStats(why, self.steps, compiled.steps[""], is_chosen)
 
     def close(self) -> None:
         """End the process that builds kernels, if it still runs."""
@@ -107,7 +167,8 @@ class DecodePath:
         else:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
             faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
-            self.compiled = CompiledDecode(model, faster) if faster else None
+            if faster:
+                self.compiled, self._draws = CompiledDecode(model, faster), CompiledDraws()
             path = "compiled" if faster else "eager"
             self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
         mx.clear_cache()
@@ -174,18 +235,37 @@ def compute_compiled(model: CachedModel) -> None:
         rehearsal = Rehearsal(model, n_rows)
         rehearsal.begin(NARROW)
         for _ in range(STEPS):
-            rehearsal.compiled()
+            logits = rehearsal.compiled()
+        for params in SAMPLED:
+            rows, sampler = (
+                [SamplingRow(Sampling(params, seed=0))] * n_rows,
+                Sampler(logits.shape[1]),
+            )
+            sampler.draw_with = CompiledDraws().draw
+            mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
 
 
-def _ratio(model: CachedModel, n_rows: int) -> float:
-    """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
-    rehearsal = Rehearsal(model, n_rows)
+def check(model: CachedModel) -> None:
+    """Raises Unfit where compiled steps say something else than eager ones, or cannot be traced,
+    and whatever the model raises.
+    """
+    for n_rows in (1, SEVERAL):
+        _check(Rehearsal(model, n_rows), model)
+
+
+def _check(rehearsal: Rehearsal, model: CachedModel) -> None:
     for blocks in (NARROW, WIDE):
         rehearsal.begin(blocks)
         found = [rehearsal.compiled() for _ in range(STEPS)]
         rehearsal.begin(blocks)
         expected = [rehearsal.eager() for _ in range(STEPS)]
         _compare(mx.concatenate(found), mx.concatenate(expected), tolerance(model.layout))
+
+
+def _ratio(model: CachedModel, n_rows: int) -> float:
+    """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
+    rehearsal = Rehearsal(model, n_rows)
+    _check(rehearsal, model)
     seconds = _seconds(rehearsal, rehearsal.eager)
     if seconds > STEPS * SLOW_STEP_SECONDS:
         raise Unfit(f"an eager step takes {seconds / STEPS:.2g} s, little of it on the host")
@@ -234,7 +314,7 @@ def _randomize(storage: Storage) -> None:
     """Fill the arenas with numbers about as large as K and V are."""
     for arena in (storage.full, *storage.windows):
         for layer in arena.layers:
-            layer.put_arrays(
-                [mx.random.normal(pool.shape).astype(pool.dtype) for pool in layer.arrays()]
+            layer.planes = tuple(
+                mx.random.normal(plane.shape).astype(plane.dtype) for plane in layer.planes
             )
-        mx.eval(arena.arrays())
+        mx.eval(arena.planes())

@@ -13,6 +13,7 @@ What else a step may do (prompts, drafts, storage ops) takes the eager path of `
 which is also what the compiled one is checked against at load (`choice.py`).
 """
 
+import logging
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,17 +24,17 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
-from engine.mlx_backend.decode.traced import BlockIndex, DecodeForward, StepViews
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.model.adapters import NO_ADAPTER
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import GroupedMaskForward, LoneForward
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
-from engine.mlx_backend.model.linear import TransposedWeights
-from engine.mlx_backend.model.rope import shared_tables
+from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights, shared_tables
+from engine.mlx_backend.model.rows import ArenaForward
+from engine.mlx_backend.model.views import ForwardViews
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
+
+logger = logging.getLogger(__name__)
 
 MOST_TRACES = 64
 """Traces that are kept. One of a model with 48 layers takes about 4.5 MB."""
@@ -55,6 +56,27 @@ The eager path takes one more pass for each 64 of them (`cpu/cascade.py`), which
 
 class Unfit(Exception):
     """Why a model's steps cannot be compiled, in a few words."""
+
+
+class CompiledDraws:
+    """Draws by functions that are traced once for each kind and number of lines.
+
+    Apart from the forward, or there would be a trace for each pair of a table's width and a kind.
+    """
+
+    def __init__(self) -> None:
+        self._traces = OrderedDict[tuple[Kind, int], Callable[..., Draw]]()
+
+    def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        """As `draws.draw`. Raises whatever MLX raises where it cannot be compiled."""
+        key = kind, len(logits)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = mx.compile(partial(draw, kind))
+            while len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return Draw(*trace(logits, params))
 
 
 Shape: TypeAlias = tuple[int, tuple[int, ...], bool]
@@ -82,7 +104,7 @@ class CompiledDecode:
         whose steps cannot be traced.
         """
         layout, storage = model.layout, model.storage
-        if model.execution.batching.forward is LoneForward:
+        if model.execution.batching.decode_rows is None:
             raise Unfit("its positions are Python numbers")
         if any(isinstance(spec, ChunkedCacheSpec) for spec in layout.specs):
             raise Unfit("it attends to chunks")
@@ -99,14 +121,13 @@ class CompiledDecode:
             ),
         ]
         self._layers = [layer for group in self._groups for layer in group.arena.layers]
-        self._reads_blocks = isinstance(model.execution.attention, CascadeAttention)
         self._weights = TransposedWeights(model.model)
         self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
         # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
         # would stay until the garbage collector comes.
-        self._clear = mx.compile(partial(type(self)._cleared, weakref.proxy(self)))
+        self._clear = self._new_clear()
         self.problem = ""  # why no step is compiled any more
         self.steps = Counter[str]()
 
@@ -129,8 +150,15 @@ class CompiledDecode:
     def give_up(self, error: Exception) -> None:
         """A compiled step has failed: there will be no others."""
         self.problem = f"{type(error).__name__}: {one_line(error)}"
+        logger.warning("decode: eager from now on: %s", self.problem)
         self._batch = None
         self._traces.clear()
+
+    def forget_traces(self) -> None:
+        """The arena's planes have other shapes from now on."""
+        self._traces.clear()
+        self._wanted.clear()
+        self._clear = self._new_clear()
 
     def trace_ahead(self) -> None:
         """Trace the shape that the rows of the latest step grow into, if that is near."""
@@ -197,18 +225,16 @@ class CompiledDecode:
 
     def _unfit(self, batch: DecodeBatch) -> str:
         """Why a batch is better computed eagerly; "" if it is not."""
-        attention = self._model.execution.attention
-        width = batch.widths[0]
-        padding = batch.size * width - batch.n_blocks
-        spare: float = PADDING_BLOCKS
-        if not self._reads_blocks:
-            block_size = self._groups[0].arena.block_size
-            if len(batch.rows) > 1 and batch.size * width * block_size > self._model.most_keys:
-                return "too many keys for one forward"
-            spare = attention.padding_keys / block_size
-        if len(batch.rows) > 1 and padding > spare + batch.n_blocks // 8:
+        if len(batch.rows) == 1:
+            return ""
+        attention, width = self._model.execution.attention, batch.widths[0]
+        block_size = self._groups[0].arena.block_size
+        if batch.size * width * block_size > self._model.most_keys:
+            return "too many keys for one forward"
+        spare = min(PADDING_BLOCKS, attention.padding_keys / block_size)
+        if batch.size * width - batch.n_blocks > spare + batch.n_blocks // 8:
             return "rows of unlike lengths"
-        if isinstance(attention, CascadeAttention) and attention.shares(batch.full_table):
+        if attention.shares_prefixes(batch.full_table):
             return "rows share a long prefix"
         return ""
 
@@ -247,10 +273,17 @@ class CompiledDecode:
         return trace
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
-        own, (lines, widths, _) = weakref.proxy(self), shape
-        model, full = self._model, self._groups[0].arena
-        masks_by_kv_head = model.execution.batching.forward is GroupedMaskForward
-        index = BlockIndex(lines, widths[0], full) if self._reads_blocks and full.layers else None
+        this, (lines, widths, _) = weakref.proxy(self), shape
+        model, groups = self._model, self._groups
+        make_rows = model.execution.batching.decode_rows
+        assert make_rows is not None
+        full = groups[0].arena
+        attention = (
+            model.execution.attention.prepare_decode(lines, widths[0], full)
+            if full.layers
+            else None
+        )
+        layers = {group.window: group.arena.layers for group in groups}
 
         def step(
             tokens: mx.array,
@@ -262,27 +295,22 @@ class CompiledDecode:
             pools: list[mx.array],
             states: list[mx.array],
         ) -> Outputs:
-            with own._holding(pools):
-                forwards = [
-                    DecodeForward(
-                        group.arena,
-                        table,
-                        positions,
-                        None if group.window is None else firsts,
-                        masks_by_kv_head,
-                    )
-                    for group, table, firsts in zip(own._groups, tables, first_keys, strict=True)
-                ]
-                views = StepViews(own._groups, forwards, states, index)
-                caches = [views.view(spec) for spec in model.layout.caches]
-                adapted = model.execution.adapters.using(adapters[0] if adapters else None)
-                with shared_tables(), own._weights.used(lines), adapted:
-                    ids = tokens.astype(mx.int32)[:, None]
-                    logits: mx.array = model.model(ids, cache=caches)
-                if index is not None:
-                    index.forget()
+            rows = [
+                make_rows(group.arena, table, positions, None if group.window is None else firsts)
+                for group, table, firsts in zip(groups, tables, first_keys, strict=True)
+            ]
+            forwards = {
+                group.window: ArenaForward([own], model.execution.batching.stands_in)
+                for group, own in zip(groups, rows, strict=True)
+            }
+            by_group = [None if attention is None else attention.of(rows[0])]
+            adapted = model.execution.adapters.using(adapters[0] if adapters else None)
+            with this._holding(pools), shared_tables(), this._weights.used(lines), adapted:
+                views = ForwardViews(model.layout, forwards, layers, by_group, states)
+                ids = tokens.astype(mx.int32)[:, None]
+                logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)
-                return logits, positions + advance, own._pools(), views.states()
+                return logits, positions + advance, this._pools(), views.states()
 
         return mx.compile(step)
 
@@ -295,6 +323,9 @@ class CompiledDecode:
         ]
         self._put_pools(self._clear(self._pools(), blocks))  # no name is bound to the pools
 
+    def _new_clear(self) -> Callable[..., list[mx.array]]:
+        return mx.compile(partial(type(self)._cleared, weakref.proxy(self)))
+
     def _cleared(self, pools: list[mx.array], blocks: list[mx.array]) -> list[mx.array]:
         with self._holding(pools):
             for group, ids in zip(self._groups, blocks, strict=True):
@@ -302,21 +333,21 @@ class CompiledDecode:
             return self._pools()
 
     def _pools(self) -> list[mx.array]:
-        return [pool for layer in self._layers for pool in layer.arrays() if pool.size]
+        return [plane for layer in self._layers for plane in layer.planes if plane.size]
 
     def _put_pools(self, pools: list[mx.array]) -> None:
         """Move these into the arenas: MLX would copy a pool that anybody else refers to."""
         pools.reverse()
         for layer in self._layers:
-            layer.put_arrays([pools.pop() if pool.size else pool for pool in layer.arrays()])
+            layer.planes = tuple(pools.pop() if plane.size else plane for plane in layer.planes)
 
     @contextmanager
     def _holding(self, pools: list[mx.array]) -> Iterator[None]:
         """Meanwhile the arenas hold traced arrays."""
-        before = [layer.arrays() for layer in self._layers]
+        before = [layer.planes for layer in self._layers]
         self._put_pools(pools)
         try:
             yield
         finally:
-            for layer, arrays in zip(self._layers, before, strict=True):
-                layer.put_arrays(arrays)
+            for layer, planes in zip(self._layers, before, strict=True):
+                layer.planes = planes

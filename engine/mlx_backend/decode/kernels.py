@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
 

@@ -15,19 +15,20 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.model import output_head
-from engine.mlx_backend.model.adapters import NO_ADAPTER, RowAdapters
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.discovery import RUN_ERRORS
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
+from engine.mlx_backend.model.patches import (
+    NO_ADAPTER,
+    OutputHead,
+    RowAdapters,
+    install_output_head,
+)
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, install_attention
 from kvstore.lease import Lease, Refusal
 from kvstore.ops import ReadBlock
 from kvstore.pool import BlockPool, blocks_for
@@ -113,8 +114,8 @@ def find_execution(
 
 def install_patches(model: Module, layout: Layout) -> OutputHead:
     """Put our attention and our output head into a model. Raises whatever the model raises."""
-    dispatch.install(model)
-    return output_head.install(model, layout.vocab_size)
+    install_attention(model)
+    return install_output_head(model, layout.vocab_size)
 
 
 @contextmanager

@@ -1,27 +1,31 @@
-"""A model over the storage of all groups: computes spans of sequences through cache views."""
+"""A model over the storage of all groups: computes spans of sequences through cache views.
+
+Where a prompt is embedded or scored, its hidden states are pooled.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.batching import Batching
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import (
+from engine.core.step import SequenceId, Vector
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
+    Batching,
     ForwardBatch,
     ForwardCost,
     Indices,
     StepForwards,
 )
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, ViewTree, state_slots, views_of
+from engine.values.request import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +105,16 @@ class CachedModel:
 
         Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
-        views = ViewFactory(
-            self.storage,
-            self.layout,
-            self.execution.attention,
-            self.execution.batching,
-            batch,
-        )
-        caches = [views.view(spec) for spec in self.layout.caches]
+        execution, states = self.execution, self.storage.states
+        views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
         tokens = token_ids[mx.array(batch.token_indices())]
-        with self.execution.adapters.of(batch.row_adapters()):
-            logits, hidden = self._logits(tokens, caches, batch.read_indices())
-        views.keep_states()
-        first_fences = views.first_fences()
-        fences = first_fences + views.fences() + self.storage.states.unevaluated()
+        with execution.adapters.of(batch.row_adapters()):
+            logits, hidden = self._logits(tokens, views.trees, batch.read_indices())
+        if self.layout.states:
+            states.write(state_slots(batch.row_groups[0]), views.states())
+        first_fences = views.kv_layers[0].fences() if views.kv_layers else []
+        last_fences = views.kv_layers[-1].fences() if views.kv_layers else []
+        fences = first_fences + last_fences + states.unevaluated()
         return Computed(logits, hidden, fences, first_fences or fences)
 
     def _logits(
@@ -130,3 +130,50 @@ class CachedModel:
         return logits.reshape(-1, logits.shape[-1]), (
             None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVectors:
+    """Vectors, `[sequences, width]`, perhaps still to be computed."""
+
+    sequence_ids: Sequence[SequenceId]
+    vectors: mx.array
+
+    def read(self) -> Iterator[tuple[SequenceId, Vector]]:
+        return zip(self.sequence_ids, np.array(self.vectors), strict=True)
+
+
+class Pooler:
+    """Pools the hidden states that the model projects to its logits. All lazy, in float32."""
+
+    def __init__(self, classifier: mx.array | None = None) -> None:
+        """`classifier`: `[labels, dimensions]`; without one the hidden states are the vectors.
+
+        Pooling sums, so a classifier may be applied before.
+        """
+        self._classifier = classifier
+
+    def rows(
+        self, computed: Computed, indices: Sequence[int], ids: Sequence[SequenceId]
+    ) -> PendingVectors:
+        """A vector for each of some tokens, by their index among those that are read."""
+        return PendingVectors(ids, self._projected(_hidden(computed)[mx.array(list(indices))]))
+
+    def chunk(self, computed: Computed, pooling: Pooling | None, id: SequenceId) -> PendingVectors:
+        """A chunk's share of its prompt's vector, from the hidden states of all its tokens."""
+        hidden = _hidden(computed)
+        pooled = hidden[:1] if pooling is Pooling.FIRST else hidden
+        return PendingVectors([id], self._projected(pooled).sum(axis=0, keepdims=True))
+
+    def _projected(self, hidden: mx.array) -> mx.array:
+        states = hidden.astype(mx.float32)
+        return states if self._classifier is None else states @ self._classifier.T
+
+
+HIDDEN_STATES = Pooler()
+"""The hidden states as they are."""
+
+
+def _hidden(computed: Computed) -> mx.array:
+    assert computed.hidden is not None, "a model is pooled whose hidden states cannot be had"
+    return computed.hidden

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from engine.measuring.attention import (
-    BLOCK_SIZE,
     DIM,
     HEADS,
     KV_HEADS,
@@ -23,7 +22,7 @@ from engine.measuring.attention import (
     layout_cases,
     random,
 )
-from engine.measuring.device import checked_dtypes
+from engine.measuring.device import BLOCK_SIZE, checked_dtypes
 from engine.measuring.engine_step import (
     NotApplicable,
     command_buffer_cases,
@@ -33,8 +32,8 @@ from engine.measuring.engine_step import (
 from engine.measuring.measure import SECTIONS, SectionPlan
 from engine.measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
 from engine.measuring.worker import cases_of
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend import host
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, is_cpu, launches
@@ -49,7 +48,7 @@ SIZES = Sizes(
     architectures=("llama", "gear", "mamba"),
 )
 UNITS = ("ms", "times")
-CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32), SIZES)
+CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32, decode="eager"), SIZES)
 
 
 def test_attention_by_strategy() -> None:
@@ -60,8 +59,8 @@ def test_attention_by_strategy() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = machine.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
-    monkeypatch.setattr(machine, "examine", lambda: nothing)
+    nothing = host.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
+    monkeypatch.setattr(host, "examine", lambda: nothing)
     with pytest.raises(TooLarge, match="are free"):
         attention_cases(SIZES)["1 x 64"]()
 

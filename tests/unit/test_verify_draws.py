@@ -1,25 +1,25 @@
-"""Which of a row's draws count, and where the row goes on."""
+"""Which draws of a row are accepted, and where the row continues."""
 
 import pytest
 
 from engine.core.step import SampledToken, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
-from engine.mlx_backend.row_draws import RowDraws, ranges
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.verify import RowDraws, ranges
 from engine.values.request import SamplingParams
 
-BEHIND_DRAFTS = 20
+AFTER_DRAFTS = 20
 
 
 def draws_of(*drafts: int) -> RowDraws:
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
     sampling = SamplingRow(Sampling(params, seed=0))
-    row = BatchRow(SequenceId(1), 0, SequenceTables(0), sampling, BEHIND_DRAFTS)
+    row = BatchRow(SequenceId(1), 0, SequenceTables(0), sampling, AFTER_DRAFTS)
     return RowDraws(row, drafts)
 
 
 @pytest.mark.parametrize(
-    ("drafts", "drawn", "counted"),
+    ("drafts", "drawn", "accepted"),
     [
         ((), [5], [5]),
         ((5, 6), [5, 6, 7], [5, 6, 7]),
@@ -33,39 +33,38 @@ def draws_of(*drafts: int) -> RowDraws:
         ((), [None], None),
     ],
 )
-def test_what_counts(
-    drafts: tuple[int, ...], drawn: list[int | None], counted: list[int] | None
+def test_the_drafts_that_are_drawn_are_accepted_and_the_next_token(
+    drafts: tuple[int, ...], drawn: list[int | None], accepted: list[int] | None
 ) -> None:
     tokens = [None if token is None else SampledToken(token) for token in drawn]
-    found = draws_of(*drafts).counted(tokens)
-    assert (found and [token.token_id for token in found]) == counted
+    found = draws_of(*drafts).accepted_tokens(tokens)
+    assert (found and [token.token_id for token in found]) == accepted
 
 
-def test_a_row_goes_on_behind_what_counts() -> None:
+def test_a_row_continues_after_the_accepted_tokens() -> None:
     draws = draws_of(5, 6, 7)
     draws.accept((SampledToken(5), SampledToken(9)))
-    assert draws.row.position == BEHIND_DRAFTS - 2
+    assert draws.row.position == AFTER_DRAFTS - 2
     tokens, values = draws.row.sampling.edits()
     assert dict(zip(tokens.tolist(), values[2].tolist(), strict=True)) == {5: 1.0, 9: 1.0}
 
 
-def test_draws_that_do_not_take_place_are_taken_back() -> None:
-    draws = draws_of(5, 6, 7).first(2)
+def test_a_row_continues_before_the_drafts_after_which_nothing_is_drawn() -> None:
+    draws = draws_of(5, 6, 7).truncate(2)
     assert draws.drafts == (5,)
-    assert draws.row.position == BEHIND_DRAFTS - 2
+    assert draws.row.position == AFTER_DRAFTS - 2
     draws.accept((SampledToken(5), SampledToken(9)))
-    assert draws.row.position == BEHIND_DRAFTS - 2
+    assert draws.row.position == AFTER_DRAFTS - 2
 
 
 def test_each_draw_counts_the_drafts_before_it() -> None:
     states = list(draws_of(5, 5).states())
     penalties = [state.edits().values[2].tolist() for state in states]
     assert penalties == [[], [1.0], [2.0]]
-    first, second, third = (state.uniforms(1).tolist() for state in states)
-    assert first != second != third
+    assert [state.output_index for state in states] == [0, 1, 2]
 
 
-def test_draws_lie_one_rows_behind_anothers() -> None:
+def test_draws_are_in_the_order_of_the_rows() -> None:
     assert ranges([draws_of(1, 2), draws_of(), draws_of(3)]) == [
         range(0, 3),
         range(3, 4),

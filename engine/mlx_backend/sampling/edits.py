@@ -1,11 +1,11 @@
-"""What the sampler keeps of a sequence in the batch, and what that changes about its logits."""
+"""The sampling state of a sequence in the batch, and what it changes about the logits: penalties,
+biases, bans and masks."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import partial
-from hashlib import shake_128
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.step import Sampling
+from engine.mlx_backend.sampling.draws import Kind, kind_of
 from engine.values.request import SamplingParams
-
-_UNIFORM_BITS = 24
-"""Random numbers of so many bits are exact in float32."""
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
 """repetition_penalty, presence_penalty and frequency_penalty that change nothing."""
@@ -46,13 +44,13 @@ class TokenEdits:
         self._params = params
         off = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self._is_constant = off == PENALTIES_OFF  # whatever is generated
-        self._banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
+        self.banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
         biases = {token: bias for token, bias in params.logit_bias.items() if token in _TOKEN_IDS}
         self._counts = Counter(sampling.output_tokens)
         seen = dict.fromkeys([*sampling.prompt_tokens, *self._counts])
-        self._slots = {token: slot for slot, token in enumerate(biases | seen)}
-        self._tokens = np.array(list(self._slots), dtype=np.uint32)
-        self._values = _unchanged(len(self._slots))
+        self.slots = {token: slot for slot, token in enumerate(biases | seen)}
+        self._tokens = np.array(list(self.slots), dtype=np.uint32)
+        self._values = _unchanged(len(self.slots))
         self._values[_BIAS, self._slots_of(biases)] = list(biases.values())
         self._values[_DIVISOR, self._slots_of(seen)] = params.repetition_penalty
         penalties = [self._penalty(count) for count in self._counts.values()]
@@ -61,24 +59,24 @@ class TokenEdits:
     @property
     def edits(self) -> Edits:
         """A view: it changes as tokens are counted."""
-        n_tokens = len(self._slots)
+        n_tokens = len(self.slots)
         return Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
 
     def with_bans(self) -> Edits:
         """The edits, and the banned tokens ruled out."""
-        known = [token for token in self._banned if token in self._slots]
-        others = [token for token in self._banned if token not in self._slots]
+        known = [token for token in self.banned if token in self.slots]
+        others = [token for token in self.banned if token not in self.slots]
         tokens, values = self.edits
         values = np.concatenate([values, _unchanged(len(others))], axis=1)
         values[_PENALTY, [*self._slots_of(known), *range(len(tokens), values.shape[1])]] = math.inf
         return Edits(np.concatenate([tokens, np.array(others, dtype=np.uint32)]), values)
 
     def followed_by(self, token_id: int) -> "TokenEdits":
-        """The edits behind one more token. Where it changes nothing they are these."""
+        """The edits after one more token. Where it changes nothing they are these."""
         if self._is_constant:
             return self
         edits = copy(self)
-        edits._counts, edits._slots = self._counts.copy(), self._slots.copy()
+        edits._counts, edits.slots = self._counts.copy(), self.slots.copy()
         edits._tokens, edits._values = self._tokens.copy(), self._values.copy()
         edits.count(token_id)
         return edits
@@ -89,7 +87,7 @@ class TokenEdits:
             return
         params = self._params
         self._counts[token_id] += 1
-        slot = self._slots.setdefault(token_id, len(self._slots))
+        slot = self.slots.setdefault(token_id, len(self.slots))
         if slot == len(self._tokens):
             more = slot + 64
             self._tokens = np.concatenate([self._tokens, np.zeros(more, dtype=np.uint32)])
@@ -99,10 +97,10 @@ class TokenEdits:
         self._values[_PENALTY, slot] = self._penalty(self._counts[token_id])
 
     def _slots_of(self, tokens: Iterable[int]) -> list[int]:
-        return [self._slots[token] for token in tokens]
+        return [self.slots[token] for token in tokens]
 
     def _penalty(self, count: int) -> float:
-        """What a token loses that has been generated so often, at least once."""
+        """What a token loses that has been generated `count` times, at least once."""
         return self._params.presence_penalty + self._params.frequency_penalty * count
 
 
@@ -110,10 +108,21 @@ class SamplingRow:
     """The sampling state of one sequence. Mutable: it follows the tokens that are sampled."""
 
     def __init__(self, sampling: Sampling) -> None:
+        self.params: SamplingParams = sampling.params
+        self.kind: Kind = kind_of(sampling.params)
         self.seed = sampling.seed
         self._output_index = sampling.output_index
         self._edits = TokenEdits(sampling)
-        self.params: SamplingParams = sampling.params
+
+    @property
+    def output_index(self) -> int:
+        """The index in the output of the token that is drawn next."""
+        return self._output_index
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether `edits` changes any token."""
+        return bool(self._edits.slots or (self._edits.banned and self._is_banning))
 
     def accept(self, token_id: int) -> None:
         """Take note of the token that was sampled last."""
@@ -121,7 +130,7 @@ class SamplingRow:
         self._edits.count(token_id)
 
     def followed_by(self, token_id: int) -> "SamplingRow":
-        """The state as it would be behind that token; this one stays as it is."""
+        """The state as it would be after that token; this one stays as it is."""
         row = copy(self)
         row._output_index += 1
         row._edits = self._edits.followed_by(token_id)
@@ -129,24 +138,15 @@ class SamplingRow:
 
     def edits(self) -> Edits:
         """What to change about the logits of single tokens; bans as long as they hold."""
-        if self._output_index < self.params.min_tokens:
-            return self._edits.with_bans()
+        return self._edits.with_bans() if self._is_banning else self._edits.edits
+
+    def edits_with_mask(self) -> Edits:
+        """What to change where a mask rules out the banned tokens: no bans."""
         return self._edits.edits
 
-    def edits_beside_mask(self) -> Edits:
-        """The same without bans, for a mask has taken note of them."""
-        return self._edits.edits
-
-    def uniforms(self, count: int) -> npt.NDArray[np.float32]:
-        """Random numbers in (0, 1] for the next token, `[count]`; fewer are the first of more.
-
-        They depend on the seed, modulo 2^64, and on how many tokens came before, alone.
-        """
-        seed = (self.seed % 2**64).to_bytes(8, "little")
-        draw = seed + self._output_index.to_bytes(8, "little")
-        words = np.frombuffer(shake_128(draw).digest(4 * count), dtype="<u4")
-        drawn = (words >> (32 - _UNIFORM_BITS)) + np.uint32(1)
-        return drawn.astype(np.float32) * np.float32(2.0**-_UNIFORM_BITS)
+    @property
+    def _is_banning(self) -> bool:
+        return self._output_index < self.params.min_tokens
 
 
 def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:
