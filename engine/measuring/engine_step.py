@@ -3,6 +3,7 @@
 Each is measured with EngineHarness, which the load tests use as well.
 """
 
+import gc
 import itertools
 import math
 import random
@@ -72,6 +73,7 @@ class EngineHarness:
 
         Raises ModelError.
         """
+        gc.collect()  # or an earlier model's memory would be given back in the course of this one
         opened = assembly.open_configured(config)
         # Prompts may fill whole steps, so the first rows decode little until the last prompt is
         # computed. Without drafts a step is one token a row.

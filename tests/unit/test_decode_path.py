@@ -1,30 +1,38 @@
 """The choice between compiled and eager decodes, and the process that builds kernels for it."""
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from shutil import copytree, which
 
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend import assembly
 from engine.mlx_backend.batch import BatchRow
+from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode import choice, kernels
 from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS, DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import AdapterConfig, EngineConfig
 from engine.values.stats import DecodeStats
-from tests.checkpoints import SHALLOW, write_family
+from tests.checkpoints import FAMILIES, SHALLOW, write_family
+from tests.devices import cpu_attention
 from tests.offline import Room, cached_model, load
 
 Forward = Callable[..., mx.array | None]
 
 WAIT_SECONDS = 20.0
+BUILD_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -380,3 +388,93 @@ def test_another_version_of_the_backend_needs_other_kernels(
     with (copy / "model" / "added.py").open("w") as added:
         added.write("# more\n")
     assert kernels.marker(CONFIG, checkpoint) != before
+
+
+# The kernels themselves.
+
+
+def serve(checkpoint: Path, path: str, folder: Path) -> list[int]:
+    """What `count_kernels` prints, with this temporary folder."""
+    command = [sys.executable, "-m", "tests.unit.count_kernels", str(checkpoint), path]
+    done = subprocess.run(
+        command, check=True, capture_output=True, env={**os.environ, "TMPDIR": str(folder)}
+    )
+    return list(map(int, done.stdout.split()))
+
+
+def use_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty temporary folder, for this process and those that it starts from now on."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+
+@cpu_attention
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(which("g++") is None, reason="there is no g++")
+def test_built_kernels_are_all_that_compiled_steps_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, folder = write_family(FAMILIES["qwen3"], tmp_path), tmp_path / "temporary"
+    execution = load(checkpoint).execution
+    folder.mkdir()
+    use_folder(folder, monkeypatch)
+    config = EngineConfig(str(checkpoint), block_size=8, memory_bytes=1 << 30)
+    eager = serve(checkpoint, "eager", folder)
+    assert eager[0] == 0
+    builder = kernels.start_building(config, execution.batching.name, execution.attention.name)
+    assert builder.wait(BUILD_SECONDS) == 0
+    assert kernels.marker(config, checkpoint).exists()
+    before, after, compiled_steps = serve(checkpoint, "compiled", folder)
+    assert compiled_steps > 20
+    assert before > eager[1]
+    assert after == before
+
+
+@cpu_attention
+@pytest.mark.parametrize(("memory_bytes", "dtype"), [(1 << 30, mx.float32), (1 << 10, mx.bfloat16)])
+def test_kernels_are_built_for_the_weights_as_they_are_served(
+    memory_bytes: int, dtype: mx.Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has taken most of the memory by then, on which the type of the weights depends."""
+    checkpoint = write_family(SHALLOW, tmp_path, dtype=mx.bfloat16)
+    computed = list[CachedModel]()
+    monkeypatch.setattr(assembly, "compute_compiled", computed.append)
+    config = EngineConfig(str(checkpoint), memory_bytes=memory_bytes)
+    assembly.build_kernels(config, "joined rows", "gather", kernels.LARGE_WEIGHTS)
+    assert [set(model.layout.dtypes) for model in computed] == [{dtype}]
+
+
+@cpu_attention
+def test_kernels_are_built_with_the_memory_that_was_there_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = list[EngineConfig]()
+    monkeypatch.setattr(assembly, "start_building", lambda config, *_: configs.append(config))
+    monkeypatch.setattr(assembly, "compiler_problem", lambda: "")
+    monkeypatch.setattr(DecodePath, "choose_after", lambda path, start, model: start())
+    use_folder(tmp_path, monkeypatch)
+    config = EngineConfig(str(write_family(SHALLOW, tmp_path)), kv_cache_bytes=1 << 24)
+    opened = assembly.open_configured(config)
+    assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
+    assert [one.memory_bytes for one in configs] == [opened.machine.left_bytes]
+
+
+@cpu_attention
+@pytest.mark.process
+def test_kernels_are_built_by_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes to what another has built ends at once, and has built nothing."""
+    use_folder(tmp_path, monkeypatch)
+    config = EngineConfig("", memory_bytes=1 << 30)
+    done = kernels.marker(config, DEFAULT_CHECKPOINT)
+    done.parent.mkdir(parents=True)
+    with done.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        builder = kernels.start_building(config, "joined rows", "cascade")
+        time.sleep(1.0)
+        assert builder.poll() is None
+        done.touch()
+    assert builder.wait(BUILD_SECONDS) == 0
+    assert not list(done.parent.glob("*.so"))

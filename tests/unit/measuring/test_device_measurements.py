@@ -48,7 +48,7 @@ SIZES = Sizes(
     architectures=("llama", "gear", "mamba"),
 )
 UNITS = ("ms", "times")
-CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32), SIZES)
+CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32, decode="eager"), SIZES)
 
 
 def test_attention_by_strategy() -> None:
