@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.cpu.tiles import HIDDEN, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
+from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena, plain_number
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import BlockTable, RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention, DecodeAttention
@@ -190,7 +190,7 @@ def reads(
 
 def value_blocks(keys: mx.array, layer: LayerArena) -> mx.array:
     """Where the heads of V of blocks lie, by where those of K do."""
-    return keys + layer.values_at if layer.values_at else keys
+    return keys + plain_number(layer.values_at, keys.dtype) if layer.values_at else keys
 
 
 def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:

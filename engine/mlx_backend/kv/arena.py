@@ -346,7 +346,9 @@ class Arena:
         `head_ids`, and those of V.
         """
         keys = self.head_ids(table, heads.kv_heads)
-        return keys, keys + self._n_heads(heads) if heads.share_plane else keys
+        return keys, keys + plain_number(
+            self._n_heads(heads), mx.uint32
+        ) if heads.share_plane else keys
 
     def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> mx.array:
         """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`, for
@@ -361,7 +363,8 @@ class Arena:
         mapping = mapping.astype(mx.int64)  # Metal multiplies it by the dimension in its type
         if not heads.share_plane:
             return mapping
-        return mx.concatenate([mapping, mapping + self._n_heads(heads) * self.block_size])
+        offset = plain_number(self._n_heads(heads) * self.block_size, mx.int64)
+        return mx.concatenate([mapping, mapping + offset])
 
     def _n_heads(self, heads: Heads) -> int:
         return (self.n_allocated + 2) * heads.kv_heads
@@ -379,6 +382,13 @@ class Arena:
         """Raises ArenaError for a block that the arena has not."""
         if not 0 <= block < self.n_blocks:
             raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
+
+
+def plain_number(value: int, dtype: mx.Dtype) -> mx.array:
+    """A number, `[1]`, that MLX does not take for a constant of a kernel: it would build another
+    kernel for each size of an arena.
+    """
+    return mx.array([0, value], dtype)[1:]
 
 
 def independent_copies(ops: Iterable[CopyBlock]) -> list[list[CopyBlock]]:
