@@ -31,7 +31,7 @@ CONFIG = EngineConfig(model="", max_running=4)
 PLAIN = Footprint(block_bytes=MIB)
 HYBRID = Footprint(block_bytes=MIB, state_bytes=1 << 26)
 CONTEXT = 1 << 20
-LOGITS_BYTES = CONFIG.max_running * 48
+LOGITS_BYTES = CONFIG.max_running * 50
 VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
 """So large that computing takes 1 GiB, and less than another token's logits."""
 
