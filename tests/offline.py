@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -107,6 +108,10 @@ def new_store(served: Served, room: Room, pool: BlockPool, hashes_blocks: bool =
     return KVStore(pool, tree, room.block_size, groups)
 
 
+ChooseDecode: TypeAlias = Callable[[CachedModel], DecodePath]
+"""Says how a model's steady decodes are computed."""
+
+
 class OfflineDaemon:
     """Requests in, all their tokens out, with the store recounted after every step."""
 
@@ -121,7 +126,7 @@ class OfflineDaemon:
         clock: Callable[[], float] = time.monotonic,
         launch: Launch = SERVING_LAUNCH,
         inbox: Inbox | None = None,
-        decode: Callable[[CachedModel], DecodePath] | None = None,
+        decode: ChooseDecode | None = None,
     ) -> None:
         """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
 

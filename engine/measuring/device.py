@@ -153,12 +153,12 @@ def steps_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
 
 def compiled_in_flight(model: CachedModel, launch: Launch) -> dict[str, float]:
     """Run compiled decodes, each submitted before the last is collected. Raises Unfit."""
-    path = DecodePath("")
-    path.compiled = CompiledDecode(model, wanted_steps=1)
+    path, compiled = DecodePath(""), CompiledDecode(model, wanted_steps=1)
+    path.use(compiled)
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch, decode=path)
     plans = [StepPlan(rows=list(map(Decode, _NAMES))) for _ in range(STEPS)]
     figures = memory_of_steps(model, runner, plans)
-    return {**figures, "compiled_steps": path.compiled.steps[""]}
+    return {**figures, "compiled_steps": compiled.steps[""]}
 
 
 def memory_of_steps(

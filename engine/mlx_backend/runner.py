@@ -394,12 +394,18 @@ class MlxRunner:
         drawn = step.drawn = self._sampler.sample(
             draws.logits(), draws.states(), masks.masks, draws.masked(masks)
         )
+        try:
+            mx.async_eval(drawn.arrays())
+        except Exception as error:
+            if self._decode_path is not None:
+                self._decode_path.give_up(error)
+            raise
+        step.awaited += drawn.arrays()
+        # Only now: the batch would keep tokens that cannot be computed, and compute with them.
         rows = [one.row for one in draws.rows]
         has_drafts = any(one.drafts for one in draws.rows)
         tokens = rows_of(drawn.tokens, draws.firsts()) if has_drafts else drawn.tokens
         self._batch.set_next_tokens(rows, tokens)
-        mx.async_eval(drawn.arrays())
-        step.awaited += drawn.arrays()
         draws.drop_logits()
 
     def _set_tokens_after_verification(self, step: _SubmittedStep, drawn: "_Drawn") -> None:

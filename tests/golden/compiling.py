@@ -10,7 +10,7 @@ from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
 from tests.devices import tolerance
-from tests.offline import OfflineDaemon, Room, Served
+from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
 LOGPROB_TOLERANCE = tolerance(1e-4)
 
@@ -27,14 +27,14 @@ Scenario: TypeAlias = Callable[[OfflineDaemon], Outputs]
 def compile_at_once(model: CachedModel) -> DecodePath:
     """A path that has won its rehearsals, and traces a shape when it first comes."""
     path = DecodePath("")
-    path.compiled = CompiledDecode(model, wanted_steps=1)
+    path.use(CompiledDecode(model, wanted_steps=1))
     return path
 
 
 def compile_as_served(model: CachedModel) -> DecodePath:
     """A path that has won its rehearsals, and traces a shape when the daemon would."""
     path = DecodePath("")
-    path.compiled = CompiledDecode(model)
+    path.use(CompiledDecode(model))
     return path
 
 
@@ -75,7 +75,7 @@ class Compiled:
         served: Served,
         attention: Attention,
         room: Room,
-        decode: Callable[[CachedModel], DecodePath] = compile_at_once,
+        decode: ChooseDecode = compile_at_once,
         **options: Any,
     ) -> None:
         self._paths = list[DecodePath]()
@@ -108,7 +108,7 @@ def expect_same_outputs(
     attention: Attention,
     room: Room,
     scenario: Scenario,
-    decode: Callable[[CachedModel], DecodePath] = compile_at_once,
+    decode: ChooseDecode = compile_at_once,
     **options: Any,
 ) -> Compiled:
     """The scenario's tokens do not depend on the path of decodes, nor do their log-probabilities.

@@ -381,12 +381,14 @@ def raise_while_tracing(*_: object) -> None:
 
 
 def compute_nothing(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose logits nobody can compute; what the storage holds can be."""
+    """A function whose first output nobody can compute: logits, or tokens. What a storage holds can
+    be.
+    """
     nothing = from_another_thread()
 
     def call(*inputs: Any) -> Any:
-        logits, *rest = step(*inputs)
-        return (logits + nothing, *rest)
+        first, *rest = step(*inputs)
+        return (first + nothing, *rest)
 
     return call
 
@@ -415,8 +417,13 @@ def test_a_trace_that_fails_ends_in_eager_steps(
 
 
 @each_attention
+@pytest.mark.parametrize("part", ["forward", "draw"])
 def test_a_compiled_step_that_cannot_be_computed_is_the_last_one(
-    served: Served, attention: Attention, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    attention: Attention,
+    launch: Launch,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its rows fail, and all later ones decode eagerly."""
     compiled = Compiled(served, attention, ROOM, launch=launch)
@@ -424,8 +431,16 @@ def test_a_compiled_step_that_cannot_be_computed_is_the_last_one(
     expected = OfflineDaemon(served, attention, ROOM).serve(request("r0", 6, 40))
     assert daemon.serve(request("r0", 6, 40)) == expected
     n_compiled = compiled.steps[""]
-    compile_step = mx.compile
-    monkeypatch.setattr(mx, "compile", lambda step: compute_nothing(compile_step(step)))
+    compile_function = mx.compile
+
+    def compile_wrongly(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled_function = compile_function(function)
+        is_draw = isinstance(function, partial)
+        return (
+            compute_nothing(compiled_function) if is_draw == (part == "draw") else compiled_function
+        )
+
+    monkeypatch.setattr(mx, "compile", compile_wrongly)
     for name, prompt_tokens in (("failing", 9), ("next to it", 11)):
         daemon.add(request(name, prompt_tokens, 40))
     events = list[OutputEvent]()
@@ -433,5 +448,6 @@ def test_a_compiled_step_that_cannot_be_computed_is_the_last_one(
         events += daemon.turn()
     assert {event.request_id for event in events if event.error} == {"failing", "next to it"}
     assert daemon.serve(request("again", 6, 40))["again", 0] == expected["r0", 0]
-    assert compiled.steps[""] == n_compiled + 1
-    assert compiled.path.stats().why
+    # The first draw of these rows is after their prompts.
+    assert compiled.steps[""] == n_compiled + (part == "forward")
+    assert compiled.path.stats().why.startswith("eager: RuntimeError")

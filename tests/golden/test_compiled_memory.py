@@ -117,7 +117,7 @@ def test_few_traces_are_kept(
     before, n_before = mx.get_active_memory(), len(traces)
     outgrow(run.daemon, n_rows=8, max_tokens=60)
     assert len(traces) > n_before + 2 * most
-    assert n_kept() == most
+    assert n_kept() == 2 * most  # of forwards, and of draws
     gc.collect()
     assert mx.get_active_memory() - before < 1 << 16
     assert run.steps.keys() == {""}

@@ -15,13 +15,16 @@ from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
 from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from tests.golden.compiling import compile_at_once
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars
 from tests.looking_ahead import told_ahead
-from tests.offline import OfflineDaemon, Room, Served
+from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
 KINDS = ("llama", "gemma3_text", "mamba2", "qwen3_next")
 """Full attention, windows, states alone, states beside attention."""
@@ -78,12 +81,14 @@ def requests() -> list[Request]:
 
 
 def said(
-    served: Served, promptness: float, launch: Launch
+    served: Served, promptness: float, launch: Launch, decode: ChooseDecode | None = None
 ) -> tuple[Mapping[tuple[str, int], Sequence[int]], int]:
     """What all say, and how many answers were late."""
     tokenizer = LLTokenizer(tiny_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[END])
     answers = LateAnswers(LocalGrammars(tokenizer, frozenset({END})), promptness, seed=0)
-    daemon = OfflineDaemon(served, Attention(), ROOM, answers=lambda size: answers, launch=launch)
+    daemon = OfflineDaemon(
+        served, Attention(), ROOM, answers=lambda size: answers, launch=launch, decode=decode
+    )
     maker = GuideMaker(frozenset({END}))
     for request in requests():
         verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
@@ -101,6 +106,27 @@ def test_who_sits_steps_out_says_what_he_says_otherwise(
     assert none_late == 0
     assert n_late > 20
     assert late == prompt
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_decodes_next_to_rows_with_grammars(
+    kind: str, served_of: Callable[[str], Served], launch: Launch
+) -> None:
+    """Also next to rows that only resample, and with rows that come back after that."""
+    paths = list[DecodePath]()
+
+    def decode(model: CachedModel) -> DecodePath:
+        paths.append(compile_at_once(model))
+        return paths[-1]
+
+    served = served_of(kind)
+    eager, _ = said(served, promptness=1.0, launch=launch)
+    prompt, none_late = said(served, promptness=1.0, launch=launch, decode=decode)
+    late, n_late = said(served, promptness=0.4, launch=launch, decode=decode)
+    assert none_late == 0
+    assert n_late > 20
+    assert prompt == late == eager
+    assert all(path.stats().compiled_steps > 10 for path in paths)
 
 
 def test_kept_logits_are_computed_before_the_next_step_is_submitted(

@@ -125,6 +125,10 @@ class DecodePath:
             self.choose(self._model)
         logger.info("decode: %s", self.why)
 
+    def use(self, compiled: CompiledDecode) -> None:
+        """Decode by this from now on, and draw by compiled functions, too."""
+        self.compiled, self._draws = compiled, CompiledDraws()
+
     def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
         """As `draws.draw`, compiled where the forwards are."""
         if self._draws is not None:
@@ -168,7 +172,7 @@ class DecodePath:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
             faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
             if faster:
-                self.compiled, self._draws = CompiledDecode(model, faster), CompiledDraws()
+                self.use(CompiledDecode(model, faster))
             path = "compiled" if faster else "eager"
             self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
         mx.clear_cache()
