@@ -101,7 +101,9 @@ def assemble(
         partial(observe, metrics.mask_seconds),
     )
     grammar = GrammarStage(scheduler, answers, metrics.now)
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, backend.bytes, grammar)
+    loop = EngineLoop(
+        scheduler, backend.runner, inbox, deliver, backend.bytes, grammar, backend.rest
+    )
 
     def release_thread() -> None:
         processes.close()

@@ -165,6 +165,7 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
+            None if path is None else path.settle,
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)

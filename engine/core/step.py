@@ -254,4 +254,5 @@ class Backend:
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
+    rest: Callable[[], None]  # what is left for when nothing is to be computed
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -98,7 +98,7 @@ def assemble_opened(
     strategies = attentions(config.attention, loaded)
     plan = opened.plan(config, strategies[0])
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
-    problem = _compiler_problem(config, opened.checkpoint)
+    problem = compiler_problem() if mx.default_device() == mx.cpu else ""
     if problem:
         mx.disable_compile()  # else MLX would raise where it fuses anything, here and there
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
@@ -154,26 +154,21 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=runner.stats,
         decode=decode.stats,
+        rest=decode.settle,
         release_thread=partial(release_thread, decode),
     )
 
 
-def _compiler_problem(config: EngineConfig, checkpoint: Path) -> str:
-    """Why MLX can fuse no operations here; "" where it can, or has what it needs."""
-    is_cpu = mx.default_device() == mx.cpu
-    return compiler_problem() if is_cpu and not marker(config, checkpoint).exists() else ""
-
-
 def _decode_path(
-    config: EngineConfig, opened: OpenedModel, model: CachedModel, compiler_problem: str
+    config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str
 ) -> DecodePath:
     """Rehearses compiled decodes, unless a CPU's kernels are to be built first."""
     if config.decode == "eager":
         return DecodePath("as set")
     if not opened.loaded.purpose.generates:
         return DecodePath("it generates nothing")
-    if compiler_problem:
-        return DecodePath(compiler_problem)
+    if problem:
+        return DecodePath(problem)
     path = DecodePath("its kernels are built when it has decoded for a while")
     if mx.default_device() != mx.cpu or marker(config, opened.checkpoint).exists():
         path.choose(model)

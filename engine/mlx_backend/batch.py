@@ -166,10 +166,6 @@ class Batch:
         self._tokens = mx.zeros(0, dtype=mx.int32)  # by a row's index: the token to compute next
         self._latest: tuple[Sequence[BatchRow], mx.array] | None = None  # drawn, not yet stored
 
-    def is_left_by_all(self, plan: StepPlan) -> bool:
-        """Whether every sequence that is in the batch leaves it with this plan."""
-        return len(self._rows) == len(plan.leave)
-
     def change(self, plan: StepPlan) -> None:
         """Removes the sequences that leave, adds those that enter, patches the tables."""
         for sequence_id in plan.leave:

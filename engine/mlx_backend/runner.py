@@ -171,8 +171,6 @@ class MlxRunner:
         """See `ModelRunner.submit`."""
         if self._decode_path is not None:
             self._decode_path.steps += 1
-            if not self._in_flight and self._batch.is_left_by_all(plan):
-                self._decode_path.settle()
         self._batch.change(plan)
         try:
             if not self._storage.has_room_for(plan):
@@ -247,9 +245,14 @@ class MlxRunner:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
     def _grow(self, plan: StepPlan) -> None:
-        """Let the arena grow; what has been traced for its planes is of no use any more."""
+        """Let the arena grow; what has been traced for its planes is of no use any more. Raises
+        RunnerLost where that fails: some layers may have grown.
+        """
         mx.synchronize()
-        self._storage.grow_for(plan)
+        try:
+            self._storage.grow_for(plan)
+        except Exception as error:
+            raise RunnerLost(f"the KV cache cannot grow: {error}") from error
         if self._decode_path is not None and self._decode_path.compiled is not None:
             self._decode_path.compiled.forget_traces()
 
@@ -263,7 +266,6 @@ class MlxRunner:
         self._storage.execute(plan.ops_at(When.FIRST))
         self._storage.states.begin_step()
         if (decoded := self._decode(step, plan)) is not None:
-            self._storage.execute(plan.ops_at(When.AFTER_PREFILLS))
             yield decoded
             self._storage.execute(plan.ops_at(When.LAST))
             if saved := self._storage.states.unevaluated():

@@ -25,6 +25,7 @@ from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -54,8 +55,9 @@ SAMPLED = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
     SamplingParams(temperature=0.6, top_p=0.9),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={1: 1.0}),
 )
-"""Of each kind of draw one: the kernels of others of a kind are the same, or few."""
+"""Of each kind of draw one, and edited logits: the kernels of others are the same, or few."""
 
 BUILD_AFTER_STEPS = 64
 """Steady steps after which kernels are built: a model that only embeds needs none."""
@@ -140,6 +142,8 @@ class DecodePath:
 
     def give_up(self, error: Exception) -> None:
         """Something compiled has failed: all is eager from now on."""
+        if "[Compile::eval_cpu]" in str(error):
+            mx.disable_compile()  # eager steps fuse some operations, too
         self._draws = None
         if self.compiled is not None:
             self.compiled.give_up(error)
@@ -181,8 +185,8 @@ class DecodePath:
 class Rehearsal:
     """Rows of one model over storage of their own, computed eagerly and compiled."""
 
-    def __init__(self, model: CachedModel, n_rows: int) -> None:
-        """The storage is as `model` has it, but smaller. Raises Unfit."""
+    def __init__(self, model: CachedModel, n_rows: int, adapter: str = NO_ADAPTER) -> None:
+        """The storage is as `model` has it, but smaller. All take the adapter. Raises Unfit."""
         layout, block_size = model.layout, model.storage.full.block_size
         n_blocks = n_rows * (WIDE + 2)
         sizes = StorageSizes(
@@ -194,14 +198,16 @@ class Rehearsal:
         _randomize(storage)
         self._block_size = block_size
         self._model = CachedModel(model.model, layout, storage, model.execution)
+        self._longest = model.context_tokens - STEPS - 1
         self._compiled = CompiledDecode(self._model, wanted_steps=1)
-        self.rows = [_row(index, layout) for index in range(n_rows)]
+        self.rows = [_row(index, layout, adapter) for index in range(n_rows)]
         self._tokens = mx.array(np.arange(n_rows) % layout.vocab_size, mx.uint32)
 
     def begin(self, whole_blocks: int) -> None:
         """Let the next token of the rows be the last of a block, or close before it."""
         for index, row in enumerate(self.rows):
-            row.position = whole_blocks * self._block_size - 1 - index % 2
+            position = whole_blocks * self._block_size - 1 - index % 2
+            row.position = int(max(min(position, self._longest), 0))
         self._model.storage.states.begin_step()
         for row in self.rows if self._model.layout.states else ():
             slot = SlotId(int(row.tables.ids(-1)[0]))
@@ -235,16 +241,15 @@ def compute_compiled(model: CachedModel) -> None:
     """Compute compiled steps of all kinds, so that their kernels are built. Raises whatever the
     model raises.
     """
+    sampler = Sampler(model.layout.vocab_size)
     for n_rows in (1, SEVERAL):
-        rehearsal = Rehearsal(model, n_rows)
-        rehearsal.begin(NARROW)
-        for _ in range(STEPS):
-            logits = rehearsal.compiled()
+        for adapter in (NO_ADAPTER, *model.execution.adapters.names[:1]):
+            rehearsal = Rehearsal(model, n_rows, adapter)
+            rehearsal.begin(NARROW)
+            for _ in range(STEPS):
+                logits = rehearsal.compiled()
         for params in SAMPLED:
-            rows, sampler = (
-                [SamplingRow(Sampling(params, seed=0))] * n_rows,
-                Sampler(logits.shape[1]),
-            )
+            rows = [SamplingRow(Sampling(params, seed=0, output_tokens=(1,)))] * n_rows
             sampler.draw_with = CompiledDraws().draw
             mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
 
@@ -301,10 +306,10 @@ def _compare(found: mx.array, expected: mx.array, most: float) -> None:
         raise Unfit("its likeliest tokens are others")
 
 
-def _row(index: int, layout: Layout) -> BatchRow:
+def _row(index: int, layout: Layout, adapter: str) -> BatchRow:
     """A row whose blocks, slots and state are its own."""
     n_windows, n_blocks = len(layout.windows), WIDE + 2
-    tables = SequenceTables(n_windows + bool(layout.states))
+    tables = SequenceTables(n_windows + bool(layout.states), adapter)
     ids = tuple(range(index * n_blocks, (index + 1) * n_blocks))
     for group in (None, *range(n_windows)):
         tables.patch(TablePatch(group, 0, ids))

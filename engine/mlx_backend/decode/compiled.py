@@ -47,6 +47,9 @@ WANTED_STEPS = 4
 steps save, and rows that come and go leave many shapes at once.
 """
 
+REFUSED_STEPS = 32
+"""For so many steps rows stay refused, such as those of unlike lengths."""
+
 PADDING_BLOCKS = 128
 """Blocks of padding, over all rows, that a step may read in vain, beyond an eighth of its own.
 
@@ -128,6 +131,7 @@ class CompiledDecode:
         # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
         # would stay until the garbage collector comes.
         self._clear = self._new_clear()
+        self._refusal: tuple[list[BatchRow], str, int] | None = None
         self.problem = ""  # why no step is compiled any more
         self.steps = Counter[str]()
 
@@ -184,9 +188,12 @@ class CompiledDecode:
             return None, "eager steps of so many rows are faster"
         batch = self._batch
         if batch is None or not batch.follows(rows):
+            if (reason := self._refused(rows)) is not None:
+                return None, reason
             lines = len(rows) if self._model.layout.states else row_bucket(len(rows))
             batch = DecodeBatch(rows, lines, self._groups)
             if reason := self._unfit(batch):
+                self._refusal = list(rows), reason, REFUSED_STEPS
                 return None, reason
             self._batch = batch
         adapters = self._adapters(batch)
@@ -203,6 +210,14 @@ class CompiledDecode:
         if slots := self._slots(batch):
             self._model.storage.states.write(slots, states)
         return logits, ""
+
+    def _refused(self, rows: Sequence[BatchRow]) -> str | None:
+        """Why these rows have been refused lately: they are not looked at in each step."""
+        if self._refusal is None or self._refusal[0] != rows:
+            return None
+        _, reason, steps = self._refusal
+        self._refusal = (self._refusal[0], reason, steps - 1) if steps > 1 else None
+        return reason
 
     def _call(
         self,

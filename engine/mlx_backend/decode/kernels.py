@@ -35,9 +35,15 @@ _PROBE = b"#include <cmath>\nint main() { return std::isnan(0.0); }\n"
 
 def compiler_problem() -> str:
     """Why MLX can compile nothing on this machine's CPU, in a few words; "" if it can."""
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=_folder()):
+            pass
+    except OSError as error:
+        return f"the folder of MLX's kernels cannot be written: {error}"
     if shutil.which("g++") is None:
         return "there is no g++"
-    command = ["g++", "-x", "c++", "-o", os.devnull, "-"]
+    command = ["g++", "-x", "c++", "-fsyntax-only", "-"]
     done = subprocess.run(command, input=_PROBE, capture_output=True, check=False)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines()
@@ -55,8 +61,12 @@ def marker(config: EngineConfig, checkpoint: Path) -> Path:
     digest.update(f"{config.block_size} {config.attention} {len(config.adapters)}".encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
-    folder = Path(tempfile.gettempdir()) / "mlx" / metadata.version("mlx") / "cpu"
-    return folder / f"rootstock-{metadata.version('mlx-lm')}-{digest.hexdigest()}"
+    return _folder() / f"rootstock-{metadata.version('mlx-lm')}-{digest.hexdigest()}"
+
+
+def _folder() -> Path:
+    """Where MLX keeps the kernels of CPUs. Raises OSError where there is no temporary folder."""
+    return Path(tempfile.gettempdir()) / "mlx" / metadata.version("mlx") / "cpu"
 
 
 def start_building(
@@ -83,7 +93,7 @@ def build(config: EngineConfig, batching: str, attention: str) -> None:
     os.nice(10)  # the engine is serving meanwhile
     done = marker(config, find_checkpoint(config.model, download=False))
     done.parent.mkdir(parents=True, exist_ok=True)
-    with done.with_suffix(".lock").open("w") as lock:
+    with (done.parent / "rootstock.lock").open("w") as lock:
         flock(lock, LOCK_EX)  # one at a time: MLX loads a library that another is writing
         if done.exists():
             return

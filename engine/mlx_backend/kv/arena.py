@@ -182,16 +182,17 @@ class LayerArena:
 
     def grow(self, allocated_blocks: int) -> None:
         """Let the planes hold so many blocks; what they held stays where it was."""
-        before, self.n_heads = self.n_heads, allocated_blocks * self.shape.kv_heads
-        added = (self.n_heads - before) * self.block_size
+        n_heads = allocated_blocks * self.shape.kv_heads
+        added = (n_heads - self.n_heads) * self.block_size
         parts = 2 if self.heads.share_plane else 1
         self.planes = tuple(
             mx.pad(plane.reshape(parts, -1, dim), [(0, 0), (0, added), (0, 0)]).reshape(-1, dim)
             if (dim := plane.shape[1])
-            else mx.zeros((self.n_heads * self.block_size, 0), plane.dtype)
+            else mx.zeros((n_heads * self.block_size, 0), plane.dtype)
             for plane in self.planes
         )
         mx.eval(self.planes)
+        self.n_heads = n_heads
 
     def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
@@ -278,10 +279,10 @@ class Arena:
 
         Nothing may be in flight.
         """
-        wanted = max(n_blocks, self.n_allocated * 3 // 2)
-        self.n_allocated = min(wanted, self.n_blocks)
+        wanted = min(max(n_blocks, self.n_allocated * 3 // 2), self.n_blocks)
         for layer in self.layers:
-            layer.grow(self.n_allocated + 2)
+            layer.grow(wanted + 2)
+        self.n_allocated = wanted
 
     def place(self, block: Place) -> Place:
         """Where blocks lie in the planes."""

@@ -84,7 +84,7 @@ class CachedModel:
         self.layout = layout
         self.execution = execution
         self.most_keys = most_keys
-        self._context_tokens = context_tokens
+        self.context_tokens = context_tokens
         # A GPU has one kernel for rotary embeddings, which makes no tables.
         self.rotary = shared_tables if mx.default_device() == mx.cpu else nullcontext
 
@@ -100,7 +100,7 @@ class CachedModel:
         padding_keys = self.execution.attention.padding_keys
         layers = len(self.layout.specs)
         cost = ForwardCost(
-            forward_tokens, padding_keys, self.most_keys, layers, self._context_tokens
+            forward_tokens, padding_keys, self.most_keys, layers, self.context_tokens
         )
         return self.execution.batching.arrange(spans, cost)
 
