@@ -93,7 +93,7 @@ class OutputHead:
 def install_output_head(model: Module, vocab_size: int) -> OutputHead:
     """Let the model's projections to the vocabulary ask an `OutputHead` which tokens they take.
 
-    Its logits are those that they were, but within `OutputHead.only`. A model that has none of
+    Its logits are those that they were, but within `OutputHead.reading`. A model that has none of
     mlx's own projections is left as it is. Raises whatever the model raises.
     """
     head = OutputHead()

@@ -329,9 +329,9 @@ ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
 class ForwardViews:
     """One forward's views, in the shape in which the model keeps its caches.
 
-    `trees`: one for each cache that the model is given. `arenas`: by window, None for full
-    attention, what is known of the forward there, the layers in order, and the attention of each of
-    its groups. `states`: the arrays of the recurrent layers, in order; `lengths`: see `StateView`.
+    `trees`: one for each cache that the model is given. `forwards` and `layers`: what is known of
+    the forward in each arena, and the arena's layers in order, by window; None is full attention.
+    `states`: the arrays of the recurrent layers, in order; `lengths`: see `StateView`.
     """
 
     def __init__(
