@@ -124,7 +124,7 @@ class DecodeBatch:
         return not changed or self._patch(changed)
 
     def move(self, positions: mx.array) -> None:
-        """The rows' tokens are computed: the next ones stand at `positions`. Moves the rows, too."""
+        """The rows' tokens are computed, and the rows move: the next ones stand at `positions`."""
         self.positions = positions
         for index, row in enumerate(self.rows):
             row.position += 1
