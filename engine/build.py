@@ -101,7 +101,9 @@ def assemble(
         partial(observe, metrics.mask_seconds),
     )
     grammar = GrammarStage(scheduler, answers, metrics.now)
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, backend.bytes, grammar)
+    loop = EngineLoop(
+        scheduler, backend.runner, inbox, deliver, backend.bytes, grammar, backend.rest
+    )
 
     def release_thread() -> None:
         processes.close()
@@ -114,5 +116,6 @@ def assemble(
         guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start_in_background),
         memory=backend.memory,
+        decode=backend.decode,
         release_thread=release_thread,
     )

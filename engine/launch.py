@@ -1,6 +1,6 @@
-"""Starts engines, and processes that answer one question: a model's memory, a repository's files.
+"""Starts engines, and helper processes that compute a model's memory or fetch a repository.
 
-The server imports no MLX: whatever needs it runs in another process.
+The server imports no MLX: what needs MLX runs in another process.
 """
 
 import asyncio
@@ -8,11 +8,14 @@ from dataclasses import replace
 from functools import cache, partial
 
 from engine.api import Engine, ModelError, Progress, Report
-from engine.mlx_backend.asked import ANSWER, CONFIG
 from engine.mlx_backend.backend import describe_machine
-from engine.mlx_backend.fetched import FETCHED
-from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
-from engine.mlx_backend.loading.source import find_checkpoint, local_checkpoint
+from engine.mlx_backend.helper import ANSWER, CONFIG
+from engine.mlx_backend.loading.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    local_checkpoint,
+    open_checkpoint,
+)
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
@@ -29,6 +32,9 @@ __all__ = [
     "needed_bytes",
     "open_checkpoint",
 ]
+
+
+_HELPER = "engine.mlx_backend.helper"
 
 
 async def launch(config: EngineConfig, report: Report) -> Engine:
@@ -48,31 +54,31 @@ def _this_daemon() -> str:
 
 
 def free_bytes() -> int:
-    """How much memory MLX finds free. Raises ModelError where it does not start."""
+    """How much memory MLX finds free. Raises ModelError if it does not start."""
     return _memory_bytes()
 
 
 def needed_bytes(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
-    """What the model takes, whose files have been fetched; none of its weights are read.
+    """How much memory the model takes, whose files have been fetched. Reads no weights.
 
     Of `budget_bytes` for all models, `storage_bytes` are for its KV cache and states unless the
-    settings say how much. Raises ModelError.
+    settings specify them. Raises ModelError.
     """
     config = replace(config, memory_bytes=budget_bytes)
     return _memory_bytes(CONFIG.dump_json(config).decode(), str(storage_bytes))
 
 
 def _memory_bytes(*needed: str) -> int:
-    """The answer of `engine.mlx_backend.asked`. Raises ModelError."""
-    connection, process = start_child("engine.mlx_backend.asked", *needed)
+    """The answer of a helper process. Raises ModelError."""
+    connection, process = start_child(_HELPER, "memory", *needed)
     with connection, connection.makefile("rb") as file:
         received = file.read()
     process.wait()
     if not received:
         raise ModelError("MLX does not start")
     answer = ANSWER.validate_json(received)
-    if isinstance(answer, str):
-        raise ModelError(answer)
+    if not isinstance(answer, int):
+        raise ModelError(str(answer))
     return answer
 
 
@@ -81,30 +87,21 @@ async def fetch_repository(repository: str, progress: Progress) -> None:
 
     `progress` is called on the event loop. Raises ModelError. Cancelled, it ends the process.
     """
-    connection, process = await asyncio.to_thread(
-        start_child, "engine.mlx_backend.fetched", repository
-    )
+    connection, process = await asyncio.to_thread(start_child, _HELPER, "fetch", repository)
     try:
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
-            error = await _fetch_error(reader, progress)
+            async for line in reader:
+                match ANSWER.validate_json(line):
+                    case done_bytes, total_bytes:
+                        progress(done_bytes, total_bytes)
+                    case None:
+                        return
+                    case error:
+                        raise ModelError(str(error))
         finally:
             writer.close()
     finally:
-        process.kill()  # which does nothing to one that has ended
+        process.kill()  # does nothing to one that has ended
         process.wait()
-    if error is None:
-        raise ModelError(f"{repository} was not fetched: the download's process has ended")
-    if error:
-        raise ModelError(error)
-
-
-async def _fetch_error(reader: asyncio.StreamReader, progress: Progress) -> str | None:
-    """The last line of `engine.mlx_backend.fetched`; None if it has ended without one."""
-    async for line in reader:
-        match FETCHED.validate_json(line):
-            case str(error):
-                return error
-            case done_bytes, total_bytes:
-                progress(done_bytes, total_bytes)
-    return None
+    raise ModelError(f"{repository} was not fetched: the download's process has ended")

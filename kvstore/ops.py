@@ -96,7 +96,7 @@ StepOp: TypeAlias = tuple[When, StorageOp | ReadBlock]
 Parts: TypeAlias = tuple[bytes | memoryview | None, ...]
 """The result of a `ReadBlock`: its block, each window's block, the state; None where not read.
 
-Positions from `n_tokens` on are zero. `storage/packing.py` of the backend defines the layout.
+Positions from `n_tokens` on are zero. `kv/storage.py` of the backend defines the layout.
 """
 
 

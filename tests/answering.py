@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from engine.mlx_backend.loading.tokenizer import template_kind
+from engine.mlx_backend.loading.loader import template_kind
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import Replay
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.mlx_backend.measuring.configs import CONFIGS
-from engine.mlx_backend.measuring.random_checkpoint import (
+from engine.measuring.random_checkpoint import (
+    CONFIGS,
     QuantizationRule,
     tiny_tokenizer,
     write_checkpoint,

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import mlx.core as mx
 import pytest
 
-from engine.mlx_backend.launch import Launch, LaunchWhenIdle, launch_for
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
+from engine.mlx_backend.runner import Launch, LaunchWhenIdle, launch_for
 
 Device: TypeAlias = mx.Device
 

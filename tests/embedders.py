@@ -10,8 +10,7 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.measuring.random_checkpoint import train_tokenizer, write_checkpoint
+from engine.measuring.random_checkpoint import VOCAB_SIZE, train_tokenizer, write_checkpoint
 from engine.values.request import Pooling
 from tests.checkpoints import FAMILIES, Family, write_family
 

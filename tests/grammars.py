@@ -13,7 +13,7 @@ from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Mat
 from engine.constraints.remote.trials import Verdict, too_long
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.core.step import SequenceId
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, Request
 
 DEMO_VOCAB_SIZE = 1024

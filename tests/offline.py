@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,16 +21,16 @@ from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.storage import Storage
 from engine.output.text import output_factory
-from engine.values.output import OutputEvent, Usage
+from engine.values.output import OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from engine.values.settings import AdapterConfig
 from kvstore import invariants
@@ -77,6 +78,7 @@ class Room:
     max_running: int = 8
     step_tokens: int = 32
     spare: int = 24
+    first_blocks: int | None = None  # for which memory is taken at first; None: all
 
     def sizes(self, layout: Layout) -> StorageSizes:
         return StorageSizes(
@@ -94,7 +96,7 @@ class Room:
 
 def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
     """The model over storage of its own."""
-    storage = Storage(served.layout, room.sizes(served.layout), room.block_size)
+    storage = Storage(served.layout, room.sizes(served.layout), room.block_size, room.first_blocks)
     execution = replace(served.execution, attention=attention)
     return CachedModel(served.loaded.model, served.layout, storage, execution)
 
@@ -104,6 +106,10 @@ def new_store(served: Served, room: Room, pool: BlockPool, hashes_blocks: bool =
     groups = build_groups(room.sizes(served.layout), room.block_size, room.step_tokens)
     tree = RadixTree(pool, room.block_size, hashes_blocks=hashes_blocks)
     return KVStore(pool, tree, room.block_size, groups)
+
+
+ChooseDecode: TypeAlias = Callable[[CachedModel], DecodePath]
+"""Says how a model's steady decodes are computed."""
 
 
 class OfflineDaemon:
@@ -120,11 +126,16 @@ class OfflineDaemon:
         clock: Callable[[], float] = time.monotonic,
         launch: Launch = SERVING_LAUNCH,
         inbox: Inbox | None = None,
+        decode: ChooseDecode | None = None,
     ) -> None:
-        """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`."""
+        """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
+
+        `decode` chooses how steady decodes are computed; None: eagerly.
+        """
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
-        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch))
+        path = None if decode is None else decode(model)
+        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch, decode=path))
         self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
         self._limits = Limits(
             vocab_size,
@@ -154,8 +165,10 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
+            None if path is None else path.settle,
         )
         self.usage: dict[str, Usage] = {}
+        self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)
         self.vectors: dict[str, Vector] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
@@ -182,10 +195,12 @@ class OfflineDaemon:
         for sequence, make_draft in zip(sequences, drafters, strict=True):
             sequence.proposer = Proposer(make_draft, first_rates())
 
-    def step(self, n_steps: int) -> None:
-        """Compute so many steps of what has been added; what is said is lost."""
+    def step(
+        self, n_steps: int, said: defaultdict[tuple[str, int], list[int]] | None = None
+    ) -> None:
+        """Compute `n_steps` steps of what has been added. Their tokens are added to `said`."""
         for _ in range(n_steps):
-            self._step(defaultdict(list))
+            self._step(defaultdict(list) if said is None else said)
 
     def turn(self) -> list[OutputEvent]:
         """Take a turn of the loop: one more step is submitted, and the one before is collected."""
@@ -201,6 +216,7 @@ class OfflineDaemon:
         for event in self.turn():
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
+            self.logprobs[event.request_id, event.index] += event.logprobs
             if event.pooled:
                 self.vectors[event.request_id] = np.frombuffer(event.pooled, "<f4")
             if event.usage and event.index == 0:

@@ -47,7 +47,9 @@ class EngineLoop:
         deliver: Deliver,
         sizes: StorageBytes,
         grammar: GrammarStage | None = None,
+        rest: Callable[[], None] | None = None,
     ) -> None:
+        """`rest`: called when nothing is left to be computed, and before what comes then."""
         self.scheduler = scheduler
         self.metrics = scheduler.metrics
         self._runner = runner
@@ -55,6 +57,7 @@ class EngineLoop:
         self._deliver = deliver
         self.sizes = sizes
         self._grammar = grammar
+        self._rest = rest
         self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now)
         self.in_flight: Step | None = None
         self.waits_for_disk = False
@@ -154,6 +157,8 @@ class EngineLoop:
         if has_rested:
             self._recount.rest(self._disk_wait_seconds())
             self.metrics.contradictions = self._recount.n_problems
+            if self._rest is not None:
+                self._rest()
         elif self.waits_for_disk:
             self._inbox.wait(self._disk_wait_seconds())
         self._inbox.handle()
@@ -165,6 +170,8 @@ class EngineLoop:
         if self.is_idle:
             if not has_rested:
                 self._recount.changed()
+                if self._rest is not None:
+                    self._rest()
             self._notify_idle()
 
     def _step(self) -> None:

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 from engine.core.scheduler import Scheduler
-from engine.values.stats import CacheStats, Cleared, EngineStats, MemoryStats
+from engine.values.stats import CacheStats, Cleared, DecodeStats, EngineStats, MemoryStats
 from kvstore.sizes import StorageBytes
 from kvstore.slots import GroupStats
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 
 
-def snapshot(scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats) -> EngineStats:
+def snapshot(
+    scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats, decode: DecodeStats
+) -> EngineStats:
     """Read all statistics as one value. Any thread may call this at any time: while a step runs,
     and when the loop has ended.
 
@@ -32,6 +34,7 @@ def snapshot(scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats) -> 
         latencies=metrics.latencies(),
         cache=_cache_stats(scheduler, sizes),
         memory=memory,
+        decode=decode,
     )
 
 

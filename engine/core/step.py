@@ -19,7 +19,7 @@ import numpy.typing as npt
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
-from engine.values.stats import MemoryStats
+from engine.values.stats import DecodeStats, MemoryStats
 from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
 
@@ -253,4 +253,6 @@ class Backend:
     software: str  # the versions of the software that computes these numbers
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
     memory: Callable[[], MemoryStats]  # on any thread
+    decode: Callable[[], DecodeStats]  # on any thread
+    rest: Callable[[], None]  # what is left for when nothing is to be computed
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -31,6 +31,7 @@ from engine.values.stats import (
     ALL_TIERS,
     CacheTier,
     Cleared,
+    DecodeStats,
     EngineStats,
     MemoryStats,
     Probed,
@@ -61,6 +62,7 @@ class EngineParts:
     guides: GuideMaker
     trials: Trials
     memory: Callable[[], MemoryStats]  # on any thread
+    decode: Callable[[], DecodeStats]  # on any thread
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -127,7 +129,8 @@ class EngineThread:
 
     def stats(self) -> EngineStats:
         """The statistics as of now, at once: also while a step runs, and when the loop is dead."""
-        return snapshot(self._loop.scheduler, self._loop.sizes, self._parts.memory())
+        parts = self._parts
+        return snapshot(self._loop.scheduler, self._loop.sizes, parts.memory(), parts.decode())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

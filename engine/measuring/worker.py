@@ -1,70 +1,107 @@
-"""The process that measures a section, started as `python -m engine.measuring.worker DESCRIPTOR`.
+"""The process that measures a section: `python -m engine.measuring.worker SOCKET`.
 
-A device may end it: Metal does where a command buffer does not get its memory. What it has sent
-until then is kept, and another process goes on behind the case that ended it.
+The device may end it: Metal does when a command buffer gets no memory. What it has sent by then
+counts, and another process continues after the case that ended it.
 """
 
-import os
+import getpass
+import platform
+import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
-from engine.measuring.messages import MEASURED, NAMES, TASK, MeasuredCase, Task
-from engine.measuring.reasons import reason
-from engine.mlx_backend.backend import keep_file_limit
-from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.host.command_buffers import limit_by_operations
-from engine.mlx_backend.measuring.rounds import Figures
+from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasuredCase, Task
+from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.errors import one_line
 
-if TYPE_CHECKING:
-    from engine.measuring.sections import Measurement
+_PATH = re.compile(r"\S*[/\\]\S*")
+_HIDDEN = "..."
 
 
-def serve(connection: Connection, begin: "Callable[[Task], Measurement]") -> None:
-    """Take a task, and answer it. `begin` makes what measures it.
+def serve(connection: Connection, begin: Callable[[Task], Cases]) -> None:
+    """Receive a task and answer it with the cases that `begin` makes for it.
 
-    A section that cannot begin has one case, its own, with the reason.
+    A section that cannot begin answers with one case, which has the section's name and the reason.
     """
     task = TASK.validate_json(connection.recv_bytes())
     try:
-        measurement = begin(task)
+        cases = begin(task)
     except (Exception, SystemExit) as error:
         connection.send_bytes(NAMES.dump_json([task.section]))
         failed = MeasuredCase(task.section, {}, 0, reason(error))
         connection.send_bytes(MEASURED.dump_json(failed))
         return
-    names = list(measurement.cases())
+    names = list(cases)
     connection.send_bytes(NAMES.dump_json(names))
     for name in names[task.first : task.stop]:
-        connection.send_bytes(MEASURED.dump_json(_measured(measurement, name)))
+        connection.send_bytes(MEASURED.dump_json(_measured(name, cases[name])))
 
 
-def _measured(measurement: "Measurement", name: str) -> MeasuredCase:
+def _measured(name: str, measure: Callable[[], Figures]) -> MeasuredCase:
     started, problem = time.perf_counter(), ""
     figures: Figures = {}
     try:
-        figures = measurement.measure(name)
-    # Models raise whatever they like, and one exits when a package of its own is missing.
+        figures = measure()
+    # Models raise all kinds of exceptions, and one exits when a package of its own is missing.
     except (Exception, SystemExit) as error:
         problem = reason(error)
     return MeasuredCase(name, figures, time.perf_counter() - started, problem)
 
 
-def main(descriptor: str) -> None:
-    """Serve the connection of that number."""
-    warnings.simplefilter("ignore")
-    load_blas()
-    limit_by_operations(os.environ)
-    with keep_file_limit():
-        from engine.measuring.sections import (  # noqa: PLC0415 - MLX comes after the BLAS
-            MEASUREMENTS,
-        )
+def reason(error: BaseException) -> str:
+    """The error's type and message on one line, without words that have a slash in them, the
+    user's name and the host's.
+    """
+    message = one_line(error).removeprefix(type(error).__name__).strip()
+    if not message:
+        return type(error).__name__
+    message = _PATH.sub(_HIDDEN, message)
+    for name in filter(None, (_user(), platform.node(), platform.node().partition(".")[0])):
+        whole_word = rf"(?<!\w){re.escape(name)}(?!\w)"
+        message = re.sub(whole_word, _HIDDEN, message, flags=re.IGNORECASE)
+    return f"{type(error).__name__}: {message}"
 
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return ""
+
+
+def cases_of(task: Task) -> Cases:
+    """The cases of the task's section. Raises ModelError, and NotApplicable if the device has
+    nothing of the kind.
+    """
+    with mlx_imports():
+        from engine.measuring import attention, device, engine_step  # noqa: PLC0415 - BLAS first
+
+    config, sizes = task.config, task.config.sizes
+    sections: dict[str, Callable[[], Cases]] = {
+        "machine": lambda: {
+            "machine": device.machine_facts,
+            "model": partial(engine_step.model_facts, config.engine),
+        },
+        "attention": lambda: attention.attention_cases(sizes),
+        "layouts": lambda: attention.layout_cases(sizes),
+        "step": lambda: engine_step.step_cases(config),
+        "memory": lambda: engine_step.memory_cases(config),
+        "donation": lambda: device.donation_cases(sizes, task.scratch),
+        "command buffers": lambda: engine_step.command_buffer_cases(config),
+        "load check": lambda: device.load_check_cases(sizes, task.scratch),
+    }
+    return sections[task.section]()
+
+
+def main(descriptor: str) -> None:
+    """Serve the connection with that file descriptor."""
+    warnings.simplefilter("ignore")
     with Connection(int(descriptor)) as connection:
-        serve(connection, lambda task: MEASUREMENTS[task.section](task))
+        serve(connection, cases_of)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,26 @@ from unittest.mock import patch
 
 from engine.api import ModelError, Report
 from engine.core.step import Backend
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.command_buffers import limit_by_operations
+from engine.mlx_backend.cpu.blas import Blas, load_blas
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.host.command_buffers import limit_by_operations
-from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
+
+
+@contextmanager
+def mlx_imports() -> Iterator[Blas]:
+    """Prepare this process for MLX, which the body imports first.
+
+    The BLAS is loaded and the environment that MLX reads is set. The limit of open files stays as
+    it is: mlx_lm.utils lowers it to 4,096 when it is imported, a process cannot raise it again, and
+    a server needs one file for each connection.
+    """
+    blas = load_blas()
+    limit_by_operations(os.environ)
+    with patch.object(resource, "setrlimit"):
+        yield blas
 
 
 def load_backend(config: EngineConfig, report: Report) -> Backend:
@@ -23,11 +37,9 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
     """
     checkpoint = find_checkpoint(config.model, download=True)
     report(f"model {checkpoint}")
-    blas = load_blas()
-    if blas.name:
-        report(f"BLAS: {blas if blas.library else blas.advice}")
-    limit_by_operations(os.environ)
-    with keep_file_limit():
+    with mlx_imports() as blas:
+        if blas.name:
+            report(f"BLAS: {blas if blas.library else blas.advice}")
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     try:
@@ -41,18 +53,7 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
 
 def describe_machine(config: EngineConfig) -> MachineReport:
     """What the machine offers the configured model; reads no weights and fetches nothing."""
-    blas = load_blas()
-    with keep_file_limit():
+    with mlx_imports() as blas:
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     return assembly.describe(config, blas)
-
-
-@contextmanager
-def keep_file_limit() -> Iterator[None]:
-    """Imports in the body leave the limit of open files alone: a process cannot raise it again.
-
-    mlx_lm.utils sets 2,048, and 4,096 for good. A server needs one file for each connection.
-    """
-    with patch.object(resource, "setrlimit"):
-        yield

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
 from kvstore.ops import TablePatch
 
@@ -45,20 +45,22 @@ class Table:
 class SequenceTables:
     """The table of a sequence's blocks, those of its slots in each group, and its adapter."""
 
-    __slots__ = ("_adapter", "_blocks", "_groups")
+    __slots__ = ("_blocks", "_groups", "adapter", "version")
 
     def __init__(self, n_groups: int, adapter: str = "") -> None:
-        self._adapter = adapter
+        self.adapter = adapter
+        self.version = 0  # changes with every patch
         self._blocks = Table()
         self._groups = tuple(Table() for _ in range(n_groups))
 
-    @property
-    def blocks(self) -> Ids:
-        return self._blocks.ids
+    def ids(self, group: int | None) -> Ids:
+        """Of the sequence's blocks, or of its slots in a group."""
+        return (self._blocks if group is None else self._groups[group]).ids
 
     def patch(self, patch: TablePatch) -> None:
         table = self._blocks if patch.group is None else self._groups[patch.group]
         table.patch(patch.first, patch.ids)
+        self.version += 1
 
     def span(
         self, start: int, n_tokens: int, index: int, first_token: int, n_read: int
@@ -73,7 +75,7 @@ class SequenceTables:
             index=index,
             first_token=first_token,
             n_read=n_read,
-            adapter=self._adapter,
+            adapter=self.adapter,
         )
 
 
@@ -162,6 +164,7 @@ class Batch:
         self._rows: dict[SequenceId, BatchRow] = {}
         self._free: list[int] = []  # indices that no row has
         self._tokens = mx.zeros(0, dtype=mx.int32)  # by a row's index: the token to compute next
+        self._latest: tuple[Sequence[BatchRow], mx.array] | None = None  # drawn, not yet stored
 
     def change(self, plan: StepPlan) -> None:
         """Removes the sequences that leave, adds those that enter, patches the tables."""
@@ -204,14 +207,52 @@ class Batch:
                     inputs.resampled.append(row)
         return inputs
 
+    def decoding_rows(self, plan: StepPlan) -> tuple[list[BatchRow], list[BatchRow]] | None:
+        """The rows that decode and those that resample; None where any does something else, or
+        none decodes.
+        """
+        decodes, resampled = list[BatchRow](), list[BatchRow]()
+        for planned in plan.rows:
+            match planned:
+                case Decode():
+                    decodes.append(self._rows[planned.sequence_id])
+                case Resample():
+                    resampled.append(self._rows[planned.sequence_id])
+                case _:
+                    return None
+        return (decodes, resampled) if decodes else None
+
     def set_next_tokens(self, rows: Sequence[BatchRow], tokens: mx.array) -> None:
-        """What each row decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
+        """What each row decodes next; `tokens`: uint32 `[rows]`, or more, the first of which are
+        these rows'. They may still have to be computed.
+        """
+        if self._latest is not None and self._latest[0] != rows:
+            self._store_latest()
+        self._latest = rows, tokens
+
+    def next_tokens(self, rows: Sequence[BatchRow], size: int) -> mx.array:
+        """The token that each row decodes next, uint32 `[size]`; beyond the rows any tokens."""
+        if self._latest is not None:
+            latest_rows, tokens = self._latest
+            if len(tokens) == size and latest_rows == rows:
+                return tokens
+            self._store_latest()
+        indices = [row.index for row in rows]
+        return self._tokens[mx.array(indices + indices[:1] * (size - len(rows)))].astype(mx.uint32)
+
+    def _store_latest(self) -> None:
+        """Move the tokens that were drawn last to where each row finds its own."""
+        if self._latest is None:
+            return
+        (rows, tokens), self._latest = self._latest, None
         indices = mx.array([row.index for row in rows])
+        tokens = tokens[: len(rows)].astype(mx.int32)
         # A new array: forwards that have been built and not launched may read this one.
-        self._tokens = mx.put_along_axis(self._tokens, indices, tokens.astype(mx.int32), axis=0)
+        self._tokens = mx.put_along_axis(self._tokens, indices, tokens, axis=0)
 
     def _following(self, known: list[int]) -> mx.array:
         """These tokens, followed by the next token of each batch row."""
+        self._store_latest()
         if not known:
             return self._tokens
         return mx.concatenate([mx.array(known, dtype=mx.int32), self._tokens])

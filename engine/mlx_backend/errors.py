@@ -1,4 +1,4 @@
-"""Why a model cannot be served."""
+"""The backend's own error, and other libraries' errors as one line."""
 
 from engine.api import ModelError
 
@@ -7,12 +7,12 @@ class UnsupportedModel(ModelError):
     """The model's architecture cannot run over the arena."""
 
 
-_LONGEST = 300  # characters of another library's message
+_MAX_CHARACTERS = 300
 
 
 def one_line(error: BaseException) -> str:
-    """What another library says, on one line and cut where it goes on and on."""
+    """The message of another library's exception, on one line and cut if it is very long."""
     text = " ".join(str(error).split())
-    if not text or isinstance(error, LookupError):  # a KeyError says nothing but the key
+    if not text or isinstance(error, LookupError):  # the message of a KeyError is only the key
         text = f"{type(error).__name__} {text}".strip()
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."

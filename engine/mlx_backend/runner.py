@@ -2,7 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -26,16 +29,84 @@ from engine.core.step import (
     Verify,
 )
 from engine.mlx_backend.batch import Batch, StepInputs
-from engine.mlx_backend.launch import Launch, PendingForward
-from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardBatch
-from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
-from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.kv.storage import NO_READS, PendingReads
+from engine.mlx_backend.model.batching import ForwardBatch
+from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
+from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.mlx_backend.storage.storage import NO_READS, PendingReads
+from engine.mlx_backend.sampling.verify import RowDraws, StepDraws, rows_of
 from engine.values.output import TokenLogprob
-from kvstore.ops import When
+from kvstore.ops import CopyBlock, When
+
+
+@dataclass(frozen=True, slots=True)
+class PendingForward:
+    """A forward that has been built and not launched: the arrays to evaluate.
+
+    `first_layer`: those of its first layer, which may be launched ahead of the others.
+    """
+
+    arrays: list[mx.array]
+    first_layer: list[mx.array] = field(default_factory=list)
+
+
+class Launch(Protocol):
+    """Gives a step's forwards to the device, each before the next is built."""
+
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        """Launch enough to keep the device busy, without waiting for the step before.
+
+        Returns the rest.
+        """
+        ...
+
+    def finish(self, rest: Iterator[PendingForward]) -> None:
+        """Launch the rest. Returns while the device computes."""
+        ...
+
+
+class LaunchAhead:
+    """Launches a step behind the one in flight. For the CPU, where a task in flight lets go of its
+    inputs as soon as it has run, and a pool is written a whole forward after it was last read.
+
+    MLX takes about fifty operations ahead of the CPU, and waits. With a whole forward it would wait
+    until that is nearly computed, and the step before would be collected so much later. So only the
+    first layer goes ahead.
+    """
+
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        first = next(forwards, None)
+        if first is None:
+            return iter(())
+        mx.async_eval(first.first_layer)
+        return chain([PendingForward(first.arrays)], forwards)
+
+    def finish(self, rest: Iterator[PendingForward]) -> None:
+        for forward in rest:
+            mx.async_eval(forward.arrays)
+
+
+class LaunchWhenIdle:
+    """Launches each forward when all that is in flight has been computed. For Metal and CUDA, which
+    keep the buffers of a command buffer or graph until it completes: a pool in one of them would be
+    copied.
+    """
+
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        for forward in forwards:
+            mx.synchronize()
+            mx.async_eval(forward.arrays)
+        return iter(())
+
+    def finish(self, rest: Iterator[PendingForward]) -> None:
+        self.begin(rest)
+
+
+def launch_for(device: mx.Device) -> Launch:
+    """The launch that serves on a device."""
+    return LaunchAhead() if device == mx.cpu else LaunchWhenIdle()
+
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
@@ -49,7 +120,7 @@ class _SubmittedStep:
     """A step that has been submitted and not collected.
 
     `rest`: its forwards that have not been launched. Once `awaited` have been evaluated, all of the
-    step is computed.
+    step is computed. `is_compiled`: whether its forward is.
     """
 
     rows: Sequence[Row]
@@ -60,6 +131,7 @@ class _SubmittedStep:
     pooled: list[PendingVectors] = field(default_factory=list)
     awaited: list[mx.array] = field(default_factory=list)
     reads: PendingReads = NO_READS
+    is_compiled: bool = False
     drawn: Drawn | None = None
 
     def pending(
@@ -82,22 +154,36 @@ class MlxRunner:
         sampler: Sampler,
         launch: Launch,
         pooler: Pooler = HIDDEN_STATES,
+        decode: DecodePath | None = None,
     ) -> None:
         self._model = model
+        self._decode_path = decode
         self._pooler = pooler
         self._storage = model.storage
         self._sampler = sampler
         self._launch = launch
         self._batch = Batch(model.n_groups)
+        if decode is not None:
+            sampler.draw_with = decode.draw
         self._in_flight: deque[_SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """See `ModelRunner.submit`."""
+        if self._decode_path is not None:
+            self._decode_path.steps += 1
         self._batch.change(plan)
         try:
+            if not self._storage.has_room_for(plan):
+                self._grow(plan)
             self._wait_for_reads()
             step = _SubmittedStep(plan.rows)
-            step.rest = self._launch.begin(self._build_forwards(step, plan))
+            step.rest = self._build_forwards(step, plan)
+            copies = any(isinstance(op, CopyBlock) for op in plan.ops_at(When.FIRST))
+            if not (copies and self._in_flight):
+                with self._computing(step):
+                    step.rest = self._launch.begin(step.rest)
+            # Else a copy would wait here for the step in flight, whose tokens would be late. All of
+            # this step is built and launched in `sample`, when that one is collected.
             self._in_flight.append(step)
         except Exception:
             self._settle()
@@ -107,16 +193,19 @@ class MlxRunner:
         """See `ModelRunner.sample`."""
         step = self._in_flight[-1]
         try:
-            self._launch.finish(step.rest)
+            with self._computing(step):
+                self._launch.finish(step.rest)
             ruled_out = StepMasks() if masks is None else masks()
             step.late = frozenset(ruled_out.late)
-            if saved := step.draws.keep(step.late):
+            if step.late and (saved := step.draws.keep(step.late)):
                 # Launched now: `collect` would launch it after the next step's forwards. It writes
                 # no pool, so no write that follows copies one.
                 mx.async_eval(saved)
                 step.awaited += saved
             if step.draws.rows:
                 self._draw(step, ruled_out)
+            if self._decode_path is not None and self._decode_path.compiled is not None:
+                self._decode_path.compiled.trace_ahead()
         except Exception:
             self._in_flight.pop()
             self._settle()
@@ -126,7 +215,8 @@ class MlxRunner:
         """See `ModelRunner.collect`."""
         step = self._in_flight.popleft()
         try:
-            mx.eval(step.awaited)
+            with self._computing(step):
+                mx.eval(step.awaited)
             drawn = _drawn_tokens(step)
             self._set_tokens_after_verification(step, drawn)
             return StepResult(_row_results(step, drawn), step.reads.parts())
@@ -135,12 +225,36 @@ class MlxRunner:
             self._settle()
             raise
 
+    @contextmanager
+    def _computing(self, step: _SubmittedStep) -> Iterator[None]:
+        """Within the context the device is given the step's forwards. A compiled one that fails is
+        the last.
+        """
+        try:
+            yield
+        except Exception as error:
+            if step.is_compiled and self._decode_path is not None:
+                self._decode_path.give_up(error)
+            raise
+
     def _settle(self) -> None:
         """After a failure. Raises RunnerLost when what the storage holds cannot be computed."""
         try:
             mx.eval(self._storage.arrays())
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
+
+    def _grow(self, plan: StepPlan) -> None:
+        """Let the arena grow; what has been traced for its planes is of no use any more. Raises
+        RunnerLost where that fails: some layers may have grown.
+        """
+        mx.synchronize()
+        try:
+            self._storage.grow_for(plan)
+        except Exception as error:
+            raise RunnerLost(f"the KV cache cannot grow: {error}") from error
+        if self._decode_path is not None and self._decode_path.compiled is not None:
+            self._decode_path.compiled.forget_traces()
 
     def _wait_for_reads(self) -> None:
         """Reads that are not computed refer to the arenas' arrays, and a write would copy these."""
@@ -151,6 +265,13 @@ class MlxRunner:
         """All forwards of the step, each to be launched before the next is built."""
         self._storage.execute(plan.ops_at(When.FIRST))
         self._storage.states.begin_step()
+        if (decoded := self._decode(step, plan)) is not None:
+            yield decoded
+            self._storage.execute(plan.ops_at(When.LAST))
+            if saved := self._storage.states.unevaluated():
+                yield step.pending(saved)
+            self._read(step, plan)
+            return
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
@@ -168,6 +289,29 @@ class MlxRunner:
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
         self._read(step, plan)
+
+    def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
+        """The compiled forward of a steady step; None where the eager path is to compute it."""
+        path = self._decode_path
+        if path is None or (path.compiled is None and not path.is_pending):
+            return None
+        found = self._batch.decoding_rows(plan)
+        if found is None:
+            return None
+        if path.compiled is None:
+            path.count_steady()
+            return None
+        rows, resampled = found
+        logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
+        if logits is None:
+            return None
+        step.is_compiled = True
+        if resampled and len(logits) > len(rows):
+            logits = logits[: len(rows)]  # else the sampler takes the padding, too
+        step.draws.add([RowDraws(row) for row in rows], logits)
+        for row in resampled:
+            step.draws.add([RowDraws(row)], row.take_saved_logits())
+        return step.pending([logits, *self._storage.states.unevaluated()])
 
     def _prefill(
         self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
@@ -247,14 +391,23 @@ class MlxRunner:
 
     def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
         draws = step.draws
-        draws.limit(masks)
+        if masks.sequence_ids:
+            draws.limit(masks)
         drawn = step.drawn = self._sampler.sample(
             draws.logits(), draws.states(), masks.masks, draws.masked(masks)
         )
-        rows = [one.row for one in draws.rows]
-        self._batch.set_next_tokens(rows, rows_of(drawn.tokens, draws.firsts()))
-        mx.async_eval(drawn.arrays())
+        try:
+            mx.async_eval(drawn.arrays())
+        except Exception as error:
+            if self._decode_path is not None:
+                self._decode_path.give_up(error)
+            raise
         step.awaited += drawn.arrays()
+        # Only now: the batch would keep tokens that cannot be computed, and compute with them.
+        rows = [one.row for one in draws.rows]
+        has_drafts = any(one.drafts for one in draws.rows)
+        tokens = rows_of(drawn.tokens, draws.firsts()) if has_drafts else drawn.tokens
+        self._batch.set_next_tokens(rows, tokens)
         draws.drop_logits()
 
     def _set_tokens_after_verification(self, step: _SubmittedStep, drawn: "_Drawn") -> None:
@@ -273,7 +426,7 @@ def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
     """Read the step's draws, and move its rows to after the tokens that count."""
     found: dict[SequenceId, Sequence[SampledToken]] = {}
     tokens = step.drawn.read() if step.drawn is not None else []
-    for one, accepted in step.draws.counted(tokens):
+    for one, accepted in step.draws.accepted_tokens(tokens):
         if accepted is not None:
             one.accept(accepted)
         found[one.row.sequence_id] = accepted or ()

@@ -54,6 +54,7 @@ class EngineConfig:
     max_prompt_share: float = 0.75  # of a step's time beside decodes; 1: no limit
     prefix_cache: bool = True
     speculate: str = "auto"  # "auto" or "off": whether tokens are drafted, where that pays
+    decode: str = "auto"  # "auto" or "eager": whether steady decodes are compiled where that pays
     attention: str = "auto"  # "auto", "gather" or "cascade"
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
     generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from

@@ -148,6 +148,20 @@ class MemoryStats:
     promise: MemoryPromise
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    """How steady decodes are computed: "compiled" or "eager", and why, in `why`.
+
+    `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
+    Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
+    """
+
+    why: str
+    steps: int
+    compiled_steps: int
+    is_chosen: bool = True
+
+
 DISK_FAULTS = tuple(fault.value for fault in Fault)
 """Reasons for which a disk cache fails to read or to write."""
 
@@ -248,6 +262,7 @@ class EngineStats:
     latencies: Latencies
     cache: CacheStats
     memory: MemoryStats
+    decode: DecodeStats | None = None  # None: of an engine that computes nothing
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 

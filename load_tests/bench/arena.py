@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.kv.arena import Arena, LayerShape
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
@@ -38,23 +38,23 @@ def arena_costs(n_blocks: int) -> dict[str, float]:
     layer = arena.layers[0]
     random = np.random.default_rng(0)
     table = mx.array(random.permutation(n_blocks)[: ROWS * TABLE_BLOCKS].astype(np.uint32))
-    heads = arena.head_ids(table.reshape(ROWS, TABLE_BLOCKS), KV_HEADS)
+    heads = arena.gather_ids(table.reshape(ROWS, TABLE_BLOCKS), layer.heads)
 
     def writer(positions: np.ndarray, rows: int) -> Callable[[], object]:
         blocks, slots = mx.array(positions // BLOCK_SIZE), mx.array(positions % BLOCK_SIZE)
-        slot_mapping = arena.slot_mapping(blocks, slots, KV_HEADS)
+        slot_mapping = arena.slot_mapping(blocks, slots, layer.heads)
         new = mx.random.normal((rows, KV_HEADS, len(positions) // rows, DIM))
         mx.eval(slot_mapping, new)
 
         def write() -> object:
             layer.write(slot_mapping, new, new)
-            return arena.arrays()
+            return arena.planes()
 
         return write
 
     def copy() -> object:
         arena.copy([CopyBlock(BlockId(0), BlockId(1), arena.block_size)])
-        return arena.arrays()
+        return arena.planes()
 
     scattered = random.permutation(n_blocks * BLOCK_SIZE)[:ROWS].astype(np.uint32)
     return {

@@ -18,8 +18,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.measuring.attention import (
-    BLOCK_SIZE,
+from engine.measuring.attention import (
     alternate,
     contiguous_stepper,
     filled_arena,
@@ -28,7 +27,8 @@ from engine.mlx_backend.measuring.attention import (
     stepper,
     strategies,
 )
-from engine.mlx_backend.model.forward import TokenSpan
+from engine.measuring.device import BLOCK_SIZE
+from engine.mlx_backend.model.rows import TokenSpan
 from kvstore.pool import blocks_for
 from load_tests.report import Table
 

@@ -22,8 +22,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.mlx_backend.measuring.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
+from engine.measuring.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.settings import EngineConfig
 from load_tests.shapes import CONFIGS

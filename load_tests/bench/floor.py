@@ -19,7 +19,7 @@ from engine.mlx_backend.cpu.blas import load_blas
 from load_tests.client import message
 
 if TYPE_CHECKING:
-    from engine.mlx_backend.measuring.bare import BareModel
+    from engine.measuring.bare import BareModel
     from load_tests.scenarios.workloads import Conversation, Workload
 
 PREFILL_TOKENS = 512
@@ -113,7 +113,7 @@ def main(checkpoint: Path, scenario: str, seed: int = 0) -> None:
     load_blas()
     from mlx_lm.tokenizer_utils import load as load_tokenizer  # noqa: PLC0415 - behind the BLAS
 
-    from engine.mlx_backend.measuring.bare import load_bare  # noqa: PLC0415
+    from engine.measuring.bare import load_bare  # noqa: PLC0415
     from load_tests.scenarios.kinds import Load  # noqa: PLC0415
     from load_tests.scenarios.workloads import build  # noqa: PLC0415
 

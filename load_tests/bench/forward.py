@@ -1,23 +1,23 @@
 """One step of the engine over mlx-lm's bare forward, in one process: `python -m
 load_tests.bench.forward [--shape thin] [--rows 8] [--context 4096] [--json PATH]`.
 
-So many rows decode at once, on one of the load tests' checkpoints, after unique prompts of so many
-tokens: nothing is shared.
-The engine is the daemon's own but for its thread, and is turned by hand; the bare model decodes as
-many rows over mlx-lm's own KV caches, argmax and evaluation included. Both take turns of some steps
-each, and their contexts grow alike. The ratio is the median of the rounds' own ratios.
+That many rows decode at once, on one of the load tests' checkpoints, after unique prompts: nothing
+is shared. Their prompts have that many tokens, or up to a block less, so that rows begin their
+blocks at unlike steps. The engine is the daemon's own but for its thread, and is turned by hand;
+the bare model decodes as many rows, all of the mean length, over mlx-lm's own KV caches, argmax and
+evaluation included. Both take turns of some steps each, and their contexts grow alike. The ratio is
+the median of the rounds' own ratios. `compiled` is the share of the engine's steps that were.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from engine.measuring.step import StepTimes, step_times
-from engine.measuring.turned_engine import MAX_TOKENS, open_engine
+from engine.measuring.engine_step import MAX_TOKENS, EngineHarness, StepTimes, step_times
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
@@ -29,20 +29,33 @@ ROWS = (1, 8, 16, 32)
 CONTEXTS = (256,)
 
 
-def table(all_times: list[StepTimes]) -> Table:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The times of one number of rows after one context."""
+
+    rows: int
+    context_tokens: int
+    times: StepTimes
+
+
+def table(all_found: list[Found]) -> Table:
     """A row for each number of rows."""
-    columns = ("rows", "context", "engine ms", "bare ms", "engine / bare", "least", "greatest")
+    columns = (
+        *("rows", "context", "engine ms", "bare ms", "engine / bare", "least", "greatest"),
+        "compiled",
+    )
     rows = (
         (
-            str(times.rows),
-            f"{times.context_tokens:,}",
-            f"{times.engine_milliseconds:.2f}",
-            f"{times.bare_milliseconds:.2f}",
-            f"{times.ratio:.3f}",
-            f"{times.least_ratio:.2f}",
-            f"{times.greatest_ratio:.2f}",
+            str(found.rows),
+            f"{found.context_tokens:,}",
+            f"{found.times.engine_ms:.2f}",
+            f"{found.times.bare_ms:.2f}",
+            f"{found.times.engine_times:.3f}",
+            f"{found.times.least_times:.2f}",
+            f"{found.times.greatest_times:.2f}",
+            f"{found.times.compiled_share:.0%}",
         )
-        for times in all_times
+        for found in all_found
     )
     return Table(columns, tuple(rows))
 
@@ -57,17 +70,26 @@ def main(
     """Measure each number of rows behind each context."""
     conditions = observe(0, (), load_blas().name or "the system's")
     rows, context = rows or list(ROWS), context or list(CONTEXTS)
-    pair = open_engine(EngineConfig(str(checkpoint(shape))), max(rows), max(context) + MAX_TOKENS)
-    all_times = [
-        step_times(pair, n, tokens, rounds, MAX_TOKENS) for tokens in context for n in rows
+    row_tokens = max(context) + MAX_TOKENS
+    engine = EngineHarness(EngineConfig(str(checkpoint(shape))), max(rows), row_tokens)
+    all_found = [
+        Found(n, tokens, step_times(engine, n, tokens, rounds, MAX_TOKENS))
+        for tokens in context
+        for n in rows
     ]
     console = Console(width=100)
-    console.print(table(all_times).rich())
+    console.print(table(all_found).rich())
+    decode = engine.decode()
+    console.print(f"decode {decode.why if decode.is_chosen else 'not chosen: ' + decode.why}")
     for line in conditions.lines():
         console.print(line, highlight=False)
     if json_path is not None:
-        found = {"conditions": asdict(conditions), "rows": [asdict(one) for one in all_times]}
-        json_path.write_text(json.dumps(found, indent=2))
+        saved = {
+            "conditions": asdict(conditions),
+            "decode": asdict(decode),
+            "rows": [asdict(found) for found in all_found],
+        }
+        json_path.write_text(json.dumps(saved, indent=2))
 
 
 if __name__ == "__main__":

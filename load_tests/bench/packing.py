@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from engine.mlx_backend.storage.arena import Arena, LayerShape
-from engine.mlx_backend.storage.packing import fill_blocks, pack_blocks
+from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv.storage import fill_blocks, pack_blocks
 from kvstore.types import BlockId
 
 LAYERS, KV_HEADS, DIM, BLOCK_SIZE, N_BLOCKS = 28, 8, 128, 32, 64

@@ -1,10 +1,12 @@
-"""What sampling costs beside greedy, and beside a forward: rows of one vocabulary, in one process.
+"""What sampling costs compared with greedy, and with a forward: rows of one vocabulary, in one
+process.
 
     python -m load_tests.bench.sampling [--json PATH]
 
 A call is building, evaluating and reading one step's tokens from logits that are there. The kinds
 alternate, so that what else the machine does is the same for all; a ratio is of one round's times,
-printed are medians over the rounds, and the least time. On a CPU `--processor-time` counts the
+printed are medians over the rounds, and the least time. A "compiled" kind draws by a function of
+`mx.compile`. On a CPU `--processor-time` counts the
 process's own, all threads together, where others have the machine as well. "argmax" is MLX's own
 over all logits and nothing else, what a greedy step needs at least when it is written down plainly.
 The forward is one step of the rows through a random model of 28 layers, 1,024 wide, as
@@ -18,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,9 +33,10 @@ import typer
 from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.loading.working import working_bytes
-from engine.mlx_backend.sampling.row import SamplingRow
-from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.loading.memory import step_bytes
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.sampler import DrawFunction, Sampler
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig
 from load_tests.report import Table
@@ -43,10 +47,11 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 500
 
 KINDS = {
     "greedy": SamplingParams(temperature=0),
+    "temperature 1": SamplingParams(),
     "temperature 0.7": SamplingParams(temperature=0.7),
     "top_p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
     "top_k 20": SamplingParams(temperature=0.7, top_k=20),
-    "top_k 20, top_p 0.8": SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    "top_k 20, top_p 0.95": SamplingParams(temperature=0.7, top_k=20, top_p=0.95),
     "min_p 0.05": SamplingParams(temperature=0.7, min_p=0.05),
     "penalties": SamplingParams(
         temperature=0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.1
@@ -59,7 +64,8 @@ KINDS = {
     ),
     "greedy, logprobs": SamplingParams(temperature=0, top_logprobs=5),
 }
-MIXED = ("greedy", "temperature 0.7", "top_p 0.9", "top_k 20, top_p 0.8")
+MIXED = ("greedy", "temperature 0.7", "top_p 0.9", "top_k 20, top_p 0.95")
+COMPILED = ("greedy", "temperature 1", "top_p 0.9", "top_k 20, top_p 0.95")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,26 @@ class Figures:
     """With a forward's time added on both sides; None without a forward."""
 
 
+class CompiledDraws:
+    """Draws by one compiled function for each kind."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Kind, Callable[[mx.array, DrawParams], Draw]] = {}
+
+    def __call__(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        if kind not in self._functions:
+            self._functions[kind] = mx.compile(partial(draw, kind))
+        return self._functions[kind](logits, params)
+
+
 class Batch:
     """Rows of some kinds in turn, that take note of what they sample."""
 
-    def __init__(self, sampler: Sampler, logits: mx.array, *kinds: SamplingParams) -> None:
-        self._sampler = sampler
+    def __init__(
+        self, logits: mx.array, *kinds: SamplingParams, draw_with: DrawFunction = draw
+    ) -> None:
+        self._sampler = Sampler(logits.shape[1])
+        self._sampler.draw_with = draw_with
         self._logits = logits
         of_rows = itertools.islice(itertools.cycle(kinds), len(logits))
         self._rows = [new_row(params, seed) for seed, params in enumerate(of_rows)]
@@ -188,13 +209,16 @@ def main(
 ) -> None:
     """Measure the kinds of sampling in turn."""
     clock = time.process_time if processor_time else time.perf_counter
-    mx.set_cache_limit(working_bytes(EngineConfig("", max_running=rows), vocabulary))
+    mx.set_cache_limit(step_bytes(EngineConfig("", max_running=rows), vocabulary))
     logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
-    sampler = Sampler(vocabulary)
     steps: dict[str, Callable[[], object]] = {
         "argmax": lambda: mx.argmax(logits, axis=1).tolist(),
-        **{kind: Batch(sampler, logits, params).step for kind, params in KINDS.items()},
-        "mixed": Batch(sampler, logits, *(KINDS[kind] for kind in MIXED)).step,
+        **{kind: Batch(logits, params).step for kind, params in KINDS.items()},
+        "mixed": Batch(logits, *(KINDS[kind] for kind in MIXED)).step,
+        **{
+            f"{kind}, compiled": Batch(logits, KINDS[kind], draw_with=CompiledDraws()).step
+            for kind in COMPILED
+        },
     }
     seconds = measure(steps, clock, rounds)
     forward_seconds = None

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import typer
 from rich.console import Console
 
-from engine.measuring.turned_engine import TurnedEngine, open_engine
+from engine.measuring.engine_step import EngineHarness
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
@@ -31,20 +31,20 @@ Round: TypeAlias = tuple[float, float, float]
 """Seconds beside nothing, beside whole blocks, and beside a tail."""
 
 
-def rounds(engine: TurnedEngine) -> Iterator[Round]:
+def rounds(engine: EngineHarness) -> Iterator[Round]:
     """Raises RuntimeError where a tail is not copied, or another block is."""
     whole, tail = (engine.unique_prompt(n) for n in (WHOLE_TOKENS, TAIL_TOKENS))
     for prompt in (whole, tail):
         engine.wait_for({engine.submit(prompt, 1)})
-    engine.turn(STEPS)
+    engine.run(STEPS)
     while True:
-        yield engine.turn(STEPS), _beside(engine, whole, 0), _beside(engine, tail, 1)
+        yield engine.run(STEPS), _beside(engine, whole, 0), _beside(engine, tail, 1)
 
 
-def _beside(engine: TurnedEngine, prompt: tuple[int, ...], copies: int) -> float:
+def _beside(engine: EngineHarness, prompt: tuple[int, ...], copies: int) -> float:
     before = engine.copied_blocks()
     name = engine.submit(prompt, 1)
-    seconds = engine.turn(STEPS)
+    seconds = engine.run(STEPS)
     engine.wait_for({name})
     if engine.copied_blocks() != before + copies:
         raise RuntimeError(f"a prompt of {len(prompt)} tokens has copied other than {copies}")
@@ -64,7 +64,7 @@ def table(taken: list[Round]) -> Table:
 def main(n_rounds: int = 40) -> None:
     """Measure rounds, of which the first three are not counted."""
     conditions = observe(0, (), load_blas().name or "the system's")
-    engine = open_engine(EngineConfig(str(checkpoint())), ROWS + 1, ROW_TOKENS).engine
+    engine = EngineHarness(EngineConfig(str(checkpoint())), ROWS + 1, ROW_TOKENS)
     engine.begin(ROWS, CONTEXT_TOKENS)
     taken = list(itertools.islice(rounds(engine), 3, 3 + n_rounds))
     console = Console(width=100)

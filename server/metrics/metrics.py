@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from engine.values.model import ModelCard
-from engine.values.stats import CacheStats, EngineStats, Latencies, SequenceCounts
+from engine.values.stats import CacheStats, DecodeStats, EngineStats, Latencies, SequenceCounts
 from server.access.refusals import Refusals
 from server.metrics.disk import disk_families
 from server.metrics.drafts import draft_families
@@ -103,6 +103,8 @@ def _model_families(model: ModelFigures) -> Iterator[Metric]:
     yield from cache_families(stats.cache)
     yield from group_families(stats.cache)
     yield from memory_families(stats)
+    if stats.decode is not None:
+        yield decode_family(stats.decode)
     if stats.cache.disk is not None:
         yield from disk_families(stats.cache.disk)
 
@@ -269,6 +271,17 @@ def group_families(cache: CacheStats) -> Iterator[Metric]:
         evicted.add_metric([group.name], group.evictions)
         unresumable.add_metric([group.name], group.unresumable_tokens)
     yield from (slots, evicted, unresumable)
+
+
+def decode_family(decode: DecodeStats) -> Metric:
+    steps = CounterMetricFamily(
+        "rootstock_computed_steps",
+        "Steps that the model computed: compiled are steady decodes, replayed as one function.",
+        labels=["path"],
+    )
+    steps.add_metric(["compiled"], decode.compiled_steps)
+    steps.add_metric(["eager"], decode.steps - decode.compiled_steps)
+    return steps
 
 
 def memory_families(stats: EngineStats) -> Iterator[Metric]:

@@ -63,6 +63,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
     name, *aliases = (naming.name for naming in known.namings if not naming.adapter)
     model = service.models.pool.models[name]
     state, now = model.state, current_time()
+    decode = stats[name].decode if name in stats else None
     is_known = state.measuring is Measuring.DONE and state.need_bytes > 0
     has_failed = state.state is State.FAILED
     return PooledModelInfo(
@@ -78,6 +79,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
         waiting=len(model.waiters),
         memory_bytes=state.need_bytes if is_known else None,
         resident_bytes=stats[name].memory.resident if name in stats else None,
+        decode=decode.why if decode is not None else None,
         idle_seconds=now - state.used_at if state.is_idle else None,
         ttl_seconds=model.ttl_seconds,
         seconds_left=service.models.seconds_left(name) if model.resident else None,

@@ -25,6 +25,10 @@ class PooledModelInfo(BaseModel):
         description="What it takes of the budget while it is loaded. Null before it is known."
     )
     resident_bytes: int | None = Field(description="Of its process, as the system counts.")
+    decode: str | None = Field(
+        description="Whether steady decodes are compiled or eager, and why. Null where it is not "
+        "loaded."
+    )
     idle_seconds: float | None = Field(description="Since it was last used; null where it is not.")
     ttl_seconds: float | None = Field(
         description="How long it stays loaded after a request that does not say how long "

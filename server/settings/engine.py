@@ -68,8 +68,15 @@ class EngineSettings(BaseModel):
         "one step where that is faster; auto decides by what it costs and how often drafts were "
         "right. No answer changes.",
     )
+    decode: Literal["auto", "eager"] = Field(
+        "auto",
+        description="auto compiles steps in which answers are written and nothing else happens, "
+        "where that is found to be faster when the model is loaded; eager never does.",
+    )
     attention: Literal["auto", "gather", "cascade"] = Field(
-        "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+        "auto",
+        description="How attention reads the blocks; auto is cascade on a CPU, which alone "
+        "has it, else gather.",
     )
 
     pooling: Literal["auto", "last", "mean", "first"] = Field(
@@ -121,6 +128,7 @@ class EngineSettings(BaseModel):
             max_prompt_share=self.max_prompt_share,
             prefix_cache=self.prefix_cache,
             speculate=self.speculate,
+            decode=self.decode,
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,
             generation_config=self.generation_config,

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from engine.api import Engine
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats

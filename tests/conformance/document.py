@@ -27,7 +27,8 @@ and runner: ragged prompts side by side, cold and warm, their next turns, a shar
 different ends, two choices of one prompt, preemption. Every token said was the best of mlx-lm's own
 logits after those before it (or within {near_tie:g} of the best), and `cached_tokens` what it had
 to be. The error is that of a token's logits against mlx-lm's own caches, relative to their size, at
-most.
+most. "Compiled decode" is "yes" where steps of decodes alone run as a compiled graph, and otherwise
+has the reason why they do not.
 
 Made by `make conformance` with mlx {mlx} and mlx-lm {mlx_lm} on the {device} of {system}. The words
 are explained in [architecture.md](architecture.md#kinds-of-caches); windows and chunks are as small
@@ -41,8 +42,8 @@ Quantized by `mlx_lm.convert`, or of the same module with other kinds of layers.
 
 {variants}"""
 _HEADER = """\
-| architecture | layers keep | batches | served | error |
-| --- | --- | --- | --- | --- |
+| architecture | layers keep | batches | served | error | compiled decode |
+| --- | --- | --- | --- | --- | --- |
 """
 _ROW = re.compile(r"^\| ([^|]+) \| [^|]* \| [^|]* \| (yes|refused|wrong)\b", re.MULTILINE)
 
@@ -83,9 +84,14 @@ def _table(outcomes: Iterable[Outcome]) -> str:
 def _row(outcome: Outcome) -> str:
     served, error = "yes", f"{outcome.error:.0e}" if outcome.error else "0"
     if outcome.verdict is not Verdict.SERVED:
-        served, error = f"{outcome.verdict}: {_clause(outcome.reason)}".replace("|", "\\|"), ""
-    cells = (outcome.name, outcome.keeps, outcome.batching, served, error)
-    return f"| {' | '.join(cells)} |\n"
+        served, error = f"{outcome.verdict}: {_clause(outcome.reason)}", ""
+    compiled = _clause(outcome.compiled)
+    cells = (outcome.name, outcome.keeps, outcome.batching, served, error, compiled)
+    return f"| {' | '.join(map(_escaped, cells))} |\n"
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")
 
 
 def _clause(reason: str) -> str:

@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.devices import strategies, tolerance
 from tests.golden.driving import NEAR_TIE, Driver, Logits, random_tokens, reference, shortfall
@@ -121,7 +121,7 @@ class Examiner:
 def _attention() -> Attention:
     """What attends most unlike mlx-lm of what this device serves with."""
     on_cpu = "cascade" in strategies()
-    return CascadeAttention(min_saved_blocks=1) if on_cpu else GatherAttention()
+    return CascadeAttention(min_saved_blocks=1) if on_cpu else Attention()
 
 
 def _request(name: str, prompt: list[int], n: int = 1) -> Request:

@@ -12,7 +12,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`error`: the largest relative error of a token's logits. `reason`: why it is not served."""
+    """How one case was served.
+
+    `error`: the largest relative error of a token's logits. `reason`: why it is not served.
+    `compiled`: "yes" if its decode steps are compiled, otherwise why not; "" if it was refused.
+    """
 
     name: str
     verdict: Verdict
@@ -20,6 +24,7 @@ class Outcome:
     batching: str = ""
     error: float = 0.0
     reason: str = ""
+    compiled: str = ""
 
     @property
     def wants_metal(self) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.measuring.configs import CONFIGS
+from engine.measuring.random_checkpoint import CONFIGS
 from tests.checkpoints import FAMILIES, write_family
 from tests.conformance import document
 from tests.conformance.cases import CASES
@@ -104,3 +104,16 @@ def test_the_document_says_what_was_served() -> None:
         "olmo": False,
         "qwen3_next, 4 bit": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("compiled", "cell"),
+    [("yes", "yes"), ("states of a | b (of layer 2)", "states of a \\| b"), ("", "")],
+)
+def test_the_last_column_says_whether_decodes_are_compiled_or_why_not(
+    compiled: str, cell: str
+) -> None:
+    served = Outcome("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6, "", compiled)
+    text = document.render([served])
+    assert f"| yes | 1e-06 | {cell} |\n" in text
+    assert document.served_column(text) == {"qwen3": True}

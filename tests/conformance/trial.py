@@ -10,6 +10,9 @@ from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
 from engine.api import ModelError
+from engine.mlx_backend.decode.choice import check
+from engine.mlx_backend.decode.compiled import Unfit
+from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,
@@ -21,7 +24,7 @@ from engine.mlx_backend.model.layout import (
 from tests.conformance.cases import CASES, Case
 from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
 from tests.conformance.outcome import Outcome, Verdict
-from tests.offline import Served, load
+from tests.offline import Room, Served, cached_model, load
 
 
 def attempt(case: Case, parent: Path) -> Outcome:
@@ -61,7 +64,22 @@ def _examined(name: str, served: Served, peer: Module) -> Outcome:
         served.execution.batching.name,
         error,
         "; ".join(examiner.problems),
+        compiled_note(served),
     )
+
+
+def compiled_note(served: Served) -> str:
+    """The cell of the column "compiled decode": "yes" where compiled steps say what eager ones do,
+    or why decode steps are not compiled.
+    """
+    model = cached_model(served, served.execution.attention, Room(n_blocks=8))
+    try:
+        check(model)
+    except Unfit as reason:
+        return str(reason)
+    except Exception as error:  # a model may raise anything while it is traced
+        return f"{type(error).__name__}: {one_line(error)}"
+    return "yes"
 
 
 def _in_words(spec: CacheSpec) -> str:

@@ -34,6 +34,7 @@ from engine.values.stats import (
     CacheStats,
     CacheTier,
     Cleared,
+    DecodeStats,
     DiskCacheStats,
     DraftCounts,
     DraftSource,
@@ -70,6 +71,7 @@ CARD = ModelCard(
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
 PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20, cache=30 << 20)
+DECODE = DecodeStats("compiled: a compiled step takes less time", steps=40, compiled_steps=25)
 MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
@@ -235,6 +237,7 @@ class FakeEngine:
     card: ModelCard = CARD
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
+    decode: DecodeStats | None = DECODE
     n_contradictions: int = 0
     latencies: Latencies = field(default_factory=no_latencies)
     picture: CachePicture = PICTURE  # what is seen of the cache
@@ -323,6 +326,7 @@ class FakeEngine:
             ),
             memory=MEMORY,
             sequences=self._counters.counts(),
+            decode=self.decode,
         )
 
     async def clear_cache(

@@ -13,7 +13,7 @@ import pytest
 from engine.api import Engine
 from engine.build import load
 from engine.launch import launch
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
+from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier

@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.values.settings import EngineConfig
 from server.settings import Settings
@@ -286,3 +287,23 @@ def test_memory_stays_within_what_was_promised_at_load(
     assert kept <= memory["active"] <= memory["peak"] <= kept + promise["workspace"]
     assert memory["cached"] <= promise["cache"] or promise["cache"] == 0  # as on a GPU
     assert memory["active"] < memory["resident"]
+
+
+def test_all_steps_are_counted_by_the_path_of_their_decodes(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    def steps() -> float:
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(admin.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == "rootstock_computed_steps_total"
+        )
+
+    before = steps()
+    real_client.completions.create(model="tiny", prompt="the dog sat", max_tokens=20)
+    assert steps() > before
+    (model,) = admin.get("/admin/models").json()["models"]
+    path, _, why = model["decode"].partition(": ")
+    assert path in {"compiled", "eager"}
+    assert why

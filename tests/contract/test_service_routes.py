@@ -20,7 +20,7 @@ from server.app import create_app
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
 from tests.contract.daemon import registry_of, running
-from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script, observed
+from tests.contract.fake_engine import CARD, DECODE, DISK, FakeEngine, Gate, Script, observed
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
@@ -515,6 +515,26 @@ def test_a_stopping_daemon_drains_the_engine() -> None:
         assert httpx.get(f"{base_url}/health").status_code == 200
         assert engine.drained.empty()
     assert engine.drained.get_nowait() == 3
+
+
+def test_steps_are_counted_by_the_path_of_their_decodes(http: httpx.Client) -> None:
+    samples = metric_families(http.get("/metrics").text)["rootstock_computed_steps"].samples
+    assert {sample.name for sample in samples} == {"rootstock_computed_steps_total"}
+    counts = {sample.labels["path"]: sample.value for sample in samples}
+    assert counts == {"compiled": 25, "eager": 15}
+    assert {sample.labels["model"] for sample in samples} == {"test/bytes"}
+
+
+def test_each_model_says_how_its_decodes_are_computed(http: httpx.Client) -> None:
+    (model,) = http.get("/admin/models").json()["models"]
+    assert model["decode"] == DECODE.why
+
+
+def test_an_engine_that_computes_nothing_has_no_path_of_decodes() -> None:
+    with running(FakeEngine(decode=None), Settings(port=0)) as url:
+        assert "rootstock_computed_steps" not in httpx.get(f"{url}/metrics").text
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    assert model["decode"] is None
 
 
 @pytest.mark.parametrize("place", NAMES_METRICS)

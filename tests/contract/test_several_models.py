@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from engine.api import Engine, ModelError
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, Latency, MemoryPromise, MemoryStats, RequestInfo
 from server import model_cache, registry

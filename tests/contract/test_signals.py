@@ -16,7 +16,7 @@ from typing import IO
 import httpx
 import pytest
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from tests.contract.test_disconnect import posted
 from tests.hub import Hub, checkpoint_files, serving_hub
 

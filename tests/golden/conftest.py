@@ -8,15 +8,15 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import launches, strategies
 from tests.offline import Served, load
 
 _ATTENTION: dict[str, Callable[[], Attention]] = {
-    "gather": GatherAttention,
+    "gather": Attention,
     "cascade": lambda: CascadeAttention(min_saved_blocks=1),
 }
 ATTENTION = {name: _ATTENTION[name] for name in strategies()}

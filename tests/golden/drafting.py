@@ -24,7 +24,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.values.request import SamplingParams
 from kvstore import invariants
 from tests.golden.driving import Driver, Subject, compute

@@ -23,11 +23,10 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.measuring.random_checkpoint import VOCAB_SIZE
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.request import SamplingParams
 from kvstore import invariants

@@ -51,9 +51,9 @@ def test_a_folder_that_lacks_a_file(llama: Path, tmp_path: Path, missing: str) -
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("{", "is not valid JSON"),
+        ("{", "cannot be read: Expecting property name"),
         ("[]", "is not a JSON object"),
-        ("\xff", "is not valid JSON"),
+        ("\xff", "cannot be read: 'utf-8' codec"),
         (json.dumps({**GOOD, "fine_tune_type": "dora"}), "'dora'; only lora is served"),
         (json.dumps({**GOOD, "fine_tune_type": "full"}), "'full'; only lora is served"),
         (json.dumps({**GOOD, "lora_parameters": {"rank": 2}}), "lora_parameters.scale"),

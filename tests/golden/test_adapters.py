@@ -11,11 +11,11 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.adapter_files import WEIGHTS
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
+from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import AdapterConfig
 from tests.adapters import adapted_peer, write_adapter
@@ -87,7 +87,7 @@ def greedy(name: str, prompt: list[int], adapter: str, salt: str = "") -> Reques
 
 @pytest.mark.parametrize("adapter", ["", WIDE, NARROW])
 def test_alone(adapted: Adapted, adapter: str) -> None:
-    driver = Driver(adapted.served, GatherAttention())
+    driver = Driver(adapted.served, Attention())
     tokens = random_tokens(45, seed=1)
     (found,) = driver.logits([driver.subject(tokens, adapter)], lasts=20)
     assert rms(found, reference(adapted.peers[adapter], tokens)[-21:]) < TOLERANCE
@@ -99,7 +99,7 @@ def test_without_an_adapter_it_is_the_model_to_the_last_bit(
     tokens = random_tokens(45, seed=1)
     found = []
     for served in (adapted_of("qwen3").served, served_of("qwen3")):
-        driver = Driver(served, GatherAttention())
+        driver = Driver(served, Attention())
         found += driver.logits([driver.subject(tokens)], lasts=20)
     assert np.abs(found[0] - found[1]).max() <= rounding(GPU_TOLERANCE)
 
@@ -112,9 +112,9 @@ def test_adapters_say_something_else(adapted: Adapted) -> None:
         assert rms(logits[one], logits[other]) > APART
 
 
-@pytest.mark.parametrize("attention", [GatherAttention, CascadeAttention][: len(strategies())])
+@pytest.mark.parametrize("attention", [Attention, CascadeAttention][: len(strategies())])
 def test_prompts_and_decodes_of_all_in_one_step(
-    adapted: Adapted, attention: Callable[[], GatherAttention | CascadeAttention]
+    adapted: Adapted, attention: Callable[[], Attention | CascadeAttention]
 ) -> None:
     driver = Driver(adapted.served, attention())
     chosen = ["", WIDE, NARROW, WIDE, "", NARROW]
@@ -126,7 +126,7 @@ def test_prompts_and_decodes_of_all_in_one_step(
 
 
 def test_a_prompt_beside_decodes_of_others(adapted: Adapted) -> None:
-    driver = Driver(adapted.served, GatherAttention())
+    driver = Driver(adapted.served, Attention())
     old, new = random_tokens(50, seed=3), random_tokens(33, seed=4)
     running, arriving = driver.subject(old, WIDE), driver.subject(new, NARROW)
     driver.run([(running, 49)])
@@ -137,7 +137,7 @@ def test_a_prompt_beside_decodes_of_others(adapted: Adapted) -> None:
 
 
 def test_answers_beside_each_other(adapted: Adapted) -> None:
-    daemon = OfflineDaemon(adapted.served, GatherAttention(), Room(96))
+    daemon = OfflineDaemon(adapted.served, Attention(), Room(96))
     prompt = random_tokens(30, seed=5)
     asked = [greedy(f"{adapter}-{i}", prompt, adapter) for adapter in adapted.peers for i in (0, 1)]
     said = daemon.serve(*asked)
@@ -146,7 +146,7 @@ def test_answers_beside_each_other(adapted: Adapted) -> None:
 
 
 def test_prefixes_are_found_by_their_own_adapter_alone(adapted: Adapted) -> None:
-    daemon = OfflineDaemon(adapted.served, GatherAttention(), Room(96))
+    daemon = OfflineDaemon(adapted.served, Attention(), Room(96))
     prompt = random_tokens(41, seed=6)
     for adapter in adapted.peers:
         daemon.serve(greedy(f"cold {adapter}", prompt, adapter))
@@ -163,7 +163,7 @@ def test_prompts_that_come_at_once_wait_for_none_of_another_adapter(
     adapted_of: Callable[[str], Adapted],
 ) -> None:
     adapted = adapted_of("qwen3")
-    daemon = OfflineDaemon(adapted.served, GatherAttention(), Room(96))
+    daemon = OfflineDaemon(adapted.served, Attention(), Room(96))
     prompt = random_tokens(41, seed=7)
     asked = [greedy(f"{adapter}-{i}", prompt, adapter) for adapter in adapted.peers for i in (0, 1)]
     daemon.serve(*asked)
@@ -174,7 +174,7 @@ def test_prompts_that_come_at_once_wait_for_none_of_another_adapter(
 
 def test_scores_are_those_of_the_adapter(adapted_of: Callable[[str], Adapted]) -> None:
     adapted = adapted_of("llama")
-    daemon = OfflineDaemon(adapted.served, GatherAttention(), Room(96))
+    daemon = OfflineDaemon(adapted.served, Attention(), Room(96))
     prompt = random_tokens(20, seed=8)
     logits = mx.array(reference(adapted.peers[WIDE], prompt)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
@@ -192,9 +192,9 @@ def test_half_precision(checkpoint_of: Callable[[str], Path], tmp_path: Path) ->
     checkpoint = write_family(FAMILIES["qwen3"], tmp_path, dtype=mx.bfloat16)
     configs = adapter_configs(checkpoint, tmp_path)
     loaded = open_model(checkpoint, 1, adapter_configs=configs)
-    served = Served(loaded, load_weights(loaded, (GatherAttention(),), lambda line: None))
+    served = Served(loaded, load_weights(loaded, (Attention(),), lambda line: None))
     assert set(loaded.layout.dtypes) == {mx.bfloat16}
-    driver = Driver(served, GatherAttention())
+    driver = Driver(served, Attention())
     rows = {adapter: random_tokens(20, seed=9) for adapter in ("", WIDE, NARROW)}
     found = driver.run([(driver.subject(rows[adapter], adapter), 20) for adapter in rows])
     for logits, (adapter, peer) in zip(found, peers(checkpoint, configs).items(), strict=True):

@@ -10,8 +10,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference
@@ -111,7 +111,7 @@ def test_together(daemon: OfflineDaemon, prompts: Answers, said: Answers) -> Non
 
 
 def test_with_too_few_blocks(demo: Served, prompts: Answers, said: Answers) -> None:
-    daemon = OfflineDaemon(demo, GatherAttention(), Room(48))
+    daemon = OfflineDaemon(demo, Attention(), Room(48))
     answers = daemon.serve(*(_request(name, prompt) for name, prompt in prompts.items()))
     assert daemon.scheduler.metrics.preemptions > 0
     assert answers == {(name, 0): said[name] for name in prompts}

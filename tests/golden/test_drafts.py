@@ -14,7 +14,7 @@ from mlx.nn.layers.base import Module
 
 from engine.constraints.masks import mask_words
 from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
-from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
+from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.model.batching import LADDER
 from engine.values.request import SamplingParams
 from tests.checkpoints import Family, write_family

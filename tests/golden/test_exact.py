@@ -14,9 +14,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.loader import load_weights, open_model
+from engine.mlx_backend.model.views import Attention
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import DEVICE, Device, rounding, strategies, tolerance
 from tests.golden.driving import BLOCK_SIZE, Driver, Logits, Subject, random_tokens, rms
@@ -27,7 +27,7 @@ DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 EXACT = ("llama", "qwen3", "qwen3_5", "gemma3_text")
 """Full attention, with norms, with recurrent layers, and with windows."""
 
-GATHER: Attention = GatherAttention()
+GATHER: Attention = Attention()
 CASCADE: Attention = CascadeAttention(min_saved_blocks=1)
 CASES = [
     *((family, dtype, GATHER) for family in EXACT for dtype in DTYPES),
@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tup
         parent: Path = tmp_path_factory.mktemp(f"{family}-{dtype}")
         checkpoint = write_family(FAMILIES[family], parent, dtype=DTYPES[dtype])
         loaded = open_model(checkpoint, NO_ROOM)
-        execution = load_weights(loaded, (GatherAttention(),), lambda line: None)
+        execution = load_weights(loaded, (Attention(),), lambda line: None)
         return Served(loaded, execution), load_model(checkpoint)[0]
 
     return load

@@ -18,13 +18,12 @@ from engine.core.step import (
     SequenceId,
     StepPlan,
 )
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.runner import MlxRunner
+from engine.measuring.random_checkpoint import VOCAB_SIZE
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.storage.arena import Arena, LayerArena
-from engine.mlx_backend.storage.storage import Storage
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.types import SlotId
@@ -36,7 +35,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def plain_runner(served: Served, launch: Launch) -> MlxRunner:
-    model = cached_model(served, GatherAttention(), Room(n_blocks=4))
+    model = cached_model(served, Attention(), Room(n_blocks=4))
     return MlxRunner(model, Sampler(VOCAB_SIZE), launch)
 
 
@@ -123,7 +122,7 @@ def poison_blocks(arena: Arena) -> None:
         mx.eval(keys, values)
         layer.put_blocks(0, keys, values)
         shape = layer.shape
-        slot_mapping = arena.slot_mapping(mx.array([arena.scratch]), mx.array([0]), shape.kv_heads)
+        slot_mapping = arena.slot_mapping(mx.array([arena.scratch]), mx.array([0]), shape.heads)
         nan = mx.full((1, shape.kv_heads, 1, shape.key_dim), mx.nan)
         layer.write(slot_mapping, nan, nan)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.launch import launch
+from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.backend import load_backend
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams

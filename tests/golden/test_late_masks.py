@@ -14,15 +14,17 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
+from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from tests.golden.compiling import compile_at_once
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars
 from tests.looking_ahead import told_ahead
-from tests.offline import OfflineDaemon, Room, Served
+from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
 KINDS = ("llama", "gemma3_text", "mamba2", "qwen3_next")
 """Full attention, windows, states alone, states beside attention."""
@@ -79,13 +81,13 @@ def requests() -> list[Request]:
 
 
 def said(
-    served: Served, promptness: float, launch: Launch
+    served: Served, promptness: float, launch: Launch, decode: ChooseDecode | None = None
 ) -> tuple[Mapping[tuple[str, int], Sequence[int]], int]:
     """What all say, and how many answers were late."""
     tokenizer = LLTokenizer(tiny_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[END])
     answers = LateAnswers(LocalGrammars(tokenizer, frozenset({END})), promptness, seed=0)
     daemon = OfflineDaemon(
-        served, GatherAttention(), ROOM, answers=lambda size: answers, launch=launch
+        served, Attention(), ROOM, answers=lambda size: answers, launch=launch, decode=decode
     )
     maker = GuideMaker(frozenset({END}))
     for request in requests():
@@ -106,13 +108,34 @@ def test_who_sits_steps_out_says_what_he_says_otherwise(
     assert late == prompt
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_decodes_next_to_rows_with_grammars(
+    kind: str, served_of: Callable[[str], Served], launch: Launch
+) -> None:
+    """Also next to rows that only resample, and with rows that come back after that."""
+    paths = list[DecodePath]()
+
+    def decode(model: CachedModel) -> DecodePath:
+        paths.append(compile_at_once(model))
+        return paths[-1]
+
+    served = served_of(kind)
+    eager, _ = said(served, promptness=1.0, launch=launch)
+    prompt, none_late = said(served, promptness=1.0, launch=launch, decode=decode)
+    late, n_late = said(served, promptness=0.4, launch=launch, decode=decode)
+    assert none_late == 0
+    assert n_late > 20
+    assert prompt == late == eager
+    assert all(path.stats().compiled_steps > 10 for path in paths)
+
+
 def test_kept_logits_are_computed_before_the_next_step_is_submitted(
     served_of: Callable[[str], Served], launch: Launch
 ) -> None:
     """Otherwise their copy is launched after the next step's forwards, and the tokens of all rows
     of this step wait for those.
     """
-    driver = Driver(served_of("qwen3"), GatherAttention(), launch=launch)
+    driver = Driver(served_of("qwen3"), Attention(), launch=launch)
     # So many that MLX copies one row's logits: of few it would keep all.
     subjects = [driver.subject(random_tokens(BLOCK_SIZE, seed)) for seed in range(16)]
     rows = [(subject, BLOCK_SIZE) for subject in subjects]

@@ -1,9 +1,8 @@
 """Loading: what is served, what is refused, and the embedded default from nothing to a token."""
 
 import json
-import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +16,18 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
+from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
+from engine.mlx_backend.kv.arena import LayerArena, LayerShape
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.forward import Forward
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
+from engine.mlx_backend.model.patches import RowAdapters
+from engine.mlx_backend.model.rows import RowGroup
+from engine.mlx_backend.model.views import Attention, BlockAttention
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
@@ -65,22 +61,20 @@ class Forgetful(Module):
         return logits
 
 
-class BlindView(CacheView):
+class Blindness(BlockAttention):
     """Attention that pays no attention."""
 
-    def attend(self, queries: mx.array, *_: object) -> mx.array:
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
         return mx.zeros_like(queries)
 
 
-class Blind:
-    """Implements `Attention`, wrongly."""
+class Blind(Attention):
+    """Computes attention wrongly."""
 
     name = "blind"
-    gathered_copies = 1
-    padding_keys = math.inf
 
-    def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
-        return [BlindView(layer, forward) for layer in arena.layers]
+    def prepare(self, group: RowGroup) -> BlockAttention:
+        return Blindness()
 
 
 _LETTERS = " ".join(f"{a}{b}{a}" for a in ascii_letters for b in ascii_letters)
@@ -151,7 +145,7 @@ def test_sparse_attention_that_begins_late_is_checked(tmp_path: Path) -> None:
     checkpoint = write_family(Family("late", {**config, "text_config": text_config}), tmp_path)
     served, peer = load(checkpoint), load_model(checkpoint)[0]
     assert served.execution.batching.name == "one row at a time"
-    driver = Driver(served, GatherAttention())
+    driver = Driver(served, Attention())
     rows = [random_tokens(n, seed=n) for n in (75, 100)]
     found = driver.logits([driver.subject(tokens) for tokens in rows], lasts=6)
     for logits, tokens in zip(found, rows, strict=True):
@@ -179,7 +173,7 @@ def test_a_model_that_ignores_what_is_cached_is_refused(
     with pytest.raises(
         UnsupportedModel, match="one row at a time with gather: logits are wrong by"
     ):
-        find_execution(Forgetful(model), layout, [GatherAttention()], RowAdapters())
+        find_execution(Forgetful(model), layout, [Attention()], RowAdapters())
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="elsewhere the dtype stands")
@@ -198,10 +192,21 @@ def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
     assert said.startswith("attention: gather, since not joined rows with cascade: [GatherMM")
 
 
+def test_on_a_gpu_cascade_is_refused_and_auto_gathers(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = served_of("llama").loaded
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    for name in ("auto", "gather"):
+        assert [each.name for each in attentions(name, loaded)] == ["gather"]
+    with pytest.raises(ModelError, match=r"^the setting attention is cascade, which is for CPUs"):
+        attentions("cascade", loaded)
+
+
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
     model, _ = load_model(checkpoint_of("llama"))
     layout = discover(model)
-    execution = find_execution(model, layout, [Blind(), GatherAttention()], RowAdapters())
+    execution = find_execution(model, layout, [Blind(), Attention()], RowAdapters())
     assert execution.attention.name == "gather"
     assert execution.rejected[0].startswith("joined rows with blind: logits are wrong by")
     with pytest.raises(UnsupportedModel, match="padded rows with blind: logits are wrong"):

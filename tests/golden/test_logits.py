@@ -8,9 +8,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.step import Prefill, Prefilled, Score
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.cpu.work import work_list
-from engine.mlx_backend.model.forward import Forward, TokenSpan
+from engine.mlx_backend.cpu.cascade import work_list
+from engine.mlx_backend.model.rows import RowGroup, TokenSpan
+from engine.mlx_backend.model.views import Attention
 from tests.devices import tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,
@@ -123,16 +123,16 @@ def test_prefixes_shared_by_different_rows(
 
 
 def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Served]) -> None:
-    driver = Driver(served_of("qwen3"), GatherAttention())
+    driver = Driver(served_of("qwen3"), Attention())
     prefix = driver.subject(random_tokens(9 * BLOCK_SIZE, seed=15))
     driver.run([(prefix, 9 * BLOCK_SIZE)])
     rows = [driver.subject([*prefix.tokens, 7 + i]) for i in range(2)]
     tables = [np.array(row.lease.table, dtype=np.uint32) for row in rows]
     spans = [TokenSpan(9 * BLOCK_SIZE, 1, table) for table in tables]
     arena = driver.model.storage.full
-    forward = Forward(spans, arena)
+    forward = RowGroup(spans, arena)
     work = work_list(
-        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9
+        forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9
     )
     n_keys = 9 * BLOCK_SIZE
     assert work.tolist() == [(0, 2, 0, 9, n_keys), (0, 1, 9, 1, 1), (1, 1, 9, 1, 1)]

@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import quantize
 
-from engine.mlx_backend.measuring.random_checkpoint import random_model
-from engine.mlx_backend.model import output_head
+from engine.measuring.random_checkpoint import random_model
+from engine.mlx_backend.model.patches import install_output_head
 
 CONFIG = {
     "model_type": "qwen3",
@@ -28,7 +28,7 @@ def test_only_what_is_read_is_projected(tied: bool) -> None:
     model = random_model({**CONFIG, "tie_word_embeddings": tied}, 0, mx.float32)
     tokens = mx.array([[3, 1, 4, 1], [5, 9, 2, 6]])
     before = model(tokens)
-    head = output_head.install(model, 64)
+    head = install_output_head(model, 64)
     assert mx.array_equal(model(tokens), before)
     with head.reading(mx.array([6, 1])):
         found = model(tokens)
@@ -46,7 +46,7 @@ def test_hidden_states_and_rows_make_the_logits(tied: bool, bits: int | None) ->
         quantize(model, 32, bits)
     tokens = mx.array([[3, 1, 4, 1], [5, 9, 2, 6]])
     expected = model.model(tokens)
-    head = output_head.install(model, 64)
+    head = install_output_head(model, 64)
     assert head.dimensions == CONFIG["hidden_size"]
     with head.reading(None) as whole:
         logits = model(tokens)
@@ -61,7 +61,7 @@ def test_hidden_states_and_rows_make_the_logits(tied: bool, bits: int | None) ->
 
 def test_a_failing_forward_leaves_nothing_behind() -> None:
     model = random_model({**CONFIG, "tie_word_embeddings": False}, 0, mx.float32)
-    head = output_head.install(model, 64)
+    head = install_output_head(model, 64)
     with pytest.raises(ZeroDivisionError), head.reading(mx.array([0])):
         _ = 1 / 0
     assert model(mx.array([[3, 1, 4]])).shape == (1, 3, 64)

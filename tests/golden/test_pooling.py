@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.model.views import Attention
 from engine.values.request import Pooling, Request, SamplingParams
 from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION

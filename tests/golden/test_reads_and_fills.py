@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.runner import MlxRunner
+from engine.measuring.random_checkpoint import VOCAB_SIZE
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import (
@@ -173,5 +172,5 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
         runner.sample(None)
     assert runner.collect().read[0][0] == parts[0]
     pools = [model.storage.full, *model.storage.windows]
-    pool_bytes = min(arena.layers[0].arrays()[0].nbytes for arena in pools)
+    pool_bytes = min(arena.layers[0].planes[0].nbytes for arena in pools)
     assert mx.get_peak_memory() - before < pool_bytes / 2

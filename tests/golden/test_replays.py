@@ -5,8 +5,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.answering import (
     FAMILIES,
@@ -25,7 +25,7 @@ def test_ten_steps_adopt_all_but_the_last_token(name: str) -> None:
     """Whatever tokens the model happens to generate for the call."""
     family = FAMILIES[name]
     checkpoint = checkpoint_with(AutoTokenizer.from_pretrained(DEFAULT_CHECKPOINT), family.template)
-    daemon = OfflineDaemon(load(DEFAULT_CHECKPOINT), GatherAttention(), Room(128))
+    daemon = OfflineDaemon(load(DEFAULT_CHECKPOINT), Attention(), Room(128))
     talk = Conversation(family, checkpoint, random.Random(0))
     talk.asks("What is the weather?")
     reasoning = "Let me look." if name in THINKING else ""

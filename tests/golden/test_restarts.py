@@ -10,7 +10,7 @@ from engine.core.inbox import Inbox
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.kv.storage import Storage
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskWrites
 from kvstore.store import KVStore

@@ -8,9 +8,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.scheduler import Step
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.measuring.random_checkpoint import VOCAB_SIZE
+from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams
 from tests.devices import SERVING_LAUNCH, launches
 from tests.golden.driving import expect_greedy, random_tokens

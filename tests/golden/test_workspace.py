@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
-from engine.mlx_backend.measuring.random_checkpoint import random_model
-from engine.mlx_backend.model import output_head
-from engine.mlx_backend.model.batching import LADDER
+from engine.mlx_backend.host import FusedAttention
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.memory import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.layout import Layout, discover
+from engine.mlx_backend.model.patches import OutputHead, install_output_head
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
 from tests.devices import cpu_memory
@@ -54,27 +52,31 @@ def narrow() -> tuple[Module, Layout]:
     """A model whose attention takes more than all else."""
     model = random_model(CONFIG, 0, mx.float32)
     mx.eval(model.parameters())
-    dispatch.install(model)
+    install_attention(model)
     return model, discover(model)
 
 
 @cache
 def head() -> OutputHead:
     model, layout = narrow()
-    return output_head.install(model, layout.vocab_size)
+    return install_output_head(model, layout.vocab_size)
 
 
 def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return find_workspace(config, narrow()[1], HEADS, attention, is_metal=False)
+    return find_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
-    attention: Attention, rows: int, keys: int, most_keys: float = math.inf
+    attention: Attention,
+    rows: int,
+    keys: int,
+    most_keys: float = math.inf,
+    batching: Batching = LADDER[0],
 ) -> CachedModel:
     model, layout = narrow()
     storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
-    return CachedModel(model, layout, storage, Execution(LADDER[0], attention, head()), most_keys)
+    return CachedModel(model, layout, storage, Execution(batching, attention, head()), most_keys)
 
 
 def spans_of(rows: int, length: int, keys: int) -> list[TokenSpan]:
@@ -114,7 +116,7 @@ def peak_bytes(model: CachedModel, work: Sequence[TokenSpan]) -> int:
 
 @pytest.mark.device
 @cpu_memory
-@pytest.mark.parametrize("attention", [GatherAttention(), CascadeAttention()], ids=["g", "c"])
+@pytest.mark.parametrize("attention", [Attention(), CascadeAttention()], ids=["g", "c"])
 @pytest.mark.parametrize(
     ("rows", "length", "keys"), [(16, 1, 1024), (1, 128, 4096), (4, 32, 2048), (3, 17, 1024)]
 )
@@ -129,8 +131,8 @@ def test_a_forward_takes_no_more_than_is_reserved(
 @pytest.mark.device
 @cpu_memory
 def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
-    model = cached_model(GatherAttention(), 16, 1024)
-    space = workspace(GatherAttention(), 16, 16)
+    model = cached_model(Attention(), 16, 1024)
+    space = workspace(Attention(), 16, 16)
     reserved = space.copies * space.forward_keys(1024) * space.key_bytes
     assert peak_bytes(model, spans_of(16, 1, 1024)) > 0.9 * reserved
 
@@ -143,15 +145,28 @@ def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> N
         replace(span, start=span.start - 100 * (row % 3))
         for row, span in enumerate(spans_of(rows, 1, keys))
     ]
-    whole = cached_model(GatherAttention(), rows, keys)
-    parted = cached_model(GatherAttention(), rows, keys, most_keys=rows // 4 * keys)
+    whole = cached_model(Attention(), rows, keys)
+    parted = cached_model(Attention(), rows, keys, most_keys=rows // 4 * keys)
     peak = peak_bytes(whole, work)
     assert peak_bytes(parted, work) < peak / 3
     assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)
 
 
+@pytest.mark.parametrize("lengths", [(40, 40, 40, 40), (1, 1, 1, 1), (40, 1, 7, 1)])
+def test_rows_attended_one_by_one_say_what_they_say_together(lengths: tuple[int, ...]) -> None:
+    """As on CUDA, without masks that are arrays: padded rows, decodes, and both."""
+    rows, keys = len(lengths), 512
+    work = [
+        replace(span, start=span.stop - length - 100 * row, n_tokens=length)
+        for row, (span, length) in enumerate(zip(spans_of(rows, 1, keys), lengths, strict=True))
+    ]
+    together = last_logits(cached_model(Attention(), rows, keys), work)
+    one_by_one = last_logits(cached_model(RowByRowAttention(), rows, keys), work)
+    assert mx.allclose(together, one_by_one, atol=1e-5)
+
+
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
-    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, heads=32)
+    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
     affordable = GATHERED_BYTES // 4096
     assert space.forward_keys(1024) == 32 * 1024
     assert space.forward_keys(131_072) == affordable
@@ -161,8 +176,8 @@ def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        find_workspace(config, layout, HEADS, GatherAttention(), is_metal=on)
-        for on in (True, False)
+        find_workspace(config, layout, HEADS, Attention(), kernels)
+        for kernels in (FusedAttention.METAL, FusedAttention.NONE)
     )
     tokens = config.step_tokens + 16 * config.max_running
     assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4

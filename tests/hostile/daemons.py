@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from tests.restart.asking import PATIENCE
 from tests.restart.living import SERVE, Daemon, living
 

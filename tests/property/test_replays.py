@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
+from engine.measuring.random_checkpoint import tiny_tokenizer
 from engine.text.tokenizer import CheckpointTokenizer
 from tests.answering import (
     FAMILIES,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens
+from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 

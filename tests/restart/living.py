@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
+from engine.measuring.random_checkpoint import tiny_tokenizer
 from load_tests.processes import Process, free_port, running
 from tests.checkpoints import FAMILIES, write_family
 from tests.restart.asking import PATIENCE

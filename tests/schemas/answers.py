@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 import jsonschema
 
@@ -53,7 +53,11 @@ async def _answer(engine: Engine, seed: int, max_tokens: int) -> str:
 
 def _number(text: str) -> float | Decimal:
     """As its text says it: next to 2^53 a float may be the very bound that the text keeps off."""
-    value, exact = float(text), Decimal(text)
+    value = float(text)
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # beyond any exponent that it has
+        return value
     return exact if value.is_integer() and value != exact else value
 
 

@@ -63,7 +63,7 @@ class InjectedError(RuntimeError):
 
 
 class Launching(Enum):
-    """When a step's forwards are launched, as the launches of `engine.mlx_backend.launch` do it.
+    """When a step's forwards are launched, as the launches of `engine.mlx_backend.runner` do it.
 
     It decides what a step that fails has computed.
     """

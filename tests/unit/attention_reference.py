@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.cpu.work import WorkList
-from engine.mlx_backend.model.forward import BlockTable
+from engine.mlx_backend.cpu.cascade import WorkList
+from engine.mlx_backend.model.rows import BlockTable
 
 Floats = npt.NDArray[np.floating]
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.storage.arena import (
+from engine.mlx_backend.kv.arena import (
     Arena,
     ArenaError,
     LayerShape,
@@ -34,13 +34,13 @@ def write(arena: Arena, blocks: list[int], slots: list[int], value: float) -> No
         keys = mx.full((1, shape.kv_heads, len(blocks), shape.key_dim), value)
         values = mx.full((1, shape.kv_heads, len(blocks), shape.value_dim), 2 * value)
         layer.write(
-            arena.slot_mapping(mx.array(blocks), mx.array(slots), shape.kv_heads), keys, values
+            arena.slot_mapping(mx.array(blocks), mx.array(slots), layer.heads), keys, values
         )
 
 
 def read(arena: Arena, layer: int, blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
     store = arena.layers[layer]
-    heads = arena.head_ids(mx.array([blocks], dtype=mx.uint32), store.shape.kv_heads)
+    heads = arena.gather_ids(mx.array([blocks], dtype=mx.uint32), store.heads)
     keys, values = store.read(heads)
     return np.array(keys), np.array(values)
 
@@ -61,7 +61,7 @@ def test_what_is_written_is_read_in_table_order(layer: int) -> None:
 def test_heads_are_not_mixed_up() -> None:
     arena = small_arena()
     keys = mx.array([[[[1.0] * 4], [[2.0] * 4]]])
-    slot_mapping = arena.slot_mapping(mx.array([B]), mx.array([0]), 2)
+    slot_mapping = arena.slot_mapping(mx.array([B]), mx.array([0]), arena.layers[0].heads)
     arena.layers[0].write(slot_mapping, keys, mx.zeros((1, 2, 1, 3)))
     assert read(arena, 0, [B])[0][0, :, 0, 0].tolist() == [1, 2]
 
@@ -79,7 +79,7 @@ def test_heads_are_not_mixed_up() -> None:
 )
 def test_mismatches_are_refused_and_change_nothing(keys: mx.array, values: mx.array) -> None:
     arena = small_arena()
-    slot_mapping = arena.slot_mapping(mx.array([A]), mx.array([0]), 2)
+    slot_mapping = arena.slot_mapping(mx.array([A]), mx.array([0]), arena.layers[0].heads)
     with pytest.raises(ArenaError):
         arena.layers[0].write(slot_mapping, keys + 1, values + 1)
     assert not read(arena, 0, [A])[0].any()
@@ -88,11 +88,12 @@ def test_mismatches_are_refused_and_change_nothing(keys: mx.array, values: mx.ar
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
 def test_keys_and_values_keep_their_own_dtypes(dtype: mx.Dtype) -> None:
     arena = Arena([LayerShape(1, 2, 4, mx.float32, dtype)], n_blocks=2, block_size=2)
-    (layer,), slot_mapping = arena.layers, arena.slot_mapping(mx.array([0]), mx.array([0]), 1)
+    (layer,) = arena.layers
+    slot_mapping = arena.slot_mapping(mx.array([0]), mx.array([0]), layer.heads)
     layer.clear(slot_mapping)
     layer.write(slot_mapping, mx.full((1, 1, 1, 2), 1 / 3), mx.ones((1, 1, 1, 4), dtype))
     arena.copy([CopyBlock(A, B, 2)])
-    keys, values = layer.read(arena.head_ids(mx.array([[1]], mx.uint32), 1))
+    keys, values = layer.read(arena.gather_ids(mx.array([[1]], mx.uint32), layer.heads))
     assert (keys.dtype, values.dtype) == (mx.float32, dtype)
     assert float(keys[0, 0, 0, 0]) == float(mx.array(1 / 3))
     assert arena.bytes == 2 * 2 * (2 * 4 + 4 * dtype.size)
@@ -135,15 +136,39 @@ def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
 def test_writes_and_copies_are_in_place() -> None:
     """MLX's peak memory would rise by the pool's size if one were copied."""
     arena = Arena([float32(4, 64, 64)], n_blocks=256, block_size=32)
-    pool_bytes = arena.layers[0].arrays()[0].nbytes
+    pool_bytes = arena.layers[0].planes[0].nbytes
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        slot_mapping = arena.slot_mapping(mx.array([5]), mx.array([7]), 4)
+        slot_mapping = arena.slot_mapping(mx.array([5]), mx.array([7]), arena.layers[0].heads)
         arena.layers[0].write(slot_mapping, mx.ones((1, 4, 1, 64)), mx.ones((1, 4, 1, 64)))
         arena.copy([CopyBlock(BlockId(5), BlockId(6), 2)])
-        mx.eval(arena.arrays())
+        mx.eval(arena.planes())
     assert mx.get_peak_memory() - before < pool_bytes / 4
+
+
+@pytest.mark.parametrize("layers", [UNEVEN, (float32(2, 4, 4), float32(1, 4, 0))])
+def test_an_arena_that_grows_keeps_what_it_holds(layers: tuple[LayerShape, ...]) -> None:
+    """Blocks are written, copied and read before and after; so are those of no sequence."""
+    arena = Arena(layers, n_blocks=12, block_size=2, first_blocks=3)
+    for value, block in enumerate((A, B), start=1):
+        write(arena, [block, block], [0, 1], float(value))
+    write(arena, [arena.scratch], [0], 9.0)
+    small = sum(plane.nbytes for plane in arena.planes())
+    arena.grow(5)
+    assert arena.n_allocated == 5
+    assert sum(plane.nbytes for plane in arena.planes()) > small
+    far = BlockId(4)
+    arena.copy([CopyBlock(B, far, 1)])
+    write(arena, [far], [1], 7.0)
+    keys, values = read(arena, 0, [A, far, arena.blank])
+    assert keys[0, 0, :, 0].tolist() == [1, 1, 2, 7, 0, 0]
+    assert values[0, 0, :, 0].tolist() == [2, 2, 4, 14, 0, 0]
+    arena.grow(6)
+    assert arena.n_allocated == 7, "half as many again"
+    arena.grow(12)
+    assert arena.n_allocated == 12
+    assert read(arena, 1, [A, far, arena.blank])[0][0, 0, :, 0].tolist() == [1, 1, 2, 7, 0, 0]
 
 
 def test_sizes() -> None:
@@ -157,7 +182,7 @@ def test_a_layer_may_keep_keys_alone() -> None:
     arena = small_arena((float32(1, 4, 0),))
     write(arena, [A, A], [0, 1], 3.0)
     arena.copy([CopyBlock(A, B, 1)])
-    mx.eval(arena.arrays())  # MLX divides by zero when it scatters nothing
+    mx.eval(arena.planes())  # MLX divides by zero when it scatters nothing
     keys, values = read(arena, 0, [B])
     assert keys[0, 0, :, 0].tolist() == [3, 0]
     assert values.shape == (1, 1, 2, 0)

@@ -7,18 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, CascadeView
-from engine.mlx_backend.cpu.tiles import (
-    TILE_KEYS,
-    TILE_SCORES,
-    TWO_STREAM_SCORES,
-    TiledView,
-    TilePlan,
-)
-from engine.mlx_backend.cpu.work import work_list
-from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, TokenSpan, table_width
-from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, work_list
+from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
+from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
+from engine.mlx_backend.model.views import BlockAttention, LayerView
 from tests.devices import cpu_attention
 from tests.unit import attention_reference as reference
 
@@ -30,13 +23,19 @@ TILE_QUERIES = TILE_SCORES // (TILE_KEYS * HEADS)
 TWO_STREAM_KEYS = TWO_STREAM_SCORES // TILE_QUERIES
 
 
-def layer(dtype: mx.Dtype = mx.float32) -> LayerShape:
-    return LayerShape(2, 16, 8, dtype, dtype)
+def layer(dtype: mx.Dtype = mx.float32, value_dim: int = 8) -> LayerShape:
+    return LayerShape(2, 16, value_dim, dtype, dtype)
 
 
 def streams() -> tuple[mx.Stream, mx.Stream]:
     device = mx.default_device()
     return mx.default_stream(device), mx.new_stream(device)
+
+
+def view_of(group: RowGroup, attention: BlockAttention) -> LayerView:
+    """The view of an arena's first layer in a forward of one group."""
+    forward = ArenaForward([group], stands_in=False)
+    return LayerView(group.arena.layers[0], forward, None, [attention])
 
 
 @pytest.mark.parametrize(
@@ -66,19 +65,18 @@ def test_tiled_attention_equals_the_model_s_own(
         blocks = np.arange(used, used + n_blocks, dtype=np.uint32)[::-1]
         spans.append(TokenSpan(start, length, blocks))
         used += n_blocks
-    forward = Forward(spans, arena)
+    forward = RowGroup(spans, arena)
     rows, length = forward.rows, forward.length
     queries, keys, values = (
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed)).astype(dtype)
         for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
     )
-    view = TiledView(arena.layers[0], forward, TilePlan(forward, BLOCK_SIZE, streams()))
+    view = view_of(forward, TilePlan(forward, streams()))
     fetched = view.update_and_fetch(keys, values)
     mask = view.make_mask(length)
     found = view.attend(queries, *fetched, 0.25, mask)
     exact = [array.astype(mx.float32) for array in (queries, *fetched)]
     expected = mx.fast.scaled_dot_product_attention(*exact, scale=0.25, mask=forward.mask())
-    assert found is not None
     assert found.dtype == dtype
     for row, (_, n_tokens) in enumerate(chunks):
         error = mx.abs(found[row, :, :n_tokens] - expected[row, :, :n_tokens]).max()
@@ -91,7 +89,7 @@ def test_a_row_that_grows_is_read_in_few_sizes() -> None:
     blocks = np.arange(300, dtype=np.uint32)
     widths, gathered = set(), set()
     for stop in range(TILE_KEYS + 1, 2 * TILE_KEYS, 61):
-        plan = TilePlan(Forward([TokenSpan(stop - 60, 60, blocks)], arena), BLOCK_SIZE, streams())
+        plan = TilePlan(RowGroup([TokenSpan(stop - 60, 60, blocks)], arena), streams())
         (tile,) = plan.tiles(0, HEADS)
         assert [span.first for span in tile.spans] == [0, TILE_KEYS]
         assert stop <= tile.spans[-1].last <= min(stop + 128, plan.n_blocks(0) * BLOCK_SIZE)
@@ -103,17 +101,20 @@ def test_a_row_that_grows_is_read_in_few_sizes() -> None:
 
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     arena = Arena([layer()], n_blocks=4, block_size=BLOCK_SIZE)
-    forward = Forward([TokenSpan(0, 3, np.zeros(1, dtype=np.uint32))], arena)
-    view = TiledView(arena.layers[0], forward, TilePlan(forward, BLOCK_SIZE, streams()))
-    queries = mx.zeros((1, HEADS, 3, 16))
-    assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"
-    fetched = view.update_and_fetch(mx.zeros((1, 2, 3, 16)), mx.zeros((1, 2, 3, 8)))
-    assert view.attend(queries, *fetched, 1.0, None) is None
-    assert view.attend(queries, *fetched, 1.0, mx.ones((1, 1, 3, 3), mx.bool_)) is None
-    assert isinstance(view, CacheView)
+    forward = RowGroup([TokenSpan(0, 3, np.zeros(1, dtype=np.uint32))], arena)
+    view = view_of(forward, TilePlan(forward, streams()))
+    queries, keys, values = (
+        mx.random.normal((1, heads, 3, dim), key=mx.random.key(seed))
+        for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
+    )
+    fetched = view.update_and_fetch(keys, values)
+    for mask in (None, mx.ones((1, 1, 3, 3), mx.bool_)):
+        found = view.attend(queries, *fetched, 1.0, mask)
+        own = mx.fast.scaled_dot_product_attention(queries, *fetched, scale=1.0, mask=mask)
+        assert mx.array_equal(found, own)
 
 
-def last_stops(forward: Forward) -> npt.NDArray[np.int32]:
+def last_stops(forward: RowGroup) -> npt.NDArray[np.int32]:
     """What the tokens see of rows of one token."""
     stops: npt.NDArray[np.int32] = forward.stops_host[:, None]
     return stops
@@ -136,26 +137,28 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
     ]
     stops = [len(table) * BLOCK_SIZE - n for n, table in enumerate(tables)]
     spans = [TokenSpan(stop - 1, 1, ids(table)) for stop, table in zip(stops, tables, strict=True)]
-    forward = Forward(spans, arena)
+    forward = RowGroup(spans, arena)
     work = work_list(
-        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks
+        forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks
     )
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
     (only,) = arena.layers
-    found = CascadePlan(arena, forward.table, last_stops(forward), work).attend(queries, only)
+    plan = CascadePlan(arena, forward.host_table, last_stops(forward), work)
+    found = plan.attend(queries.reshape(6, HEADS, 1, 16), only).reshape(6, 2, 2, -1)
     keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
-    expected = reference.attention(np.array(queries), keys, values, forward.table, work)
+    expected = reference.attention(np.array(queries), keys, values, forward.host_table, work)
     np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("min_saved_blocks", [1, 1000])
-@pytest.mark.parametrize("lengths", [(5, 5, 5, 5), (4, 1, 2, 3)])
+@pytest.mark.parametrize("lengths", [(5, 5, 5, 5), (4, 1, 2, 3), (1, 1, 1, 1)])
+@pytest.mark.parametrize("value_dim", [8, 16], ids=["two planes", "one"])
 def test_each_of_a_rows_tokens_sees_what_comes_before_it(
-    min_saved_blocks: int, lengths: tuple[int, ...]
+    min_saved_blocks: int, lengths: tuple[int, ...], value_dim: int
 ) -> None:
-    """Across blocks, behind a prefix that rows share, and with others padded beside it."""
-    arena = Arena([layer()], n_blocks=100, block_size=BLOCK_SIZE)
+    """Across blocks, after a prefix that rows share, and with others padded beside it."""
+    arena = Arena([layer(value_dim=value_dim)], n_blocks=100, block_size=BLOCK_SIZE)
     fill(arena)
     free = iter(range(100))
     prefix = take(free, 2)
@@ -165,19 +168,17 @@ def test_each_of_a_rows_tokens_sees_what_comes_before_it(
         TokenSpan(start, length, ids(table))
         for start, length, table in zip(starts, lengths, tables, strict=True)
     ]
-    forward = Forward(spans, arena)
+    forward = RowGroup(spans, arena)
     rows, length = forward.rows, forward.length
     queries, keys, values = (
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed))
-        for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
+        for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, value_dim)])
     )
-    (view,) = CascadeAttention(min_saved_blocks).views(arena, forward)
+    view = view_of(forward, CascadeAttention(min_saved_blocks).prepare(forward))
     fetched = view.update_and_fetch(keys, values)
     found = view.attend(queries, *fetched, 0.25, view.make_mask(length))
     mask = forward.mask()
     expected = mx.fast.scaled_dot_product_attention(queries, *fetched, scale=0.25, mask=mask)
-    assert isinstance(view, CascadeView)
-    assert found is not None
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
 
 
@@ -185,14 +186,13 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     arena = Arena([layer()], n_blocks=1200, block_size=BLOCK_SIZE)
     free = iter(range(1200))
     tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
-    forward = Forward([TokenSpan(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
+    forward = RowGroup([TokenSpan(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
     work = work_list(
-        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
+        forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
     )
-    passes = (
-        CascadePlan(arena, forward.table, last_stops(forward), work).reads_of(kv_heads=2).passes
-    )
-    assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)
+    plan = CascadePlan(arena, forward.host_table, last_stops(forward), work)
+    passes = plan.reads_of(arena.layers[0]).passes
+    assert sum(where.keys.size for where in passes) == 2 * (15 * 10 + 900)
 
 
 def test_tables_have_few_widths_and_little_padding() -> None:

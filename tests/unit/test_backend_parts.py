@@ -1,10 +1,9 @@
-"""The backend's pure parts: batching, budget, context length, where checkpoints are."""
+"""The backend's pure parts: batching, context length, where checkpoints are."""
 
 import io
 import math
 import re
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,16 +15,17 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.api import ModelError
-from engine.mlx_backend.attention.strategy import gathered_padding_keys
-from engine.mlx_backend.backend import keep_file_limit, load_backend
-from engine.mlx_backend.host.machine import device_memory_bytes
-from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
-from engine.mlx_backend.loading.checkpoint import max_context_tokens
-from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
+from engine.mlx_backend.backend import load_backend, mlx_imports
+from engine.mlx_backend.host import device_memory_bytes
+from engine.mlx_backend.loading.checkpoint import (
+    fetch_checkpoint,
+    find_checkpoint,
+    max_context_tokens,
+)
+from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import gathered_padding_keys
 from engine.values.settings import EngineConfig
-from kvstore.window import lease_slots
 
 
 @pytest.mark.parametrize(
@@ -63,58 +63,6 @@ def test_what_a_forward_costs_in_keys_follows_the_model_s_size() -> None:
         1648, 0.01
     )
     assert gathered_padding_keys(108_000_000, token_bytes=0) == math.inf
-
-
-CONFIG = EngineConfig(model="", block_size=8, max_running=4, step_tokens=32)
-WINDOW_LEASE_SLOTS = lease_slots(24, CONFIG.block_size, CONFIG.step_tokens)
-
-
-def test_the_default_budget_is_a_share_but_no_more_than_useful() -> None:
-    plain = Footprint(block_bytes=100)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=1000) == Budget(1000, 0)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=99_999) == Budget(4 * 10 * 100, 0)
-    assert find_budget(CONFIG, plain, 80, shared_bytes=-5) == Budget(0, 0)
-
-
-def test_states_have_a_budget_of_their_own() -> None:
-    hybrid = Footprint(block_bytes=100, state_bytes=50)
-    assert find_budget(CONFIG, hybrid, 80, shared_bytes=1000) == Budget(600, 200)
-    assert find_budget(CONFIG, hybrid, 80, shared_bytes=99_999) == Budget(4000, 4 * 4 * 50)
-    told = replace(CONFIG, kv_cache_bytes=3000, state_cache_bytes=123)
-    assert find_budget(told, hybrid, 80, shared_bytes=1000) == Budget(3000, 123)
-    unshared = replace(CONFIG, prefix_cache=False)
-    assert find_budget(unshared, hybrid, 80, shared_bytes=1000).saved_bytes == 0
-    with pytest.raises(ModelError, match="take 200 bytes of recurrent state"):
-        find_budget(CONFIG, hybrid, 80, shared_bytes=199)
-
-
-def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
-    footprint = Footprint(block_bytes=100)
-    assert divide(CONFIG, footprint, 80, Budget(400, 0)).n_blocks == 4
-    with pytest.raises(ModelError, match="at least 400"):
-        divide(CONFIG, footprint, 80, Budget(399, 0))
-
-
-def test_windows_get_twice_what_running_sequences_need_and_at_most_half() -> None:
-    footprint = Footprint(block_bytes=100, windows=((24, 10),))
-    lease_bytes = WINDOW_LEASE_SLOTS * 10
-    rich = divide(CONFIG, footprint, 80, Budget(100_000, 0))
-    assert rich.windows[0].n_slots == 2 * 4 * WINDOW_LEASE_SLOTS
-    assert rich.n_blocks == (100_000 - 8 * lease_bytes) // 100
-    poor = divide(CONFIG, footprint, 80, Budget(400 + lease_bytes, 0))
-    assert poor.windows[0].n_slots == WINDOW_LEASE_SLOTS
-    assert poor.n_blocks == CONFIG.max_running
-    with pytest.raises(ModelError, match=f"at least {400 + lease_bytes}"):
-        divide(CONFIG, footprint, 80, Budget(399 + lease_bytes, 0))
-
-
-def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
-    recurrent = Footprint(block_bytes=0, state_bytes=50)
-    sizes = divide(CONFIG, recurrent, 80, Budget(0, 130))
-    assert sizes.n_blocks == 2 * 4 * 10
-    assert sizes.states is not None
-    assert (sizes.states.running, sizes.states.saved) == (4, 2)
-    assert divide(CONFIG, recurrent, 1 << 24, Budget(0, 0)).n_blocks == (1 << 24) // 8
 
 
 @pytest.mark.parametrize(
@@ -159,7 +107,7 @@ def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=unreachable())
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=unreachable())
     )
     either = f"; there is no directory {tmp_path / 'models' / 'small'} either"
     with pytest.raises(ModelError, match=either):
@@ -171,7 +119,7 @@ def test_what_begins_as_a_path_is_no_repository(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=AssertionError)
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=AssertionError)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -227,7 +175,7 @@ def test_what_the_hub_refuses_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=error)
+        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=error)
     )
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
@@ -251,15 +199,15 @@ def test_who_asks_hears_how_much_has_been_fetched(
         written.update(600)
         raise OSError("the line is dead")
 
-    monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
+    monkeypatch.setattr("engine.mlx_backend.loading.checkpoint.snapshot_download", fetch)
     heard: list[tuple[int, int]] = []
     with pytest.raises(ModelError, match="the line is dead"):
-        find_checkpoint("some/model", download=True, progress=lambda *said: heard.append(said))
+        fetch_checkpoint("some/model", lambda *said: heard.append(said))
     assert heard == [(400, 1000), (1000, 1000)]
 
 
 def test_the_limit_of_open_files_stays_as_it_is() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with keep_file_limit():
+    with mlx_imports():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

@@ -9,18 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.model.batching import LADDER, Batching, joined, read_apart
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import (
+from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
+    LADDER,
+    Batching,
     ForwardBatch,
     ForwardCost,
     Grouping,
     StepForwards,
     bounded,
+    joined,
     of_equal_length,
     padded,
+    read_apart,
 )
+from engine.mlx_backend.model.rows import TokenSpan
 
 COST = ForwardCost(FORWARD_TOKENS, math.inf)
 MANY_LAYERS = ForwardCost(FORWARD_TOKENS, math.inf, layers=100)

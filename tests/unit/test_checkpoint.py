@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, open_checkpoint
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import TemplateKind
 from tests.checkpoints import FAMILIES, write_family

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.host import command_buffers
-from engine.mlx_backend.host.command_buffers import (
-    MAX_ELEMENTS,
-    MAX_OPERATIONS,
-    limit_by_operations,
-)
+from engine.mlx_backend import command_buffers
+from engine.mlx_backend.command_buffers import MAX_ELEMENTS, MAX_OPERATIONS, limit_by_operations
 
 ROOT = Path(__file__).parents[2]
 INT_BITS = 32
@@ -56,8 +52,8 @@ def test_on_a_cpu_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 LOAD = """
 import os, sys
+import engine.mlx_backend.backend as module
 from {module} import {function}
-import {module} as module
 
 def end(environment):
     assert environment is os.environ
@@ -78,7 +74,7 @@ module.limit_by_operations = end
             "from engine.values.settings import EngineConfig\n"
             "load_backend(EngineConfig(''), print)",
         ),
-        ("engine.measuring.worker", "main", "main('0')"),
+        ("engine.measuring.worker", "cases_of", "cases_of(None)"),
     ],
 )
 def test_the_limit_is_set_before_mlx_is_imported(module: str, function: str, call: str) -> None:

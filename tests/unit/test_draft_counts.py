@@ -3,12 +3,12 @@
 from engine.core.scheduler import Scheduler
 from engine.core.statistics import snapshot
 from engine.values.stats import DraftCounts, DraftSource, EngineStats
-from tests.simulation.daemon import NO_BYTES, NO_MEMORY
+from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import Harness
 
 
 def stats_of(scheduler: Scheduler) -> EngineStats:
-    return snapshot(scheduler, NO_BYTES, NO_MEMORY)
+    return snapshot(scheduler, NO_BYTES, NO_MEMORY, NO_DECODE)
 
 
 def test_every_source_is_counted_from_the_start() -> None:

@@ -116,7 +116,7 @@ def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
     [
         ({"model_type": "bert", "architectures": ["BertModel"]}, None, None, "BertModel is an enc"),
         ({"model_type": "xlm-roberta"}, None, None, "xlm-roberta is an encoder"),
-        ({"is_causal": False}, MODULES, {"pooling_mode_lasttoken": True}, "behind a token"),
+        ({"is_causal": False}, MODULES, {"pooling_mode_lasttoken": True}, "after a token"),
         (
             {"model_type": "gemma3_text", "use_bidirectional_attention": True},
             MODULES,

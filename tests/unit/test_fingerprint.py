@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.source import fingerprint
+from engine.mlx_backend.loading.checkpoint import fingerprint
 
 TENSORS, TENSOR_BYTES = 100, 30_000
 NAMES = tuple(f"model.layers.{i}.mlp.up_proj.weight" for i in range(TENSORS))

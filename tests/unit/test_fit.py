@@ -1,133 +1,317 @@
-"""What is refused because it does not fit into memory, and what is said to fit instead."""
+"""What memory is divided into, what is refused because it does not fit, and what is said to fit."""
 
 import re
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.budget import Footprint
-from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
-from engine.mlx_backend.loading.working import working_bytes
-from engine.mlx_backend.loading.workspace import Workspace
-from engine.values.settings import EngineConfig
-
-GIB = 1 << 30
-CONFIG = EngineConfig(model="", max_running=4)
-PLAIN = Footprint(block_bytes=1 << 20)
-HYBRID = Footprint(block_bytes=1 << 20, state_bytes=1 << 26)
-CONTEXT = 1 << 20
-NOTHING = Workspace(rows=0, tokens=0, key_bytes=0, copies=0, heads=0)
-ROOM = Room(
-    left=24 * GIB, most=24 * GIB, weights=4 * GIB, working=GIB, workspace=NOTHING, share=0.5
+from engine.mlx_backend.host import FusedAttention, Machine
+from engine.mlx_backend.kv.arena import LayerShape
+from engine.mlx_backend.loading.memory import (
+    GATHERED_BYTES,
+    Footprint,
+    MemoryPlan,
+    Workspace,
+    find_workspace,
+    footprint,
+    step_bytes,
 )
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout
+from engine.mlx_backend.model.views import Attention
+from engine.values.settings import EngineConfig
+from kvstore.window import lease_slots
+
+GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
+CONFIG = EngineConfig(model="", max_running=4)
+PLAIN = Footprint(block_bytes=MIB)
+HYBRID = Footprint(block_bytes=MIB, state_bytes=1 << 26)
+CONTEXT = 1 << 20
+LOGITS_BYTES = CONFIG.max_running * 50
+VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
+"""So large that computing takes 1 GiB, and less than another token's logits."""
+
+NOTHING = Workspace(rows=0, tokens=0, key_bytes=0, copies=0, pair_bytes=0)
+MACHINE = Machine("gpu (fake)", 24 * GIB, left_bytes=24 * GIB, most_bytes=24 * GIB, kv_share=0.5)
+PLAN = MemoryPlan(CONFIG, MACHINE, 4 * GIB - LOGITS_BYTES, PLAIN, NOTHING, VOCABULARY, CONTEXT)
+ROOM_BYTES = 19 * GIB
+"""What the plan has for storage."""
 
 
-def refusal(config: EngineConfig, footprint: Footprint = PLAIN, room: Room = ROOM) -> str:
+def with_memory(plan: MemoryPlan, n_bytes: int) -> MemoryPlan:
+    return replace(plan, machine=replace(MACHINE, left_bytes=n_bytes, most_bytes=n_bytes))
+
+
+def configured(plan: MemoryPlan, **settings: int | bool) -> MemoryPlan:
+    return replace(plan, config=replace(plan.config, **settings))  # type: ignore[arg-type]
+
+
+def refusal(plan: MemoryPlan) -> str:
     with pytest.raises(ModelError) as refused:
-        fit(config, footprint, CONTEXT, room)
+        _ = plan.sizes
     return str(refused.value)
 
 
 def test_the_figures_and_what_would_fit_are_said() -> None:
-    assert refusal(replace(CONFIG, kv_cache_bytes=900 * GIB)) == (
+    assert refusal(configured(PLAN, kv_cache_bytes=900 * GIB)) == (
         "kv_cache_bytes of 900.0 GiB does not fit: of 24.0 GiB of free memory the weights take "
         "4.0 GiB and computing takes 1.0 GiB, 1.0 GiB with a sequence of 1,048,576 tokens; at most "
         "19GiB would fit"
     )
-    assert fit(replace(CONFIG, kv_cache_bytes=19 * GIB), PLAIN, CONTEXT, ROOM).n_blocks == 19 << 10
+    assert configured(PLAN, kv_cache_bytes=19 * GIB).sizes.n_blocks == 19 << 10
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB))
 def test_what_is_said_to_fit_together_does(left_bytes: int) -> None:
-    room = replace(ROOM, left=left_bytes, most=left_bytes)
-    asked = replace(CONFIG, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
-    said = refusal(asked, HYBRID, room)
-    found = re.search(r"at most (\w+) together", said)
+    plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
+    plan = configured(plan, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
+    found = re.search(r"at most (\w+) together", refusal(plan))
     assert found is not None
     largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
-    fit(replace(asked, kv_cache_bytes=largest), HYBRID, CONTEXT, room)
+    assert configured(plan, kv_cache_bytes=largest).sizes.n_blocks == largest // MIB
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB), prefix_cache=st.booleans())
 def test_saved_states_fit_beside_the_largest_cache(left_bytes: int, prefix_cache: bool) -> None:
-    room = replace(ROOM, left=left_bytes, most=left_bytes)
-    config = replace(CONFIG, prefix_cache=prefix_cache)
-    found = re.search(
-        r"at most (\w+)", refusal(replace(config, kv_cache_bytes=900 * GIB), HYBRID, room)
-    )
+    plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
+    plan = configured(plan, prefix_cache=prefix_cache, kv_cache_bytes=900 * GIB)
+    found = re.search(r"at most (\w+)", refusal(plan))
     assert found is not None
     largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
-    assert largest > (room.storage - 5 * 4 * HYBRID.state_bytes) * 0.75
-    fit(replace(config, kv_cache_bytes=largest), HYBRID, CONTEXT, room)
+    room_bytes = left_bytes - MACHINE.most_bytes + ROOM_BYTES
+    assert largest > (room_bytes - 5 * 4 * HYBRID.state_bytes) * 0.75
+    assert configured(plan, kv_cache_bytes=largest).sizes.states is not None
 
 
 def test_saved_states_can_be_too_many() -> None:
-    told = replace(CONFIG, kv_cache_bytes=GIB, state_cache_bytes=900 * GIB)
-    assert "kv_cache_bytes of 1.0 GiB with state_cache_bytes of 900.0 GiB" in refusal(told, HYBRID)
-    alone = refusal(replace(CONFIG, state_cache_bytes=900 * GIB), HYBRID)
+    many = configured(replace(PLAN, footprint=HYBRID), state_cache_bytes=900 * GIB)
+    both = refusal(configured(many, kv_cache_bytes=GIB))
+    assert "kv_cache_bytes of 1.0 GiB with state_cache_bytes of 900.0 GiB" in both
+    alone = refusal(many)
     assert alone.startswith("state_cache_bytes of 900.0 GiB does not fit")
     assert alone.endswith("at most 18GiB would fit")
 
 
 def test_settings_that_nothing_is_allocated_for_are_not_counted() -> None:
-    asked = replace(CONFIG, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
-    recurrent = Footprint(block_bytes=0, state_bytes=1 << 20)
-    assert fit(asked, recurrent, CONTEXT, ROOM).states is not None
-    asked = replace(CONFIG, kv_cache_bytes=GIB, state_cache_bytes=900 * GIB)
-    assert fit(asked, PLAIN, CONTEXT, ROOM).states is None
+    recurrent = replace(PLAN, footprint=Footprint(block_bytes=0, state_bytes=MIB))
+    large = configured(recurrent, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
+    assert large.sizes.states is not None
+    large = configured(PLAN, kv_cache_bytes=GIB, state_cache_bytes=900 * GIB)
+    assert large.sizes.states is None
 
 
 def test_a_model_larger_than_memory_is_refused() -> None:
-    said = refusal(CONFIG, room=replace(ROOM, weights=61 * GIB))
+    said = refusal(replace(PLAN, weight_bytes=61 * GIB))
     assert said.startswith("the model does not fit: of 24.0 GiB of free memory the weights take 61")
 
 
 def test_where_not_even_the_least_fits_other_settings_are_named() -> None:
-    said = refusal(replace(CONFIG, kv_cache_bytes=GIB), room=replace(ROOM, weights=23 * GIB - 1))
+    tight = replace(PLAN, weight_bytes=23 * GIB - LOGITS_BYTES)
+    said = refusal(configured(tight, kv_cache_bytes=GIB))
     assert "4 running sequences need 4 MiB of KV cache" in said
     assert "lower max_running" in said
 
 
 def test_others_give_way_to_what_is_asked_for_but_not_to_the_default() -> None:
-    metal = replace(ROOM, left=9 * GIB, most=48 * GIB)
-    default = storage_bytes(PLAIN, fit(CONFIG, PLAIN, CONTEXT, metal))
-    assert default.arenas == 2 * GIB
-    assert fit(replace(CONFIG, kv_cache_bytes=32 * GIB), PLAIN, CONTEXT, metal).n_blocks == 32 << 10
+    machine = replace(MACHINE, left_bytes=9 * GIB, most_bytes=48 * GIB)
+    metal = replace(PLAN, machine=machine)
+    assert metal.stored.arenas == pytest.approx(2 * GIB, abs=MIB)
+    assert configured(metal, kv_cache_bytes=32 * GIB).sizes.n_blocks == 32 << 10
 
 
 def test_many_rows_of_a_large_vocabulary_need_more_to_work_with() -> None:
     sampled = replace(CONFIG, max_running=64, step_tokens=64)
-    assert working_bytes(sampled, 151_936) - working_bytes(sampled, 0) > 399 * 10**6
+    assert step_bytes(sampled, 151_936) - step_bytes(sampled, 0) > 470 * 10**6
 
 
-HUNGRY = Workspace(rows=4, tokens=512, key_bytes=4096, copies=2, heads=32)
+SMALL = replace(CONFIG, block_size=8, step_tokens=32)
+WINDOW_LEASE_SLOTS = lease_slots(24, SMALL.block_size, SMALL.step_tokens)
+
+
+def sharing(n_bytes: int, footprint: Footprint, others_bytes: int = 0) -> MemoryPlan:
+    """A plan with a share of so many bytes for storage, and a context of 80 tokens. On Metal it may
+    also have the bytes that others use, if it is told to take them.
+    """
+    left_bytes = n_bytes + 256 * MIB + step_bytes(SMALL, 0)
+    machine = Machine("gpu (fake)", GIB, left_bytes, left_bytes + others_bytes, kv_share=1.0)
+    return MemoryPlan(SMALL, machine, 0, footprint, NOTHING, 0, 80)
+
+
+def test_the_default_budget_is_a_share_but_no_more_than_useful() -> None:
+    plain = Footprint(block_bytes=100)
+    assert sharing(1000, plain).sizes.n_blocks == 10
+    assert sharing(99_999, plain).sizes.n_blocks == 4 * 10
+    assert "a KV cache of 0 bytes is too small" in refusal(sharing(-5, plain, others_bytes=9999))
+
+
+def test_states_have_a_budget_of_their_own() -> None:
+    def sizes(plan: MemoryPlan) -> tuple[int, int, int]:
+        assert plan.sizes.states is not None
+        return plan.sizes.n_blocks, plan.sizes.states.running, plan.sizes.states.saved
+
+    hybrid = Footprint(block_bytes=100, state_bytes=50)
+    assert sizes(sharing(1000, hybrid)) == (6, 4, 4)
+    assert sizes(sharing(99_999, hybrid)) == (40, 4, 4 * 4)
+    told = configured(sharing(9999, hybrid), kv_cache_bytes=3000, state_cache_bytes=123)
+    assert sizes(told) == (30, 4, 2)
+    assert sizes(configured(sharing(1000, hybrid), prefix_cache=False)) == (8, 4, 0)
+    assert "take 200 bytes of recurrent state" in refusal(sharing(199, hybrid))
+
+
+def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
+    plan = sharing(9999, Footprint(block_bytes=100))
+    assert configured(plan, kv_cache_bytes=400).sizes.n_blocks == 4
+    assert "at least 400" in refusal(configured(plan, kv_cache_bytes=399))
+
+
+def test_windows_get_twice_what_running_sequences_need_and_at_most_half() -> None:
+    plan = sharing(200_000, Footprint(block_bytes=100, windows=((24, 10),)))
+    lease_bytes = WINDOW_LEASE_SLOTS * 10
+    rich = configured(plan, kv_cache_bytes=100_000).sizes
+    assert rich.windows[0].n_slots == 2 * 4 * WINDOW_LEASE_SLOTS
+    assert rich.n_blocks == (100_000 - 8 * lease_bytes) // 100
+    poor = configured(plan, kv_cache_bytes=400 + lease_bytes).sizes
+    assert poor.windows[0].n_slots == WINDOW_LEASE_SLOTS
+    assert poor.n_blocks == SMALL.max_running
+    assert f"at least {400 + lease_bytes}" in refusal(
+        configured(plan, kv_cache_bytes=399 + lease_bytes)
+    )
+
+
+def test_where_there_are_windows_alone_they_get_all() -> None:
+    plan = sharing(200_000, Footprint(block_bytes=0, windows=((24, 10),)))
+    lease_bytes = WINDOW_LEASE_SLOTS * 10
+    three = configured(plan, kv_cache_bytes=3 * lease_bytes).sizes
+    assert three.windows[0].n_slots == 3 * WINDOW_LEASE_SLOTS
+    rich = configured(plan, kv_cache_bytes=100_000, prefix_cache=False).sizes
+    assert rich.windows[0].n_slots == 4 * WINDOW_LEASE_SLOTS
+
+
+def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
+    plan = sharing(9999, Footprint(block_bytes=0, state_bytes=50))
+    sizes = configured(plan, kv_cache_bytes=0, state_cache_bytes=130).sizes
+    assert sizes.n_blocks == 2 * 4 * 10
+    assert sizes.states is not None
+    assert (sizes.states.running, sizes.states.saved) == (4, 2)
+    assert replace(plan, context_tokens=1 << 24).sizes.n_blocks == (1 << 24) // 8
+
+
+HUNGRY = Workspace(rows=4, tokens=512, key_bytes=4096, copies=2, pair_bytes=32 * 4 + 1)
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB), share=st.floats(0.1, 1))
 def test_the_longest_sequence_of_the_default_has_room_to_attend(
     left_bytes: int, share: float
 ) -> None:
-    room = replace(ROOM, left=left_bytes, most=left_bytes, workspace=HUNGRY, share=share)
-    sizes = fit(CONFIG, PLAIN, CONTEXT, room)
-    longest = min(CONTEXT, sizes.n_blocks * CONFIG.block_size)
-    arenas = storage_bytes(PLAIN, sizes).arenas
-    assert arenas + HUNGRY.bytes(longest) <= room.storage
+    plan = with_memory(replace(PLAN, workspace=HUNGRY), left_bytes)
+    plan = replace(plan, machine=replace(plan.machine, kv_share=share))
+    assert plan.promise.total <= left_bytes
+    assert plan.promise.workspace >= HUNGRY.bytes(min(CONTEXT, plan.arena_tokens))
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB))
 def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
-    room = replace(ROOM, left=left_bytes, most=left_bytes, workspace=HUNGRY)
-    found = re.search(
-        r"at most (\w+) would", refusal(replace(CONFIG, kv_cache_bytes=900 * GIB), PLAIN, room)
-    )
+    plan = with_memory(replace(PLAN, workspace=HUNGRY), left_bytes)
+    found = re.search(r"at most (\w+) would", refusal(configured(plan, kv_cache_bytes=900 * GIB)))
     assert found is not None
     largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
-    sizes = fit(replace(CONFIG, kv_cache_bytes=largest), PLAIN, CONTEXT, room)
-    longest = min(CONTEXT, sizes.n_blocks * CONFIG.block_size)
-    assert largest + HUNGRY.bytes(longest) <= room.storage
-    with pytest.raises(ModelError):
-        fit(replace(CONFIG, kv_cache_bytes=largest * 5 // 4), PLAIN, CONTEXT, room)
+    assert configured(plan, kv_cache_bytes=largest).promise.total <= left_bytes
+    refusal(configured(plan, kv_cache_bytes=largest * 5 // 4))
+
+
+CONTEXT_8B = 131_072
+HEADS_8B = 32
+
+
+def workspace_of(
+    fused: FusedAttention,
+    kv_heads: int = 8,
+    key_dim: int = 128,
+    value_dim: int = 128,
+    dtype: mx.Dtype = mx.bfloat16,
+    windows: tuple[int | None, ...] = (None,),
+    max_running: int = 32,
+) -> Workspace:
+    """Of a model like Qwen3 8B, but for what is given."""
+    shape = LayerShape(kv_heads, key_dim, value_dim, dtype, dtype)
+    layout = Layout(tuple(KVCacheSpec(shape, window) for window in windows) * 36, dtype, 151_936)
+    config = EngineConfig(model="", max_running=max_running)
+    return find_workspace(config, layout, HEADS_8B, Attention(), fused)
+
+
+PAIRS = (512 + 16 * 32) * CONTEXT_8B
+"""Of a step's tokens, padding included, and all keys of the longest sequence."""
+
+SCORES_BYTES = PAIRS * HEADS_8B * 4
+
+
+def test_an_8b_model_on_cuda_reserves_no_scores_of_its_whole_context() -> None:
+    """With scores of all tokens of a step, keys and heads it would be 17 GB."""
+    layout = Layout(
+        (KVCacheSpec(LayerShape(8, 128, 128, *[mx.bfloat16] * 2)),) * 36, mx.bfloat16, 1
+    )
+    h100 = Machine("gpu (H100)", 80 * GIB, 79 * GIB, 79 * GIB, 0.8, FusedAttention.CUDA)
+    config = EngineConfig(model="")
+    workspace = workspace_of(FusedAttention.CUDA)
+    kept = footprint(layout, config.block_size)
+    plan = MemoryPlan(config, h100, 16 * GIB, kept, workspace, 151_936, CONTEXT_8B)
+    assert plan.arena_tokens > 2 * CONTEXT_8B
+    assert plan.promise.workspace < 3 * GIB
+    assert workspace.bytes(CONTEXT_8B) == GATHERED_BYTES + PAIRS
+    unfused = replace(plan, workspace=workspace_of(FusedAttention.NONE))
+    assert unfused.promise.workspace - plan.promise.workspace > 15 * 10**9
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"key_dim": 256, "value_dim": 256},
+        {"key_dim": 124, "value_dim": 124},
+        {"key_dim": 128, "value_dim": 64},
+        {"dtype": mx.float32},
+    ],
+)
+def test_a_shape_that_cudnn_does_not_take_reserves_its_scores(shape: dict[str, object]) -> None:
+    cuda, plain = (
+        workspace_of(fused, **shape)  # type: ignore[arg-type]
+        for fused in (FusedAttention.CUDA, FusedAttention.NONE)
+    )
+    assert cuda == plain
+    assert plain.bytes(CONTEXT_8B) - plain.copies * GATHERED_BYTES >= SCORES_BYTES
+
+
+def test_on_cuda_a_mask_that_is_an_array_counts_for_each_head() -> None:
+    """Rows of full attention have none, and are attended one by one; windows have one."""
+    alone = workspace_of(FusedAttention.CUDA, max_running=1)
+    assert alone.bytes(CONTEXT_8B) < GATHERED_BYTES + CONTEXT_8B * (512 + 16) * 2
+    window = workspace_of(FusedAttention.CUDA, windows=(None, 1024), max_running=1)
+    keys = 32 * lease_slots(1024, 32, 512)
+    assert window.bytes(CONTEXT_8B) - alone.bytes(CONTEXT_8B) == (512 + 16) * keys * HEADS_8B * 4
+    several = workspace_of(FusedAttention.CUDA)
+    assert several.bytes(CONTEXT_8B) < GATHERED_BYTES + (512 + 16 * 32) * CONTEXT_8B * 2
+
+
+@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128, 192, 256])
+def test_metal_keeps_scores_of_the_heads_without_a_kernel(dim: int) -> None:
+    shape = {"key_dim": dim, "value_dim": dim, "kv_heads": 8}
+    metal, plain = (
+        workspace_of(fused, **shape).bytes(CONTEXT_8B)  # type: ignore[arg-type]
+        for fused in (FusedAttention.METAL, FusedAttention.NONE)
+    )
+    keys = workspace_of(FusedAttention.METAL, **shape).forward_keys(CONTEXT_8B)  # type: ignore[arg-type]
+    saved = {
+        **dict.fromkeys((64, 96, 128), SCORES_BYTES),  # rows of any length are fused
+        **dict.fromkeys((72, 80), SCORES_BYTES - 8 * keys * HEADS_8B * 4),  # those beyond 8 tokens
+        **dict.fromkeys((192, 256), 0),
+    }
+    assert plain - metal == saved[dim]
+
+
+def test_metal_keeps_scores_of_short_rows_with_many_queries_for_a_kv_head() -> None:
+    few, many = (workspace_of(FusedAttention.METAL, kv_heads=kv_heads) for kv_heads in (8, 4))
+    assert few.short_bytes == 0
+    assert many.short_bytes == HEADS_8B * 4

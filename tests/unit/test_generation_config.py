@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.loading.generation_config import sampling_defaults
+from engine.mlx_backend.loading.purpose import sampling_defaults
 from engine.values.model import SamplingDefaults
 
 QWEN3 = {

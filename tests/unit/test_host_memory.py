@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.host.host_memory import HostMemory, host_memory, within_cgroups
+from engine.mlx_backend.host import HostMemory, host_memory, within_cgroups
 
 MACHINE = HostMemory(1000, 900)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from engine.mlx_backend.launch import LaunchAhead, LaunchWhenIdle, PendingForward
+from engine.mlx_backend.runner import LaunchAhead, LaunchWhenIdle, PendingForward
 
 
 def forwards(built: list[int]) -> Iterator[PendingForward]:

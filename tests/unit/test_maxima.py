@@ -1,8 +1,11 @@
 """Maxima by neighbourhood: every search finds what a search through the row finds."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +28,7 @@ def rows_of(size: int, seed: int) -> npt.NDArray[np.float32]:
 def test_the_likeliest_is_the_first_of_the_largest(size: int, seed: int) -> None:
     values = rows_of(size, seed)
     maxima = Maxima.of(mx.array(values))
-    assert np.array_equal(maxima.likeliest()[:, 0], values.argmax(axis=1))
+    assert np.array_equal(maxima.likeliest(), values.argmax(axis=1))
     assert np.array_equal(maxima.peaks[:, 0], values.max(axis=1))
 
 
@@ -39,11 +42,11 @@ def test_the_largest_in_order_of_equals_the_lowest_ids_first(
     assert np.array_equal(found, expected)
 
 
-@given(size=sizes, seed=seeds)
-def test_some_rows_are_those_rows(size: int, seed: int) -> None:
-    values = rows_of(size, seed)
-    some = Maxima.of(mx.array(values)).of_rows(mx.array([2, 0]))
-    assert np.array_equal(some.likeliest()[:, 0], values[[2, 0]].argmax(axis=1))
+@pytest.mark.parametrize("value", [math.nan, -math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize("size", [1, 100, 300, 640])
+def test_the_likeliest_is_in_the_vocabulary_whatever_the_logits(size: int, value: float) -> None:
+    maxima = Maxima.of(mx.full((2, size), value, dtype=mx.float32))
+    assert maxima.likeliest().tolist() == [0, 0]
 
 
 def test_what_is_not_a_number_shows_in_the_peak() -> None:

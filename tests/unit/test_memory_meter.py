@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from engine.core.step import StepResult
-from engine.mlx_backend.host import memory_meter
-from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
+from engine.mlx_backend.loading import memory
+from engine.mlx_backend.loading.memory import QUIET_SECONDS, MeteredRunner
 from engine.values.stats import MemoryPromise
 
 MIB = 1 << 20
@@ -20,17 +20,38 @@ def take(mebibytes: int) -> None:
     mx.synchronize()  # a GPU gives back what a command buffer used when that has completed
 
 
+class Hungry:
+    """A runner that takes memory and then fails, or not."""
+
+    def __init__(self) -> None:
+        self.mebibytes = 0
+        self.error: Exception | None = None
+
+    def collect(self) -> StepResult:
+        take(self.mebibytes)
+        if self.error is not None:
+            raise self.error
+        return StepResult(())
+
+
 class Meter:
-    """A meter, and a clock that is set by hand."""
+    """A metered runner whose steps take what a test says, and a clock that is set by hand."""
 
     def __init__(self, workspace: int) -> None:
         self.now = 0.0
         self.used = mx.get_active_memory()
-        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace, 0), self.used, lambda: self.now)
+        self.hungry = Hungry()
+        promise = MemoryPromise(0, 0, workspace, 0)
+        self.runner = MeteredRunner(
+            self.hungry,  # type: ignore[arg-type]  # it only collects
+            promise,
+            self.used,
+            lambda: self.now,
+        )
 
-    def step(self, mebibytes: int) -> None:
-        take(mebibytes)
-        self.meter.stepped()
+    def step(self, mebibytes: int, error: Exception | None = None) -> None:
+        self.hungry.mebibytes, self.hungry.error = mebibytes, error
+        self.runner.collect()
 
 
 def test_a_step_within_its_promise_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,38 +81,25 @@ def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     meter = Meter(1 << 40)
     meter.step(32)
     meter.step(16)
-    stats = meter.meter.stats()
+    stats = meter.runner.stats()
     assert 32 * MIB <= stats.peak < 40 * MIB
     assert stats.active == mx.get_active_memory() - meter.used == 0
     assert stats.resident > 0
 
 
 def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_meter, "process_bytes", lambda: 110 * MIB)
-    assert Meter(0).meter.stats().resident == 110 * MIB
-
-
-class Hungry:
-    """A runner that takes memory and then fails, or not."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    def collect(self) -> StepResult:
-        take(32)
-        if self._error is not None:
-            raise self._error
-        return StepResult(())
+    monkeypatch.setattr(memory, "process_bytes", lambda: 110 * MIB)
+    assert Meter(0).runner.stats().resident == 110 * MIB
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
 def test_a_step_that_fails_is_measured_as_well(
     error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = MeteredRunner(Hungry(error), Meter(8 * MIB).meter)  # type: ignore[arg-type]
+    meter = Meter(8 * MIB)
     if error is None:
-        runner.collect()
+        meter.step(32)
     else:
         with pytest.raises(RuntimeError, match="out of memory"):
-            runner.collect()
+            meter.step(32, error)
     assert len(caplog.records) == 1

@@ -6,27 +6,35 @@ The machine is an input: what MLX computes on here is a CPU in all of them.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from engine.api import ModelError
-from engine.mlx_backend import assembly
+from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import Blas
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.host.allocator import AllocatorLimits
-from engine.mlx_backend.host.machine import Machine
+from engine.mlx_backend.host import Machine
 from engine.values.settings import EngineConfig
 from engine.values.stats import MemoryPromise
 from tests.checkpoints import SHALLOW, write_family
 
 MIB = 1 << 20
 MEMORY_BYTES = 4096 * MIB
+USED_BYTES = 5 * MIB
 FAKES = {
     name: Machine(f"{name} (fake)", MEMORY_BYTES, MEMORY_BYTES, MEMORY_BYTES, kv_share=0.5)
     for name in ("cpu", "gpu")
 }
 
-Plan = Callable[[str, int], tuple[AllocatorLimits, MemoryPromise]]
+
+class Limits(NamedTuple):
+    """What MLX's allocator is given."""
+
+    memory: int
+    cache: int
+
+
+Plan = Callable[[str, int], tuple[Limits, MemoryPromise]]
 
 
 @pytest.fixture
@@ -37,12 +45,12 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     checkpoint = write_family(SHALLOW, tmp_path)
     config = EngineConfig(str(checkpoint), max_running=4, step_tokens=4096)
 
-    def load(device: str, kv_cache_bytes: int) -> tuple[AllocatorLimits, MemoryPromise]:
-        limits = list[AllocatorLimits]()
-        monkeypatch.setattr(machine, "examine", lambda: FAKES[device])
-        monkeypatch.setattr(assembly, "limit_allocator", limits.append)
+    def load(device: str, kv_cache_bytes: int) -> tuple[Limits, MemoryPromise]:
+        limits = list[Limits]()
+        monkeypatch.setattr(host, "examine", lambda: FAKES[device])
+        monkeypatch.setattr(host, "limit_allocator", lambda *given: limits.append(Limits(*given)))
         asked = replace(config, kv_cache_bytes=kv_cache_bytes)
-        opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=0)
+        opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=USED_BYTES)
         backend = assembly.assemble_opened(asked, opened, Blas(), lambda line: None)
         return limits[-1], backend.memory().promise
 
@@ -56,7 +64,7 @@ def test_between_steps_the_cache_and_what_is_kept_are_within_the_plan(
     limits, promise = plan(device, MIB)
     assert 256 * MIB <= limits.cache < promise.workspace
     assert promise.kept + limits.cache <= promise.total <= MEMORY_BYTES
-    assert limits.memory == MEMORY_BYTES
+    assert limits.memory == USED_BYTES + MEMORY_BYTES
 
 
 def test_on_a_gpu_the_cache_shares_the_bytes_of_a_step(plan: Plan) -> None:

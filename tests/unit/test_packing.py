@@ -3,9 +3,9 @@
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.kv.arena import ArenaError, LayerArena, LayerShape
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.storage.arena import ArenaError, LayerArena, LayerShape
-from engine.mlx_backend.storage.storage import Storage
 from kvstore.ops import CopyBlock, FillBlock, ReadBlock
 from kvstore.sizes import StorageSizes
 from kvstore.types import BlockId
@@ -65,7 +65,9 @@ def test_a_fill_behind_a_write_in_flight_copies_no_pool() -> None:
     slow = mx.ones((512, 512))
     for _ in range(20):
         slow = slow @ slow / 512
-    slot_mapping = held.full.slot_mapping(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
+    slot_mapping = held.full.slot_mapping(
+        mx.array([0], mx.uint32), mx.array([0], mx.uint32), layer.heads
+    )
     layer.write(slot_mapping, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
     mx.async_eval(layer.fences())
     mx.reset_peak_memory()

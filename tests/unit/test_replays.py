@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 
 from engine.api import PromptTooLong
-from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
+from engine.measuring.random_checkpoint import tiny_tokenizer
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import Replay
 from tests.answering import (

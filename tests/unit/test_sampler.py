@@ -1,6 +1,7 @@
 """What the sampler chooses, and that nothing but a row's own state and logits decides it."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from engine.core.step import NO_MASKS, SampledToken, Sampling
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling import draws
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind
+from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
 from engine.values.request import SamplingParams
@@ -303,6 +306,121 @@ def test_any_integer_is_a_seed() -> None:
     assert len({token.token_id for token in tokens}) == 3
 
 
+# Padding, and how draws are made
+
+
+def test_padding_rows_change_nothing_and_are_not_read() -> None:
+    logits = 3 * mx.random.normal((4, 300), key=mx.random.key(1))
+    params = [SamplingParams(), SamplingParams(top_p=0.5, top_logprobs=2), EVERYTHING, GREEDY]
+    rows = [new_row(one, seed) for seed, one in enumerate(params)]
+    masks = np.full((1, 10), -1, dtype=np.int32)
+    masks[0, 0] = 0
+    padding = mx.full((4, 300), math.nan)
+    for n in range(1, 5):
+        exact = Sampler(300).sample(logits[:n], rows[:n], masks, [0])
+        padded = mx.concatenate([logits[:n], padding[: 6 - n]])
+        found = Sampler(300).sample(padded, rows[:n], masks, [0])
+        assert found.tokens.shape == (6 if n > 1 else 5,)
+        assert np.all(np.array(found.tokens) < 300)
+        assert found.tokens[:n].tolist() == exact.tokens.tolist()
+        assert found.read() == exact.read()
+        assert len(found.read()) == n
+
+
+class Draws:
+    """Draws as the sampler itself does, and counts how often."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def __call__(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        self.kinds.append(kind)
+        return draws.draw(kind, logits, params)
+
+
+def test_rows_of_one_kind_are_drawn_by_the_function_that_was_put_in() -> None:
+    sampler, function = Sampler(VOCAB), Draws()
+    sampler.draw_with = function
+    logits = mx.zeros((2, VOCAB), dtype=mx.bfloat16)
+    rows = [new_row(SamplingParams(temperature=t), seed) for seed, t in enumerate((0.5, 2.0))]
+    sampler.sample(logits, rows, NO_MASKS, [])
+    sampler.sample(logits, [new_row(GREEDY)] * 2, NO_MASKS, [])
+    assert function.kinds == [row.kind for row in (rows[0], new_row(GREEDY))]
+
+
+def test_parameters_are_uploaded_once_while_the_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = list[list[int]]()
+    of = DrawParams.of
+
+    def count(
+        params: Sequence[SamplingParams], seeds: Sequence[int], indices: Sequence[int]
+    ) -> DrawParams:
+        uploads.append(list(indices))
+        return of(params, seeds, indices)
+
+    monkeypatch.setattr(DrawParams, "of", count)
+    sampler = Sampler(VOCAB)
+    rows = [new_row(params, 1) for params in (GREEDY, SamplingParams(), SamplingParams(top_k=2))]
+    for batch in (rows[:1], rows[1:]):  # of one kind and of several
+        uploads.clear()
+        for _ in range(3):
+            sampler.sample(mx.zeros((len(batch), VOCAB)), batch, NO_MASKS, [])
+            for row in batch:
+                row.accept(0)
+        assert len(uploads) == len(batch)
+
+
+def test_a_row_draws_the_same_whatever_the_sampler_has_drawn_before() -> None:
+    """Rows that join, leave, come back, change places, skip a step, or verify drafts."""
+    vocab_size = 300
+    generator = random.Random(1)
+    kinds = [SamplingParams(), SamplingParams(top_k=9), SamplingParams(min_p=0.02), GREEDY]
+    logits = 2 * mx.random.normal((12, vocab_size), key=mx.random.key(2))
+    sampler = Sampler(vocab_size)
+    samplings = [Sampling(kinds[seed // 3], seed) for seed in range(9)]
+    rows = [SamplingRow(sampling) for sampling in samplings]
+    batch = [0, 1, 2]
+    for step in range(120):
+        match generator.choice(("stay", "stay", "stay", "join", "leave", "move", "return")):
+            case "join" if absent := set(range(9)) - set(batch):
+                batch.append(generator.choice(sorted(absent)))
+            case "leave" if len(batch) > 1:
+                batch.remove(generator.choice(batch))
+            case "move":
+                generator.shuffle(batch)
+            case "return":  # as after a preemption
+                one = generator.choice(batch)
+                rows[one] = SamplingRow(
+                    replace(samplings[one], output_index=rows[one].output_index)
+                )
+        states = [rows[one] for one in batch]
+        if generator.random() < 0.2:
+            states.append(states[-1].followed_by(5))
+        padding = generator.choice((0, 0, 0, 2))
+        given = logits[: len(states) + padding]
+        found = sampler.sample(given, states, NO_MASKS, [])
+        fresh = Sampler(vocab_size).sample(given, states, NO_MASKS, [])
+        alone = [sample(given[i : i + 1], [state])[0] for i, state in enumerate(states)]
+        assert found.read() == fresh.read() == alone, f"{step=}"
+        skipping = generator.choice(batch) if generator.random() < 0.1 else None
+        for one in batch:
+            if one != skipping:
+                rows[one].accept(5)
+
+
+def test_a_row_tells_where_it_is_and_whether_it_edits_logits() -> None:
+    row = new_row(SamplingParams(), output_index=3)
+    row.accept(1)
+    assert (row.output_index, row.has_edits) == (4, False)
+    assert new_row(SamplingParams(logit_bias={1: 1.0})).has_edits
+    penalized = new_row(SamplingParams(presence_penalty=1.0))
+    assert not penalized.has_edits
+    assert penalized.followed_by(1).has_edits
+    banned = SamplingRow(Sampling(SamplingParams(min_tokens=1), seed=0, banned_tokens=(2,)))
+    assert banned.has_edits
+    assert not banned.followed_by(1).has_edits
+
+
 # Log-probabilities
 
 
@@ -373,6 +491,8 @@ def test_banning_every_token_that_is_left_leaves_none_to_that_row() -> None:
 def test_a_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="logits"):
         Sampler(4).sample(mx.zeros((1, 3)), [new_row(GREEDY)], NO_MASKS, [])
+    with pytest.raises(ValueError, match="logits"):
+        Sampler(3).sample(mx.zeros((1, 3)), [new_row(GREEDY)] * 2, NO_MASKS, [])
     with pytest.raises(ValueError, match="logits"):
         Sampler(3).score(mx.zeros((2, 3)), [1], top=0)
 

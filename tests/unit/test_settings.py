@@ -136,11 +136,12 @@ def test_engine_config_takes_its_share() -> None:
         "max_prompt_share": 0.5,
         "prefix_cache": False,
         "speculate": "off",
+        "decode": "eager",
         "attention": "gather",
         "generation_config": "none",
     }
     expected = EngineConfig(
-        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "off", "gather", generation_config="none"
+        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "off", "eager", "gather", generation_config="none"
     )
     assert config_of(flags) == expected
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.storage.state_arena import StateArena, StateShape, state_bytes
+from engine.mlx_backend.kv.states import StateArena, StateShape, state_bytes
 from kvstore.ops import CopyState, ResetState, RollBackState
 from kvstore.types import SlotId
 

@@ -24,7 +24,7 @@ from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.values.stats import CacheTier, Latency
 from tests.hosting import ThreadAsProcess, hosted
-from tests.simulation.daemon import NO_BYTES, NO_MEMORY
+from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import Harness, prompt
 from tests.unit.threaded_harness import Letters, Parts, Setup, request
 
@@ -244,7 +244,7 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
 
     def deliver(events: list[OutputEvent]) -> None:
         for event in events:
-            stats = snapshot(loop.scheduler, loop.sizes, NO_MEMORY)
+            stats = snapshot(loop.scheduler, loop.sizes, NO_MEMORY, NO_DECODE)
             seen.append((stats.generated_tokens, stats.running))
             assert bool(event.admission) == (len(seen) == 1)
 
@@ -282,10 +282,10 @@ def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, NO_BYTES)
     held = harness.pool.allocate(3)
     loop.clear(tiers=[CacheTier.MEMORY])
-    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY).cache.blocks_held == 3
+    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY, NO_DECODE).cache.blocks_held == 3
     harness.pool.release(held)  # as when a load is given up
     loop.clear(tiers=[CacheTier.DISK])
-    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY).cache.blocks_held == 0
+    assert snapshot(loop.scheduler, loop.sizes, NO_MEMORY, NO_DECODE).cache.blocks_held == 0
 
 
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:

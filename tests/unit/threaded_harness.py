@@ -17,7 +17,7 @@ from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from kvstore.sizes import StorageBytes
 from tests.hosting import hosted
-from tests.simulation.daemon import NO_MEMORY, LetterDetokenizer
+from tests.simulation.daemon import NO_DECODE, NO_MEMORY, LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(
@@ -121,6 +121,7 @@ class Parts:
             guides=GuideMaker(frozenset()),
             trials=Trials(no_process),
             memory=lambda: NO_MEMORY,
+            decode=lambda: NO_DECODE,
             release_thread=lambda: None,
         )
 

@@ -1,1 +1,0 @@
-"""For CPUs alone: a BLAS, and the attention `cascade` in place of `gather`."""

@@ -1,12 +1,12 @@
-"""A fast BLAS for MLX on Linux CPUs. Off Linux, and on GPUs, nothing here is used.
+"""Loads a fast BLAS for MLX on Linux CPUs. On other systems and on GPUs it does nothing.
 
-The wheels on PyPI link the reference BLAS, 20 to 50 times slower than OpenBLAS or MKL in float32.
-A library loaded with RTLD_GLOBAL before `mlx.core` is imported answers its `cblas_*` calls instead.
-This module imports no MLX and must run before anything that does.
+MLX's wheels on PyPI link the reference BLAS, which is 20 to 50 times slower in float32 than
+OpenBLAS or MKL. A library that is loaded with RTLD_GLOBAL before `mlx.core` is imported takes the
+place of its `cblas_*` functions. So this module imports no MLX, and runs before MLX is imported.
 
-Whose threads share a product weighs as much as the library. The engine's products are small and
-come from a thread of its own: MKL with TBB is the fastest there, MKL with OpenMP, which is its
-default, slower than OpenBLAS.
+The library's threads matter as much as the library. The engine's matrix products are small and are
+computed from the engine's own thread: there MKL with TBB threads is the fastest, and MKL with
+OpenMP threads, its default, is slower than OpenBLAS.
 """
 
 import ctypes
@@ -40,32 +40,32 @@ _MKL_THREADS = ("OpenMP threads", "one thread", "OpenMP threads", "OpenMP thread
 _OPENBLAS_THREADS = ("one thread", "pthreads", "OpenMP threads")
 
 OpenLibrary: TypeAlias = Callable[[str], Any]
-"""Loads a shared library for the whole process; its functions. Raises OSError."""
+"""Loads a shared library globally. Returns its functions as attributes. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blas:
-    """The BLAS that MLX will use. `name` is empty where the question does not arise."""
+    """The BLAS that MLX will use. `name` is empty off Linux and with MLX's CUDA package."""
 
     name: str = ""
     library: str = ""
-    threads: str = ""  # that share a product
-    advice: str = ""  # what would make it faster
+    threads: str = ""  # the kind of threads that compute a matrix product
+    advice: str = ""  # what the user can do for a faster one; "" if nothing
 
     def __str__(self) -> str:
         return f"{self.name} {self.library}, {self.threads}" if self.library else self.name
 
     @property
     def brief(self) -> str:
-        """Without the folder, which says something of this machine alone."""
+        """The description without the library's directory, which differs between machines."""
         return str(replace(self, library=Path(self.library).name)) if self.library else self.name
 
 
 def load_blas(directories: Iterable[Path] | None = None) -> Blas:
-    """Load the best BLAS at hand, before `mlx.core` is imported.
+    """Load the fastest BLAS that is installed. Call it before `mlx.core` is imported.
 
-    MKL is looked for in `directories`: by default where this interpreter's packages have their
-    libraries. Does nothing off Linux, or when MLX's CUDA package is installed.
+    MKL is searched in `directories`, by default those where this interpreter's packages install
+    libraries. Does nothing off Linux, or if MLX's CUDA package is installed.
     """
     if sys.platform != "linux" or has_cuda_package():
         return Blas()
@@ -75,8 +75,8 @@ def load_blas(directories: Iterable[Path] | None = None) -> Blas:
 
 
 def install_command(prefix: Path, python: str) -> str:
-    """What puts a package into the environment at the prefix: a plain `pip install` would not
-    reach one that pipx or `uv tool` has made.
+    """The command, without the package's name, that installs into the environment at `prefix`. A
+    plain `pip install` does not reach the environments of pipx and `uv tool`.
     """
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {shlex.quote(prefix.name)}"
@@ -92,14 +92,15 @@ def load_first(
     install: str,
     open_library: OpenLibrary,
 ) -> Blas:
-    """MKL, where all that it needs is in one of the directories; else OpenBLAS, else the reference.
+    """Load MKL if all that it needs is in one of the directories, otherwise OpenBLAS if the dynamic
+    loader finds it. Otherwise MLX keeps the reference BLAS.
 
-    `install`, followed by a package's name, is the command that installs it here.
-    `MKL_THREADING_LAYER=SEQUENTIAL` is heeded. All its other values are slower than TBB.
+    `install` is a command that installs the package whose name is appended. Of the values of
+    MKL_THREADING_LAYER only SEQUENTIAL is respected: all others are slower than TBB.
     """
     sequential = environment.get("MKL_THREADING_LAYER") == "SEQUENTIAL"
     layer = _SEQUENTIAL if sequential else _TBB
-    has_mkl = machine == "x86_64"  # PyPI has it for no other
+    has_mkl = machine == "x86_64"  # PyPI has MKL only for this processor
     get_mkl = GET_MKL.format(install)
     attempts = [partial(_load_mkl, library, layer) for library in _mkl_libraries(directories)]
     attempts.append(partial(_load_openblas, FASTER + get_mkl if has_mkl else ""))
@@ -116,20 +117,20 @@ def _mkl_libraries(directories: Iterable[Path]) -> Iterator[Path]:
 
 
 def _load_mkl(library: Path, layer: int, open_library: OpenLibrary) -> Blas:
-    """Raises OSError where a part is missing: at the first product MKL itself would exit for it."""
+    """Raises OSError if a part of MKL is missing. MKL itself would exit at its first product."""
     threading = library.with_name(library.name.replace("_rt", "_tbb_thread"))
     threading.stat()
-    open_library(str(library.with_name("libtbb.so.12")))  # MKL does not look beside itself for it
+    open_library(str(library.with_name("libtbb.so.12")))  # MKL does not search its directory
     mkl = open_library(str(library))
-    # These weigh more than MKL's variables. MLX's integers have 32 bits.
+    # These calls take precedence over MKL's environment variables. MLX's integers have 32 bits.
     mkl.MKL_Set_Interface_Layer(_LP64)
-    used = mkl.MKL_Set_Threading_Layer(layer)  # another, if there was a call before
+    used = mkl.MKL_Set_Threading_Layer(layer)  # another one if MKL was called before
     advice = "" if used == layer else SET_TBB
     return Blas("MKL", str(library), _MKL_THREADS[used], advice)
 
 
 def _load_openblas(advice: str, open_library: OpenLibrary) -> Blas:
-    """Raises OSError where the dynamic loader does not find it."""
+    """Raises OSError if the dynamic loader does not find OpenBLAS."""
     library = "libopenblas.so.0"
     threads = _OPENBLAS_THREADS[open_library(library).openblas_get_parallel()]
     return Blas("OpenBLAS", library, threads, advice)
@@ -140,7 +141,7 @@ def _open_global(library: str) -> Any:
 
 
 def _library_directories() -> list[Path]:
-    """Where pip, for everybody or for this user, and conda put the libraries of packages."""
+    """Where pip, its `--user` installs, and conda put the shared libraries of packages."""
     prefixes = [sysconfig.get_path("data")]
     if site.ENABLE_USER_SITE:
         prefixes.append(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))

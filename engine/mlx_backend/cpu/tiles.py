@@ -15,12 +15,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.cpu.blocks import HIDDEN
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, table_width
-from engine.mlx_backend.storage.arena import LayerArena
+from engine.mlx_backend.kv.arena import LayerArena
+from engine.mlx_backend.model.rows import RowGroup, table_width
+from engine.mlx_backend.model.views import BlockAttention
 from kvstore.pool import blocks_for
+
+HIDDEN = -1e30
+"""Added to scores of keys that are not seen. Finite: what is hidden whole must not make NaN of its
+peak.
+"""
 
 TILE_KEYS = 2048
 TILE_SCORES = 2**20
@@ -55,17 +59,38 @@ class Tile:
     spans: tuple[KeySpan, ...]
 
 
-class TilePlan:
-    """The tiles of each row of a forward; all layers share them. Some rows' KV heads are shared out
+class TilePlan(BlockAttention):
+    """The tiles of each row of a group; all layers share them. Some rows' KV heads are shared out
     among `streams`, all others are the first one's.
     """
 
-    def __init__(self, forward: Forward, block_size: int, streams: Sequence[mx.Stream]) -> None:
-        starts, stops = forward.starts_host.tolist(), forward.stops_host.tolist()
+    def __init__(self, group: RowGroup, streams: Sequence[mx.Stream]) -> None:
+        starts, stops = group.starts_host.tolist(), group.stops_host.tolist()
         self._rows = list(zip(starts, stops, strict=True))
-        self._block_size = block_size
+        self._group = group
+        self._block_size = group.arena.block_size
         self._streams = streams
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
+
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+        rows, heads, length, key_dim = queries.shape
+        kv_heads = layer.shape.kv_heads
+        by_head = queries.reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
+        outputs = [self._attend_row(of_row, row, layer) for row, of_row in enumerate(by_head)]
+        return mx.stack(outputs).astype(queries.dtype).reshape(rows, heads, length, -1)
+
+    def _attend_row(self, queries: mx.array, row: int, layer: LayerArena) -> mx.array:
+        """No more keys than the row sees are gathered, however long others are."""
+        n_blocks = self.n_blocks(row)
+        ids = [of[row : row + 1, :, :n_blocks] for of in self._group.gather_ids(layer.heads)]
+        outputs = []
+        for heads, stream in self.head_slices(row, layer.shape.kv_heads):
+            with mx.stream(stream):
+                keys, values = layer.read([of[:, heads] for of in ids])
+                own = queries[heads]
+                tiles = self.tiles(row, own.shape[0] * own.shape[1])
+                outputs.append(_attend_tiles(own, keys[0], values[0], tiles))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def head_slices(self, row: int, kv_heads: int) -> Iterator[tuple[slice, mx.Stream]]:
         """Which of the KV heads of a row each stream takes."""
@@ -149,46 +174,9 @@ def merge(left: PartialTile, right: PartialTile) -> PartialTile:
     )
 
 
-class TiledView(CacheView):
-    """A layer's view while prompt chunks are computed."""
-
-    def __init__(self, layer: LayerArena, forward: Forward, plan: TilePlan) -> None:
-        super().__init__(layer, forward)
-        self._plan = plan
-
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None = None,
-    ) -> mx.array | None:
-        """As `KVView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
-        if not self.is_causal_attention(keys, values, mask, sinks):
-            return None
-        grouped = self.by_kv_head(queries * scale)
-        outputs = [self._attend_row(of_row, row) for row, of_row in enumerate(grouped)]
-        return mx.stack(outputs).astype(queries.dtype).reshape(*queries.shape[:3], -1)
-
-    def _attend_row(self, queries: mx.array, row: int) -> mx.array:
-        """No more keys than the row sees are gathered, however long others are. What was fetched
-        for all rows together is never computed.
-        """
-        kv_heads = self.layer.shape.kv_heads
-        blocks = self.forward.heads(kv_heads)[row : row + 1, :, : self._plan.n_blocks(row)]
-        outputs = []
-        for heads, stream in self._plan.head_slices(row, kv_heads):
-            with mx.stream(stream):
-                keys, values = self.layer.read(blocks[:, heads])
-                own = queries[heads]
-                tiles = self._plan.tiles(row, own.shape[0] * own.shape[1])
-                outputs.append(_attend_row(own, keys[0], values[0], tiles))
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-
-
-def _attend_row(queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]) -> mx.array:
+def _attend_tiles(
+    queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]
+) -> mx.array:
     """`queries`: scaled, `[kv_heads, group, length, key_dim]`; padded ones get zeros."""
     length = queries.shape[2]
     outputs = [_attend_tile(queries, keys, values, tile) for tile in tiles]

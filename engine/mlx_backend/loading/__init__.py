@@ -1,1 +1,0 @@
-"""From a name to a checked model, and what of it fits into this machine."""

@@ -1,10 +1,8 @@
 """Adapters as mlx-lm writes them: a folder with a configuration and low-rank matrices."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from blake3 import blake3
@@ -14,8 +12,9 @@ from mlx.nn.layers.quantized import QuantizedLinear
 
 from engine.api import ModelError
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.loading.checkpoint_files import read_header
-from engine.mlx_backend.model.adapters import Adapter, LowRank
+from engine.mlx_backend.loading.checkpoint import read_header
+from engine.mlx_backend.loading.purpose import read_json
+from engine.mlx_backend.model.patches import Adapter, LowRank
 from engine.values.settings import AdapterConfig
 
 CONFIG = "adapter_config.json"
@@ -27,8 +26,8 @@ _A, _B = "lora_a", "lora_b"
 def read_adapters(
     configs: Sequence[AdapterConfig], model: Module, vocab_size: int
 ) -> tuple[Adapter, ...]:
-    """The adapters of these folders, for this model. Their weights are read when they are asked
-    for. Raises ModelError, which names the adapter and what is wrong with it.
+    """The adapters of these folders, for this model. Their matrices are lazy arrays. Raises
+    ModelError, which names the adapter and its fault.
     """
     modules = dict(model.named_modules())
     adapters = []
@@ -36,14 +35,11 @@ def read_adapters(
         try:
             adapters.append(_read(config, modules, vocab_size))
         except OSError as error:
-            raise _refused(config, f"cannot read {error.filename}: {error.strerror}") from error
+            problem = f"cannot read {error.filename}: {error.strerror}"
+            raise ModelError(f"adapter {config.name}: {problem}") from error
         except ModelError as error:
-            raise _refused(config, str(error)) from error
+            raise ModelError(f"adapter {config.name}: {error}") from error
     return tuple(adapters)
-
-
-def _refused(config: AdapterConfig, problem: str) -> ModelError:
-    return ModelError(f"adapter {config.name}: {problem}")
 
 
 def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int) -> Adapter:
@@ -51,11 +47,13 @@ def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int)
     directory = config.directory.expanduser()
     if not directory.is_dir():
         raise ModelError(f"there is no directory {directory.absolute()}")
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).is_file():
+            raise ModelError(f"{directory} has no {name}: no adapter as mlx-lm writes them")
     scale = _scale(directory / CONFIG)
     weights = _weights(directory / WEIGHTS)
-    paths = {_path(key): None for key in weights}
     added = {}
-    for path in paths:
+    for path in dict.fromkeys(map(_path, weights)):
         inputs, outputs = _shape(path, modules, vocab_size)
         a, b = _matrix(weights, f"{path}.{_A}"), _matrix(weights, f"{path}.{_B}")
         _check_shape(f"{path}.{_A}", a, (inputs, b.shape[0]))
@@ -65,8 +63,8 @@ def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int)
 
 
 def _scale(file: Path) -> float:
-    """By which the product of the matrices is multiplied."""
-    config = _config(file)
+    """The factor of the product of the matrices."""
+    config = read_json(file, dict) or {}
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise ModelError(f"{file} has the fine_tune_type {kind!r}; only lora is served")
@@ -77,27 +75,13 @@ def _scale(file: Path) -> float:
     return float(scale)
 
 
-def _config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ModelError(f"{file.parent} has no {CONFIG}: no adapter as mlx-lm writes them")
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} is not a JSON object")
-    return config
-
-
 def _weights(file: Path) -> dict[str, mx.array]:
-    """By key; lazy."""
-    if not file.is_file():
-        raise ModelError(f"{file.parent} has no {WEIGHTS}: no adapter as mlx-lm writes them")
+    """The lazy matrices by key."""
     if not read_header(file).spans:
         raise ModelError(f"{file} has no tensors")
     try:
         weights = mx.load(str(file))
-    except (RuntimeError, ValueError) as error:  # of a type that MLX has not
+    except (RuntimeError, ValueError) as error:  # of a type that MLX does not have
         raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
     assert isinstance(weights, dict), "what is in a safetensors file has names"
     return weights

@@ -1,30 +1,322 @@
-"""What a checkpoint's files say of its model, whether or not the model is loaded. Without MLX."""
+"""Where a checkpoint is, whether its files are whole, and what they say of the model.
+
+Imports no MLX: the server uses this module, too.
+"""
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from math import prod
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
+from huggingface_hub import errors, snapshot_download
+from huggingface_hub.utils.tqdm import tqdm
 
-from engine.api import ModelError
+from engine.api import ModelError, Progress
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, read_header
-from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.mlx_backend.loading.purpose import find_purpose
-from engine.mlx_backend.loading.source import FILES, find_checkpoint
+from engine.mlx_backend.loading.purpose import (
+    GENERATION_CONFIG,
+    find_purpose,
+    read_json,
+    sampling_defaults,
+)
 from engine.text.python_templates import python_template
 from engine.values.model import SamplingDefaults, Task
+from engine.values.settings import DEFAULT_NAME
+
+DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
+"""The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
+
+WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
+FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json")
+"""The files that transformers makes a tokenizer of. Without any it makes an empty one silently."""
+
+_PATH_STARTS = ("/", ".", "~")  # no repository's name begins with one
+_STORED_BYTES = "huggingface_hub.snapshot_download"  # the bar of a download that counts bytes
+
+
+def find_checkpoint(model: str, *, download: bool) -> Path:
+    """The directory of a checkpoint, given as a directory or as a Hugging Face repository. An empty
+    `model`, or the embedded default's name, is the embedded default.
+
+    Anything that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
+    have been fetched before. Code in repositories is neither fetched nor run. Raises ModelError,
+    also when a file is missing or not whole.
+    """
+    if (found := local_checkpoint(model)) is not None:
+        return found
+    if download:
+        return fetch_checkpoint(model, lambda done_bytes, total_bytes: None)
+    try:
+        return _checked(Path(snapshot_download(model, allow_patterns=FILES, local_files_only=True)))
+    except errors.HFValidationError as error:
+        raise _no_repository(model, error) from error
+    except OSError as error:
+        fetch = f"`rootstock pull {model}` fetches it"
+        raise ModelError(f"{model} is not in the Hugging Face cache; {fetch}") from error
+
+
+def local_checkpoint(model: str) -> Path | None:
+    """The checkpoint of a directory, or the embedded default; None for a repository.
+
+    Raises ModelError for files, for paths to nothing, and when a file is missing or not whole.
+    """
+    if model in {"", DEFAULT_NAME}:
+        return DEFAULT_CHECKPOINT
+    try:
+        path = Path(model).expanduser()
+        is_directory, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # of `~nobody`
+        raise ModelError(f"{model} cannot be looked for: {one_line(error)}") from error
+    if is_directory:
+        return _checked(path)
+    if is_there:
+        raise ModelError(f"{model} is a file; a model is a directory or a repository")
+    if model.startswith(_PATH_STARTS):
+        raise ModelError(f"there is no directory {path.resolve()}")
+    return None
+
+
+def fetch_checkpoint(repository: str, progress: Progress) -> Path:
+    """The directory of a checkpoint, fetched from Hugging Face if it is not in the cache yet.
+
+    `progress` is called from other threads. Raises ModelError when the repository cannot be
+    fetched, and when a file is missing or not whole.
+    """
+    try:
+        bar = _counting(progress)
+        found = snapshot_download(repository, allow_patterns=FILES, tqdm_class=bar)
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{repository} is gated: HF_TOKEN or `hf auth login` must name an account that may "
+            f"read it ({one_line(error)})"
+        ) from error
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
+        raise _no_repository(repository, error) from error
+    except (
+        errors.LocalEntryNotFoundError
+    ) as error:  # its own text is advice; the cause is what happened
+        problem = one_line(error.__cause__ or error)
+        path = Path(repository)
+        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
+        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
+        raise ModelError(
+            f"{repository} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
+        ) from error
+    except Exception as error:  # HTTP has more: a proxy's, an address that is none
+        raise ModelError(f"{repository} was not fetched: {one_line(error)}") from error
+    return _checked(Path(found))
+
+
+def _counting(progress: Progress) -> type[tqdm]:
+    """The bars of a download in a terminal, of which one counts the bytes that it stores."""
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+            self._counts = name == _STORED_BYTES
+            super().__init__(*args, name=name, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.disable:  # then it does not count
+                self.n += n or 0
+            if self._counts:
+                progress(int(self.n), int(self.total or 0))
+            return shown
+
+    return Bar
+
+
+def _no_repository(model: str, error: Exception) -> ModelError:
+    problem = one_line(error)
+    if ":" in model:
+        problem = "a name with a colon is one of Ollama's, and models come from Hugging Face, such "
+        problem += "as mlx-community/Qwen3-4B-4bit"
+    return ModelError(f"{model} is neither a directory nor a repository: {problem}")
+
+
+_INDEX = "model.safetensors.index.json"
+_UNFINISHED = (
+    "*.incomplete",
+    ".cache/huggingface/download/*.incomplete",  # below a local directory
+    "../../blobs/*.incomplete",  # beside a snapshot in the cache
+)
+_LFS_POINTER = b"version https://git-lfs"
+_LENGTH_BYTES = 8  # before a safetensors header: its length, little-endian
+_MOST_NAMES = 3
+
+
+def _checked(checkpoint: Path) -> Path:
+    """The checkpoint. Raises ModelError, a line that names the file, unless it can be loaded.
+
+    Weights are judged by their sizes and headers; none are read.
+    """
+    try:
+        _check_configs(checkpoint)
+        if missing := _missing_weights(checkpoint):
+            raise ModelError(f"incomplete download: {missing} (in {checkpoint})")
+        if not any(checkpoint.glob(WEIGHTS)):
+            raise ModelError(f"{checkpoint} has no {WEIGHTS}: not a checkpoint that MLX can load")
+        if not any(file.exists() for pattern in _TOKENIZERS for file in checkpoint.glob(pattern)):
+            raise ModelError(f"{checkpoint} has no tokenizer: {_TOKENIZERS[0]} is missing")
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
+    return checkpoint
+
+
+def _check_configs(checkpoint: Path) -> None:
+    """Raise ModelError unless config.json is a model's and mlx-lm can take generation_config.json.
+
+    mlx-lm ignores one that is not JSON, but not other encodings, and no JSON but an object.
+    """
+    file = checkpoint / "config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{checkpoint} has no config.json: not a checkpoint") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{file} names no model_type: not a model's configuration")
+    try:
+        read_json(checkpoint / GENERATION_CONFIG, dict)
+    except ModelError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            raise
+
+
+def _missing_weights(checkpoint: Path) -> str:
+    """Names the weight files that are missing; "" if none are. Raises ModelError for files that are
+    not whole.
+
+    The index only counts for tensors that no file holds: some are out of date.
+    """
+    files = sorted(checkpoint.glob(WEIGHTS))
+    held = {name for file in files if file.exists() for name in read_header(file).spans}
+    indexed: dict[str, str] = {}
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        indexed = dict(json.loads((checkpoint / _INDEX).read_text("utf-8"))["weight_map"].items())
+    absent = {file.name for file in files if not file.exists()}  # links into an emptied cache
+    missing = (str(file) for tensor, file in indexed.items() if tensor not in held)
+    absent.update(file for file in missing if not (checkpoint / file).exists())
+    if absent:
+        total = len({*map(str, indexed.values()), *(file.name for file in files)})
+        verb = "is" if len(absent) == 1 else "are"
+        return f"{len(absent)} of {total} weight files {verb} missing: {_listed(sorted(absent))}"
+    unfinished = [file.name for part in _UNFINISHED for file in checkpoint.glob(part)]
+    if not files and unfinished:
+        return f"the weights are missing, and partly fetched: {_listed(unfinished)}"
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+class ByteSpan(NamedTuple):
+    """Bytes of a file."""
+
+    start: int
+    stop: int
+
+
+class Header(NamedTuple):
+    """The header of a safetensors file, and where in the file each tensor is, by name."""
+
+    text: bytes
+    spans: Mapping[str, ByteSpan]
+
+
+def read_header(file: Path) -> Header:
+    """Raises ModelError unless the file is a safetensors file, and whole."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        beginning = opened.read(len(_LFS_POINTER))
+        if beginning == _LFS_POINTER:
+            raise ModelError(f"{file} is a Git LFS pointer, not the weights: run git lfs pull")
+        length = int.from_bytes(beginning[:_LENGTH_BYTES], "little")
+        opened.seek(_LENGTH_BYTES)
+        text = opened.read(length) if length <= size else b""
+    first = whole = _LENGTH_BYTES + length
+    spans: dict[str, ByteSpan] = {}
+    try:
+        tensors: dict[str, Any] = json.loads(text)
+        tensors.pop("__metadata__", None)
+        for name, tensor in tensors.items():
+            start, stop = map(index, tensor["data_offsets"])
+            if not 0 <= start <= stop:
+                raise ValueError(f"a tensor from {start} to {stop}")
+            spans[name] = ByteSpan(first + start, first + stop)
+            whole = max(whole, first + stop)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"incomplete download, or no safetensors file: {file} has {size:,} bytes and no header"
+        ) from error
+    if size < whole:
+        raise ModelError(f"incomplete download: {file} has {size:,} of {whole:,} bytes")
+    return Header(text, spans)
+
+
+_SAMPLES = 4  # of a tensor
+_SAMPLE_BYTES = 4096
+_BLOBS = "blobs"  # the folder of files in a repository's folder of the Hugging Face cache
+_SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digits, git's SHA-1
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """Sixteen hexadecimal digits that change with the config or the weights.
+
+    Digests config.json, and of each weight file its name, size, header, `_version` and samples of
+    every tensor: reading a whole checkpoint would take minutes. The samples find most edits that
+    keep the version: of a file in the Hugging Face cache that was edited in place, or of one whose
+    time of modification was set back. Raises ModelError for a file that is not whole.
+    """
+    digest = blake3((checkpoint / "config.json").read_bytes())
+    for file in sorted(checkpoint.glob(WEIGHTS)):
+        header = read_header(file)
+        digest.update(f"{file.name}:{file.stat().st_size}:{_version(file)}:".encode())
+        digest.update(header.text)
+        with file.open("rb") as weights:
+            for span in sorted(header.spans.values()):
+                for sample in _samples(span):
+                    weights.seek(sample.start)
+                    digest.update(weights.read(sample.stop - sample.start))
+    return digest.hexdigest(length=8)
+
+
+def _version(file: Path) -> str:
+    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to; of any
+    other file the time of modification, in nanoseconds. A copy without its time of modification
+    counts as another model, which costs the disk cache and is never wrong.
+    """
+    blob = file.resolve()
+    if blob.parent.name == _BLOBS and _SHA256.fullmatch(blob.name):
+        return blob.name
+    return str(blob.stat().st_mtime_ns)
+
+
+def _samples(tensor: ByteSpan) -> list[ByteSpan]:
+    """Both ends and places evenly between; all of a tensor that is no longer than the samples.
+
+    Several, because part of a tensor that joins others, as Q, K and V or experts, may change alone.
+    """
+    free = tensor.stop - tensor.start - _SAMPLE_BYTES
+    if free <= (_SAMPLES - 1) * _SAMPLE_BYTES:
+        return [tensor]
+    starts = (tensor.start + sample * free // (_SAMPLES - 1) for sample in range(_SAMPLES))
+    return [ByteSpan(start, start + _SAMPLE_BYTES) for start in starts]
+
 
 _CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "n_positions",
-    "seq_length",
+    *("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length"),
     "max_seq_len",  # DBRX
     "max_context_length",  # OpenELM
     "model_max_length",  # Kimi Linear
@@ -34,26 +326,26 @@ _DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_GROUP_SIZE = 64  # MLX's
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
-"""Where the list begins in a tokenizer.json. Most of that file is the vocabulary: megabytes, whose
-parsing would keep other threads waiting.
-"""
+"""Where the list begins in a tokenizer.json. Most of the file is the vocabulary: parsing megabytes
+would keep other threads waiting."""
 
 
 class Checkpoint:
-    """A checkpoint's directory, whose files are whole. Each property reads what it needs."""
+    """A checkpoint's directory, whose files are whole. Each property reads what it needs, and may
+    raise ModelError.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     @cached_property
-    def config(self) -> Mapping[str, Any]:
-        return _json_object(self._directory / "config.json")
+    def config(self) -> dict[str, Any]:
+        return read_json(self._directory / "config.json", dict) or {}
 
     @cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits, which depend on config.json and on all files' names and sizes.
-
-        Weights are not read, so a model and its fine-tune may have the same digest.
+        """64 hexadecimal digits, which depend on config.json and on all files' names and sizes:
+        a model and its fine-tune may have the same.
         """
         digest = blake3((self._directory / "config.json").read_bytes())
         for name, size in sorted(self._sizes.items()):
@@ -80,24 +372,35 @@ class Checkpoint:
 
     @cached_property
     def n_parameters(self) -> int | None:
-        """How many numbers the weights have; None where they are quantized in a format that is not
-        MLX's.
-        """
+        """Numbers in the weights; None if they are quantized in a format that is not MLX's."""
         quantization = self.config.get("quantization") or {}
         if not quantization and self.config.get("quantization_config"):
             return None
-        shapes = self._shapes()
-        return sum(_parameters(name, shape, shapes, quantization) for name, shape in shapes.items())
+        shapes: dict[str, Sequence[int]] = {}
+        for file in self._directory.glob(WEIGHTS):
+            header = read_header(file)
+            tensors = json.loads(header.text)
+            shapes |= {name: tensors[name]["shape"] for name in header.spans}
+        return sum(_parameters(name, shapes, quantization) for name in shapes)
 
     @cached_property
     def chat_template(self) -> str:
-        """The template's source, as the loaded tokenizer has it: all templates where there are
-        several, "" where there are none.
-        """
+        """The source as the loaded tokenizer has it: all templates if there are several."""
         kind = self._tokenizer_config.get("chat_template_type")
         if kind and (file := python_template(str(kind))).is_file():
             return file.read_text("utf-8")
-        return "\n".join(self._jinja_templates())
+        files = [self._directory / "chat_template.jinja"]
+        files += (self._directory / "additional_chat_templates").glob("*.jinja")
+        texts = [file.read_text("utf-8") for file in files if file.is_file()]
+        if not texts:  # as in transformers
+            match self._tokenizer_config.get("chat_template"):
+                case str(text):
+                    texts = [text]
+                case list(named):
+                    texts = [str(one.get("template", "")) for one in named]
+                case dict(named):
+                    texts = list(map(str, named.values()))
+        return "\n".join(texts)
 
     @property
     def tokenizer_class(self) -> str | None:
@@ -107,26 +410,30 @@ class Checkpoint:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, str]:
-        """Texts of special tokens by their names in tokenizer_config.json: `bos_token` and others.
-        A text stands there alone, or as the `content` of an object.
-        """
-        found = dict[str, str]()
-        for name, token in self._tokenizer_config.items():
-            content = token.get("content") if isinstance(token, Mapping) else token
-            if name.endswith("_token") and isinstance(content, str):
-                found[name] = content
-        return found
+        """Texts of special tokens by their names in tokenizer_config.json, such as `bos_token`."""
+        texts = {
+            name: token.get("content") if isinstance(token, dict) else token
+            for name, token in self._tokenizer_config.items()
+            if name.endswith("_token")
+        }
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
 
     @cached_property
     def added_tokens(self) -> Collection[str]:
         """The tokens that a tokenizer has besides pieces of text."""
-        listed = self._tokenizer_config.get("added_tokens_decoder") or {}
-        return {str(token.get("content")) for token in (*self._added_tokens(), *listed.values())}
+        listed: list[Mapping[str, Any]] = []
+        file = self._directory / "tokenizer.json"
+        text = file.read_text("utf-8") if file.is_file() else ""
+        if found := _ADDED_TOKENS.search(text):
+            try:
+                listed += json.JSONDecoder().raw_decode(text, found.end())[0]
+            except ValueError as error:
+                raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
+        listed += (self._tokenizer_config.get("added_tokens_decoder") or {}).values()
+        return {str(token.get("content")) for token in listed}
 
     def tasks(self, pooling: str, reranker: str) -> Sequence[Task]:
-        """What the model is served for with these settings. Raises ModelError where it cannot be
-        served.
-        """
+        """What the model is served for with these settings. Raises ModelError if it cannot be."""
         purpose = find_purpose(self._directory, pooling, reranker)
         served = (
             (Task.GENERATE, purpose.generates),
@@ -136,7 +443,7 @@ class Checkpoint:
         return tuple(task for task, is_served in served if is_served)
 
     def sampling(self) -> SamplingDefaults:
-        """What generation_config.json says; values that cannot be used are left out."""
+        """The parameters in generation_config.json; unusable values are left out."""
         return sampling_defaults(self._directory, lambda line: None)
 
     @cached_property
@@ -146,55 +453,12 @@ class Checkpoint:
         return {file.name: file.stat().st_size for file in found if file.is_file()}
 
     @cached_property
-    def _tokenizer_config(self) -> Mapping[str, Any]:
-        file = self._directory / "tokenizer_config.json"
-        return _json_object(file) if file.is_file() else {}
-
-    def _jinja_templates(self) -> list[str]:
-        """The templates in files; where there are none, those in tokenizer_config.json, as in
-        transformers.
-        """
-        files = [self._directory / "chat_template.jinja"]
-        files += (self._directory / "additional_chat_templates").glob("*.jinja")
-        if texts := [file.read_text("utf-8") for file in files if file.is_file()]:
-            return texts
-        match self._tokenizer_config.get("chat_template"):
-            case str(text):
-                return [text]
-            case list(named):
-                return [str(one.get("template", "")) for one in named]
-            case dict(named):
-                return [str(text) for text in named.values()]
-            case _:
-                return []
-
-    def _added_tokens(self) -> Sequence[Mapping[str, Any]]:
-        """The added tokens of tokenizer.json."""
-        file = self._directory / "tokenizer.json"
-        text = file.read_text("utf-8") if file.is_file() else ""
-        if (found := _ADDED_TOKENS.search(text)) is None:
-            return ()
-        try:
-            tokens: list[Mapping[str, Any]] = json.JSONDecoder().raw_decode(text, found.end())[0]
-        except ValueError as error:
-            raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
-        return tokens
-
-    def _shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of all tensors, by name."""
-        shapes: dict[str, Sequence[int]] = {}
-        for file in self._directory.glob(WEIGHTS):
-            header = read_header(file)
-            tensors = json.loads(header.text)
-            shapes |= {name: tensors[name]["shape"] for name in header.spans}
-        return shapes
+    def _tokenizer_config(self) -> dict[str, Any]:
+        return read_json(self._directory / "tokenizer_config.json", dict) or {}
 
 
 def open_checkpoint(model: str) -> Checkpoint:
-    """The checkpoint of a directory, of a repository that has been fetched, or the embedded one.
-
-    Raises ModelError where there is none, or a file is missing or not whole.
-    """
+    """The checkpoint that `find_checkpoint` finds without a download. Raises ModelError."""
     return Checkpoint(find_checkpoint(model, download=False))
 
 
@@ -217,31 +481,18 @@ def first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
 
 
 def _parameters(
-    name: str,
-    shape: Sequence[int],
-    shapes: Mapping[str, Sequence[int]],
-    quantization: dict[str, Any],
+    name: str, shapes: Mapping[str, Sequence[int]], quantization: dict[str, Any]
 ) -> int:
     """How many numbers of the model a tensor stands for. MLX packs several into one of `weight`,
     and keeps `scales` and perhaps `biases` for each group.
     """
     layer, _, kind = name.rpartition(".")
     scales = shapes.get(f"{layer}.scales")
-    if scales is None or f"{layer}.weight" not in shapes:
-        return prod(shape)
+    kinds = {"weight", "scales", "biases"}
+    if scales is None or f"{layer}.weight" not in shapes or kind not in kinds:
+        return prod(shapes[name])
     if kind != "weight":
-        return 0 if kind in {"scales", "biases"} else prod(shape)
+        return 0
     own = quantization.get(layer)
     settings = quantization | own if isinstance(own, dict) else quantization
     return prod(scales) * int(settings.get("group_size", _DEFAULT_GROUP_SIZE))
-
-
-def _json_object(file: Path) -> Mapping[str, Any]:
-    """Raises ModelError for a file that is no JSON object."""
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} is not a JSON object")
-    return content

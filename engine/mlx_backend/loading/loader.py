@@ -1,4 +1,4 @@
-"""Loads a checkpoint with mlx-lm and finds out what serving it takes."""
+"""Loads a checkpoint with mlx-lm: the model, its tokenizer, and what embeds or scores with it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,31 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from engine.api import ModelError, Report
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
-from engine.mlx_backend.loading import headless
 from engine.mlx_backend.loading.adapter_files import read_adapters
-from engine.mlx_backend.loading.checkpoint import first_number, max_context_tokens
-from engine.mlx_backend.loading.purpose import GENERATES, Purpose
+from engine.mlx_backend.loading.checkpoint import (
+    WEIGHTS,
+    fingerprint,
+    first_number,
+    max_context_tokens,
+    read_header,
+)
+from engine.mlx_backend.loading.purpose import GENERATES, Purpose, Ranking
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
-from engine.mlx_backend.loading.source import fingerprint
-from engine.mlx_backend.loading.tokenizer import load_tokenizer
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.adapters import install as install_adapters
-from engine.mlx_backend.model.cached_model import Execution
-from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
+from engine.mlx_backend.model.layout import Layout, discover
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
+from engine.mlx_backend.model.views import Attention
+from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig
 
+FLOAT32_SHARE = 0.8  # of memory; KV and everything else must fit into the rest
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
-FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class LoadedModel:
     query_heads: int  # in the layer that has most
     max_context_tokens: int
     fingerprint: str
-    weight_bytes: int  # with those of the adapters
+    weight_bytes: int  # including those of the adapters
     row_adapters: RowAdapters
     adapters: Mapping[str, str]  # their fingerprints by name
     purpose: Purpose = GENERATES
@@ -58,10 +60,9 @@ def open_model(
     purpose: Purpose = GENERATES,
     adapter_configs: Sequence[AdapterConfig] = (),
 ) -> LoadedModel:
-    """Build the model, its adapters and its tokenizer; weights are read when `load_weights` asks
-    for them.
+    """Build the model, its adapters and its tokenizer. `load_weights` reads the weights.
 
-    On the CPU device everything is float32, and quantized weights are dequantized, where the result
+    On the CPU device everything is float32, and quantized weights are dequantized, if the result
     leaves a fifth of `memory_bytes`: half precision and quantized products are 20 to 50 times
     slower there. Elsewhere the checkpoint's dtype and quantization stand.
 
@@ -69,18 +70,22 @@ def open_model(
     """
     model, config = _build(checkpoint, purpose)
     if mx.default_device() == mx.cpu:
-        model = _for_cpu(model, checkpoint, purpose, memory_bytes)
-    max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
+        model = utils.dequantize_model(model)
+        model.set_dtype(mx.float32)
+        if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
+            model, _ = _build(checkpoint, purpose)  # as it was: quantized, in its own dtype
+    max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
-    tokenizer = load_tokenizer(checkpoint, config, layout.vocab_size)
+    tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
     adapters = read_adapters(adapter_configs, model, layout.vocab_size)
     row_adapters = install_adapters(model, adapters)
+    kv_heads = max((shape.kv_heads for shape in layout.kv_layers), default=0)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         layout=layout,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        query_heads=query_heads(config, layout),
+        query_heads=max(first_number(config, _HEADS_KEYS) or 0, kv_heads),
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
         weight_bytes=_weight_bytes(model),
@@ -93,7 +98,7 @@ def open_model(
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
     """Read the weights into memory and find out how the model runs over shared storage.
 
-    `attentions` are those that may serve, the preferred one first. Raises UnsupportedModel when the
+    `attentions` are those that may serve, the preferred one first. Raises UnsupportedModel if the
     model runs with none of them.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
@@ -103,35 +108,11 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     report("checking the model against its own caches")
     with sparse_early(loaded.model):
         execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
-    mx.clear_cache()  # what the check has left
+    mx.clear_cache()  # the check's buffers
     report(f"batches: {execution.batching.name}")
     if execution.attention is not attentions[0]:
         report(f"attention: {execution.attention.name}, since not {execution.rejected[-1]}")
     return execution
-
-
-def query_heads(config: Mapping[str, Any], layout: Layout) -> int:
-    """Heads of a config.json; those of K where it does not say, or says it layer by layer."""
-    kv_heads = max((shape.kv_heads for shape in layout.kv_layers), default=0)
-    return max(first_number(config, _HEADS_KEYS) or 0, kv_heads)
-
-
-def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
-    """Make each dynamic NTK RoPE the plain one that it is up to its model's first context length.
-
-    Beyond that its base changes, and with it all keys that have been cached. Returns how many
-    tokens a sequence may have then.
-    """
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, DynamicNTKScalingRoPE)
-    }
-    plain = [(name, RoPE(rope.dims, rope.traditional, rope.base)) for name, rope in found.items()]
-    model.update_modules(tree_unflatten(plain))
-    return min(
-        [max_context_tokens, *(int(rope.max_position_embeddings) for rope in found.values())]
-    )
 
 
 def named_weights(model: Module) -> dict[str, mx.array]:
@@ -143,33 +124,81 @@ def _weight_bytes(model: Module) -> int:
     return sum(array.nbytes for array in named_weights(model).values())
 
 
+def _fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
+    """Replace each dynamic NTK RoPE by the plain one that it is up to its first context length.
+
+    Beyond that its base changes, and with it all keys that have been cached. Returns how many
+    tokens a sequence may then have.
+    """
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, DynamicNTKScalingRoPE)
+    }
+    plain = [(name, RoPE(rope.dims, rope.traditional, rope.base)) for name, rope in found.items()]
+    model.update_modules(tree_unflatten(plain))
+    lengths = (int(rope.max_position_embeddings) for rope in found.values())
+    return min([max_context_tokens, *lengths])
+
+
+_CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
+
+
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
-    find_classes = _get_classes if purpose.generates else headless.classes
+    """The model and its configuration. Raises ModelError or UnsupportedModel.
+
+    A model that does not generate may lack an LM head. Then the embedding makes logits that are not
+    used, and its body loads by itself.
+    """
 
     def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
         if config.get("text_config") is None:
             config.pop("text_config", None)  # mlx-lm only checks whether the key is there
-        return find_classes(config)
+        model, arguments = utils._get_classes(config)
+        return (model if purpose.generates else _without_head(model)), arguments
 
+    changes = {}
+    if not purpose.generates:
+        names = (name for file in checkpoint.glob(WEIGHTS) for name in read_header(file).spans)
+        if not any(name.startswith(_HEAD) for name in names):
+            changes = {"tie_word_embeddings": True}
     try:
-        model, config = load_model(
-            checkpoint,
-            lazy=True,
-            model_config={} if purpose.generates else headless.model_config(checkpoint),
-            get_model_classes=classes,
+        model, config = utils.load_model(
+            checkpoint, lazy=True, model_config=changes, get_model_classes=classes
         )
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
         raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
-    except Exception as error:  # mlx-lm's modules raise whatever they like
+    except Exception as error:  # mlx-lm's modules raise exceptions of any type
         if misfit := _misfit(str(error)):
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
         raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
 
 
+def _without_head(model: type[Any]) -> type[Any]:
+    """The class of a model that loads the weights of its body alone: transformers writes their
+    names without a prefix if the body was saved by itself.
+    """
+    has_own = hasattr(model, "sanitize")
+
+    class Headless(model):  # type: ignore[misc]
+        def sanitize(self, weights: Mapping[str, mx.array]) -> Mapping[str, mx.array]:
+            prefix = "" if any(name.startswith(_BODY) for name in weights) else _BODY
+            named = {
+                name if name.startswith(_HEAD) else prefix + name: array
+                for name, array in weights.items()
+                if name != _CLASSIFIER
+            }
+            return super().sanitize(named) if has_own else named
+
+    return Headless
+
+
 def _misfit(message: str) -> str:
-    """The gist of what `Module.load_weights` says of wrong parameters, which it lists; or ""."""
+    """The gist of the message of `Module.load_weights` about wrong parameters, which lists them; ""
+    for any other message.
+    """
     if message.startswith("Expected shape"):
         return message
     listed = re.match(r"(Missing|Received) (\d+) parameters[^\n]*\n([^\s,]+)", message)
@@ -180,9 +209,137 @@ def _misfit(message: str) -> str:
     return f"{count} of the parameters are {fault}, such as {first.rstrip('.')}"
 
 
-def _for_cpu(model: Module, checkpoint: Path, purpose: Purpose, memory_bytes: int) -> Module:
-    model = dequantize_model(model)
-    model.set_dtype(mx.float32)
-    if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
-        model, _ = _build(checkpoint, purpose)  # as it was: quantized, in its own dtype
-    return model
+def _load_tokenizer(
+    checkpoint: Path, config: Mapping[str, Any], vocab_size: int
+) -> TokenizerWrapper:
+    """Raises ModelError if it cannot be loaded, or has tokens beyond the model's `vocab_size`.
+
+    Added tokens may lie beyond: Gemma's for images, for example, in a model of text alone.
+    """
+    # Of generation_config.json, which mlx-lm prefers, or else of config.json. None if they name
+    # none of the model's tokens: mlx-lm knows the end tokens of some tokenizers.
+    named = config.get("eos_token_id")
+    listed = named if isinstance(named, list) else [named]
+    end_tokens = [id for id in listed if isinstance(id, int) and 0 <= id < vocab_size] or None
+    try:
+        tokenizer = utils.load_tokenizer(checkpoint, eos_token_ids=end_tokens)
+    except Exception as error:
+        raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise ModelError("the checkpoint has no tokenizer.json, nor what one could be made of")
+    backend = tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    ordinary = backend.get_vocab(with_added_tokens=False).values() - added.keys()
+    if not ordinary:
+        raise ModelError("the tokenizer has no tokens")
+    if max(ordinary) >= vocab_size:
+        raise ModelError(
+            f"the tokenizer is not the model's: its tokens go up to {max(ordinary):,}, and the "
+            f"model has {vocab_size:,}"
+        )
+    return tokenizer
+
+
+def template_kind(tokenizer: TokenizerWrapper, source: str = "") -> TemplateKind:
+    """How the tokenizer's chat template is rendered, or `source` in its place."""
+    if source:
+        return TemplateKind(source=source)
+    function = tokenizer._chat_template
+    return TemplateKind(
+        module="" if function is None else function.__module__.rpartition(".")[2],
+        thinking_argument=tokenizer._thinking_kwarg,
+        thinks=tokenizer.has_thinking,
+    )
+
+
+_QWEN3_RERANKER = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ messages | selectattr("role", "equalto", "system") | map(attribute="content") \
+| first | default("Given a web search query, retrieve relevant passages that answer the query") }}
+<Query>: {{ messages | selectattr("role", "equalto", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "equalto", "document") | map(attribute="content") \
+| first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{{ "" }}"""
+"""The prompt of Qwen3-Reranker by its model card, with the roles of vLLM's reranker templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What the runner pools with, and what the server must know of it."""
+
+    pooler: Pooler = HIDDEN_STATES
+    embedder: Embedder | None = None
+    reranker: Reranker | None = None
+    template: str = ""  # in place of the tokenizer's own
+
+
+def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled:
+    """What embeds or reranks with a loaded model. Raises ModelError if its hidden states are not
+    accessible, or no score can be made of them.
+    """
+    embedding, ranking = loaded.purpose.embedding, loaded.purpose.ranking
+    if embedding is None and ranking is None:
+        return Pooled()
+    if not head.dimensions:
+        raise UnsupportedModel("its hidden states cannot be had: they are not projected as usual")
+    if ranking is not None:
+        return _reranker(loaded, head, checkpoint, ranking)
+    assert embedding is not None
+    embedder = Embedder(
+        pooling=embedding.pooling,
+        dimensions=head.dimensions,
+        normalized=embedding.normalized,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+    )
+    return Pooled(embedder=embedder)
+
+
+def _reranker(loaded: LoadedModel, head: OutputHead, checkpoint: Path, ranking: Ranking) -> Pooled:
+    tokenizer = loaded.tokenizer
+    if ranking.tokens:
+        weight = head.rows([_token_id(tokenizer, token) for token in ranking.tokens])
+    else:
+        weight = _classifier(checkpoint)
+    labels = weight.shape[0]
+    if labels > 2:
+        raise UnsupportedModel(f"its classifier has {labels} labels; a reranker has one, or two")
+    if labels == 2:  # a softmax over two labels is a sigmoid of their difference
+        weight = weight[1:] - weight[:1]
+    mx.eval(weight)
+    template = tokenizer.chat_template
+    source = template if isinstance(template, str) else ""
+    takes_pairs = all(
+        f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document")
+    )
+    own = "" if takes_pairs or loaded.model.model_type != "qwen3" else _QWEN3_RERANKER
+    return Pooled(
+        pooler=Pooler(weight),
+        reranker=Reranker(ranking.has_sigmoid, is_templated=takes_pairs or bool(own)),
+        template=own,
+    )
+
+
+def _classifier(checkpoint: Path) -> mx.array:
+    """`[labels, dimensions]`, float32. Raises ModelError if there is none."""
+    for file in checkpoint.glob(WEIGHTS):
+        if _CLASSIFIER in read_header(file).spans:
+            tensors = mx.load(str(file))
+            assert isinstance(tensors, dict), "safetensors are named"
+            return tensors[_CLASSIFIER].astype(mx.float32)
+    raise ModelError(f"the classifier is missing: no weight file has {_CLASSIFIER}")
+
+
+def _token_id(tokenizer: TokenizerWrapper, token: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise ModelError(f"its tokenizer has no token {token!r}, which a score would be made of")
+    return int(token_id)

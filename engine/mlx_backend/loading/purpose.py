@@ -1,21 +1,28 @@
-"""What a checkpoint is for: to generate, to embed or to rerank. Its files say, or the settings do.
+"""What a checkpoint is for, to generate, to embed or to rerank, and how its answers are sampled.
 
 sentence-transformers writes the files of an embedder: modules.json lists what a text goes through,
 1_Pooling/config.json says which hidden states count, config_sentence_transformers.json has prompts.
 A reranker is a transformers model "for sequence classification", or a generator whose tokens "yes"
-and "no" are compared.
+and "no" are compared. Imports no MLX.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
+from typing import Any, TypeVar, get_type_hints
 
-from engine.api import ModelError
+from pydantic import TypeAdapter, ValidationError
+
+from engine.api import ModelError, Report
 from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.values.model import SamplingDefaults
 from engine.values.request import Pooling
 
+_Json = TypeVar("_Json", dict[str, Any], list[Any])
+
+GENERATION_CONFIG = "generation_config.json"
 YES_NO = ("no", "yes")
 
 _MODULES = "modules.json"
@@ -37,7 +44,7 @@ _ENCODERS = frozenset(
         *("mpnet", "modernbert", "new", "nomic_bert", "roberta", "xlm-roberta"),
     }
 )
-ENCODER_ADVICE = (
+_ENCODER_ADVICE = (
     "Rootstock serves decoders, which see what comes before a token. mlx-embeddings and, off Apple "
     "silicon, text-embeddings-inference serve encoders"
 )
@@ -45,7 +52,7 @@ ENCODER_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """How a text becomes a vector; as `Embedder` has it."""
+    """How a text becomes a vector; the fields are those of `Embedder`."""
 
     pooling: Pooling
     normalized: bool = True
@@ -55,8 +62,8 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How a prompt becomes a score: by the checkpoint's classifier, or without `tokens` of its own
-    by the rows of the LM head for these, the second less the first where there are two.
+    """How a prompt becomes a score. Without `tokens` the checkpoint's classifier computes it; with
+    them the rows of the LM head for these one or two tokens do, the second less the first.
     """
 
     tokens: tuple[str, ...] = ()
@@ -76,44 +83,35 @@ GENERATES = Purpose()
 
 
 def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto") -> Purpose:
-    """What the checkpoint's files say, and the settings of these names where they are not "auto".
+    """The purpose that the checkpoint's files state, and the settings of these names where they are
+    not "auto".
 
-    Raises ModelError for files that cannot be read, and UnsupportedModel for an encoder and for
-    what makes vectors in a way that is not known here.
+    Raises ModelError for files that cannot be read, and UnsupportedModel for an encoder and for an
+    unknown way to make vectors.
     """
-    config = _json(checkpoint / "config.json", dict)
+    config = read_json(checkpoint / "config.json", dict) or {}
+    architecture = str((config.get("architectures") or [config["model_type"]])[0])
     if config["model_type"] in _ENCODERS:
-        raise UnsupportedModel(f"{_architecture(config)} is an encoder. {ENCODER_ADVICE}")
+        raise UnsupportedModel(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
     if reranker == "yes-no":
         return Purpose(generates=False, ranking=Ranking(YES_NO))
-    if _architecture(config).endswith(_CLASSIFICATION):
-        _check_decoder(config)
-        if pooling != "auto":
-            raise ModelError(f"{_architecture(config)} reranks: leave the setting pooling out")
-        return Purpose(generates=False, ranking=_ranking(config))
-    found = _embedding(checkpoint)
-    if found is not None:
-        _check_decoder(config)
-    if pooling != "auto":
-        asked = Pooling(pooling)
-        return Purpose(
-            generates=found is None,
-            embedding=Embedding(asked) if found is None else replace(found, pooling=asked),
-        )
-    return GENERATES if found is None else Purpose(generates=False, embedding=found)
-
-
-def _check_decoder(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel for a decoder that was trained to see both ways."""
-    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
+    is_classifier = architecture.endswith(_CLASSIFICATION)
+    found = None if is_classifier else _embedding(checkpoint)
+    if (is_classifier or found) and (
+        config.get("use_bidirectional_attention") or config.get("is_causal") is False
+    ):
         raise UnsupportedModel(
-            f"{_architecture(config)} sees what comes behind a token, too: an encoder. "
-            f"{ENCODER_ADVICE}"
+            f"{architecture} sees what comes after a token, too: an encoder. {_ENCODER_ADVICE}"
         )
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [config["model_type"]])[0])
+    if is_classifier:
+        if pooling != "auto":
+            raise ModelError(f"{architecture} reranks: leave the setting pooling out")
+        return Purpose(generates=False, ranking=_ranking(config))
+    generates = found is None
+    if pooling != "auto":
+        configured = Pooling(pooling)
+        found = replace(found, pooling=configured) if found else Embedding(configured)
+    return Purpose(generates, embedding=found)
 
 
 def _ranking(config: Mapping[str, Any]) -> Ranking:
@@ -126,31 +124,27 @@ def _ranking(config: Mapping[str, Any]) -> Ranking:
 
 
 def _embedding(checkpoint: Path) -> Embedding | None:
-    """None where the checkpoint is no embedder."""
-    modules = [_module(entry) for entry in _json(checkpoint / _MODULES, list) or []]
+    """None where the checkpoint is not an embedder."""
+    entries = read_json(checkpoint / _MODULES, list) or []
+    kinds = [entry.get("type") if isinstance(entry, dict) else None for entry in entries]
+    modules = [str(kind).rpartition(".")[2] for kind in kinds]  # their packages have changed
     for module in modules:
         if module not in {"Transformer", "Pooling", "Normalize"}:
             raise UnsupportedModel(f"{_MODULES} lists a module that is not known here: {module}")
-    found = _json(checkpoint / _POOLING, dict)
-    if not found:
+    modes = read_json(checkpoint / _POOLING, dict)
+    if not modes:
         return None
-    pooling = _pooling(found)
-    said = _json(checkpoint / _PROMPTS, dict) or {}
-    prompts = {name: text for name, text in (said.get("prompts") or {}).items() if text}
-    if pooling is Pooling.MEAN and prompts and found.get("include_prompt") is False:
+    pooling = _pooling(modes)
+    settings = read_json(checkpoint / _PROMPTS, dict) or {}
+    prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
+    if pooling is Pooling.MEAN and prompts and modes.get("include_prompt") is False:
         raise UnsupportedModel(f"{_POOLING} leaves prompts out of the mean, which is not done here")
     return Embedding(
         pooling,
         normalized="Normalize" in modules,
         prompts=prompts,
-        default_prompt=said.get("default_prompt_name") or "",
+        default_prompt=settings.get("default_prompt_name") or "",
     )
-
-
-def _module(entry: object) -> str:
-    """The class of a module: sentence_transformers has moved them from time to time."""
-    kind = entry.get("type") if isinstance(entry, dict) else None
-    return str(kind).rpartition(".")[2]
 
 
 def _pooling(found: Mapping[str, Any]) -> Pooling:
@@ -158,13 +152,43 @@ def _pooling(found: Mapping[str, Any]) -> Pooling:
     if isinstance(mode := found.get("pooling_mode"), str):
         modes.append(mode)
     if len(modes) != 1 or modes[0] not in _MODES:
-        asked = " and ".join(modes) or "nothing"
-        raise UnsupportedModel(f"{_POOLING} pools by {asked}; served is one of {', '.join(_MODES)}")
+        named = " and ".join(modes) or "nothing"
+        raise UnsupportedModel(f"{_POOLING} pools by {named}; served is one of {', '.join(_MODES)}")
     return _MODES[modes[0]]
 
 
-def _json(file: Path, kind: type) -> Any:
-    """The file's content; None where there is none. Raises ModelError for what is no such JSON."""
+def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:
+    """The sampling parameters of generation_config.json, in the format of transformers'
+    GenerationConfig. A value that no request could have is reported and left out.
+
+    `do_sample` is ignored, as in vLLM: it is false by default, which does not mean that a model is
+    best served greedily. Greedy is a temperature of 0.
+    """
+    try:
+        content = read_json(checkpoint / GENERATION_CONFIG, dict) or {}
+    except ModelError as error:
+        report(f"{GENERATION_CONFIG} is ignored: {error}")
+        content = {}
+    given: dict[str, Any] = {}
+    for name, kind in get_type_hints(SamplingDefaults, include_extras=True).items():
+        if content.get(name) is None:
+            continue
+        try:
+            given[name] = TypeAdapter(kind).validate_python(content[name], strict=True)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]["msg"]
+            report(f"{GENERATION_CONFIG}: {name} is ignored: {fault}, not {short(content[name])}")
+    defaults = SamplingDefaults(**given)
+    if given:
+        values = ", ".join(f"{name} {value:g}" for name, value in asdict(defaults).items())
+        report(f"sampling defaults: {values}")
+    return defaults
+
+
+def read_json(file: Path, kind: type[_Json]) -> _Json | None:
+    """The content of a JSON file, a dict or a list; None if there is no file. Raises ModelError if
+    it cannot be read, or is of another kind.
+    """
     try:
         content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
@@ -172,5 +196,6 @@ def _json(file: Path, kind: type) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, kind):
-        raise ModelError(f"{file} is not what sentence-transformers writes: delete it")
+        name = "object" if kind is dict else "list"
+        raise ModelError(f"{file} is not a JSON {name}: delete it, or fetch it again")
     return content

@@ -15,19 +15,20 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.model import output_head
-from engine.mlx_backend.model.adapters import NO_ADAPTER, RowAdapters
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.discovery import RUN_ERRORS
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
+from engine.mlx_backend.model.patches import (
+    NO_ADAPTER,
+    OutputHead,
+    RowAdapters,
+    install_output_head,
+)
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, install_attention
 from kvstore.lease import Lease, Refusal
 from kvstore.ops import ReadBlock
 from kvstore.pool import BlockPool, blocks_for
@@ -86,30 +87,35 @@ def find_execution(
     attention. The check's rows take turns at the adapters. Puts our attention into the model.
     Raises UnsupportedModel when nothing passes, with what went wrong on each rung.
     """
-    dispatch.install(model)
     rows = _rows(layout, adapters.names)
     problems = []
     try:
-        head = output_head.install(model, layout.vocab_size)
+        head = install_patches(model, layout)
         expected = _expected(model, adapters, rows)
-    except RUN_ERRORS as error:
-        raise UnsupportedModel(f"the model does not run on this device: {error}") from error
-    tolerance = _tolerance(layout)
+    except RUN_ERRORS as failure:
+        raise UnsupportedModel(f"the model does not run on this device: {failure}") from failure
+    most = tolerance(layout)
     for execution in _candidates(attentions, head, adapters):
         name = f"{execution.batching.name} with {execution.attention.name}"
         try:
-            deviation = _deviation(_through_storage(model, layout, execution, rows), expected)
-        except RUN_ERRORS as error:
-            problems.append(f"{name}: {str(error).partition(chr(10))[0]}")
+            error = deviation(_through_storage(model, layout, execution, rows), expected)
+        except RUN_ERRORS as failure:
+            problems.append(f"{name}: {str(failure).partition(chr(10))[0]}")
             continue
-        if deviation < tolerance:
-            return replace(execution, deviation=deviation, rejected=tuple(problems))
-        problems.append(f"{name}: logits are wrong by {deviation:.1%} of their size")
+        if error < most:
+            return replace(execution, deviation=error, rejected=tuple(problems))
+        problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
     raise UnsupportedModel(
         "the model does not say through shared storage what it says alone ("
         + "; ".join(problems)
         + ")"
     )
+
+
+def install_patches(model: Module, layout: Layout) -> OutputHead:
+    """Put our attention and our output head into a model. Raises whatever the model raises."""
+    install_attention(model)
+    return install_output_head(model, layout.vocab_size)
 
 
 @contextmanager
@@ -136,7 +142,8 @@ def _candidates(
             yield Execution(batching, attention, head, adapters)
 
 
-def _tolerance(layout: Layout) -> float:
+def tolerance(layout: Layout) -> float:
+    """The most that a right model's logits may be wrong by, relative to their size."""
     if {*layout.dtypes, layout.logits_dtype} != {mx.float32}:
         return _HALF_TOLERANCE
     return _CPU_TOLERANCE if mx.default_device() == mx.cpu else GPU_TOLERANCE
@@ -259,7 +266,7 @@ def _own_logits(model: Module, adapters: RowAdapters, row: _Row) -> mx.array:
     return own
 
 
-def _deviation(found: mx.array, expected: mx.array) -> float:
+def deviation(found: mx.array, expected: mx.array) -> float:
     """The largest error of a row, relative to its logits; tokens ruled out by -inf count not."""
     finite = mx.isfinite(expected)
     expected = mx.where(finite, expected, 0)

@@ -1,27 +1,32 @@
-"""A model over the storage of all groups: computes spans of sequences through cache views."""
+"""A model over the storage of all groups: computes spans of sequences through cache views.
+
+Where a prompt is embedded or scored, its hidden states are pooled.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.adapters import RowAdapters
-from engine.mlx_backend.model.batching import Batching
-from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import (
+from engine.core.step import SequenceId, Vector
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
+    Batching,
     ForwardBatch,
     ForwardCost,
     Indices,
     StepForwards,
 )
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
-from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
+from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.views import Attention, ViewTree, state_slots, views_of
+from engine.values.request import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,8 @@ class CachedModel:
     """Builds forwards over `storage`, one after another.
 
     `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
-    model has. Belongs to the thread that made it, as all MLX arrays do.
+    model has. `rotary`: the context in which the model is to be called. Belongs to the thread that
+    made it, as all MLX arrays do.
     """
 
     def __init__(
@@ -74,47 +80,45 @@ class CachedModel:
         context_tokens: float = math.inf,
     ) -> None:
         self.storage = storage
-        self._model = model
-        self._layout = layout
-        self._execution = execution
-        self._most_keys = most_keys
-        self._context_tokens = context_tokens
+        self.model = model
+        self.layout = layout
+        self.execution = execution
+        self.most_keys = most_keys
+        self.context_tokens = context_tokens
+        # A GPU has one kernel for rotary embeddings, which makes no tables.
+        self.rotary = shared_tables if mx.default_device() == mx.cpu else nullcontext
 
     @property
     def n_groups(self) -> int:
         """Groups of the store: a table for each comes with a span."""
-        return len(self._layout.windows) + bool(self._layout.states)
+        return len(self.layout.windows) + bool(self.layout.states)
 
     def arrange(
         self, spans: Sequence[TokenSpan], forward_tokens: int = FORWARD_TOKENS
     ) -> StepForwards:
         """The forwards that compute these spans; `forward_tokens` as in `ForwardCost`."""
-        padding_keys = self._execution.attention.padding_keys
-        layers = len(self._layout.specs)
+        padding_keys = self.execution.attention.padding_keys
+        layers = len(self.layout.specs)
         cost = ForwardCost(
-            forward_tokens, padding_keys, self._most_keys, layers, self._context_tokens
+            forward_tokens, padding_keys, self.most_keys, layers, self.context_tokens
         )
-        return self._execution.batching.arrange(spans, cost)
+        return self.execution.batching.arrange(spans, cost)
 
     def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:
         """One forward. `token_ids`: those of the step, in which the batch's spans find theirs.
 
         Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
-        views = ViewFactory(
-            self.storage,
-            self._layout,
-            self._execution.attention,
-            self._execution.batching,
-            batch,
-        )
-        caches = [views.view(spec) for spec in self._layout.caches]
+        execution, states = self.execution, self.storage.states
+        views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
         tokens = token_ids[mx.array(batch.token_indices())]
-        with self._execution.adapters.of(batch.row_adapters()):
-            logits, hidden = self._logits(tokens, caches, batch.read_indices())
-        views.keep_states()
-        first_fences = views.first_fences()
-        fences = first_fences + views.fences() + self.storage.states.unevaluated()
+        with self.rotary(), execution.adapters.of(batch.row_adapters()):
+            logits, hidden = self._logits(tokens, views.trees, batch.read_indices())
+        if self.layout.states:
+            states.write(state_slots(batch.row_groups[0]), views.states())
+        first_fences = views.kv_layers[0].fences() if views.kv_layers else []
+        last_fences = views.kv_layers[-1].fences() if views.kv_layers else []
+        fences = first_fences + last_fences + states.unevaluated()
         return Computed(logits, hidden, fences, first_fences or fences)
 
     def _logits(
@@ -122,11 +126,58 @@ class CachedModel:
     ) -> tuple[mx.array, mx.array | None]:
         """Logits and hidden states, as `Computed` has them."""
         is_partial = read.size not in (0, tokens.size)
-        with self._execution.head.reading(mx.array(read) if is_partial else None) as reading:
-            logits: mx.array = self._model(tokens, cache=caches)
+        with self.execution.head.reading(mx.array(read) if is_partial else None) as reading:
+            logits: mx.array = self.model(tokens, cache=caches)
         if is_partial and logits.shape[:2] != (read.size, 1):
             raise ValueError("its logits cannot be computed for some tokens alone")
         hidden = reading.hidden
         return logits.reshape(-1, logits.shape[-1]), (
             None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVectors:
+    """Vectors, `[sequences, width]`, perhaps still to be computed."""
+
+    sequence_ids: Sequence[SequenceId]
+    vectors: mx.array
+
+    def read(self) -> Iterator[tuple[SequenceId, Vector]]:
+        return zip(self.sequence_ids, np.array(self.vectors), strict=True)
+
+
+class Pooler:
+    """Pools the hidden states that the model projects to its logits. All lazy, in float32."""
+
+    def __init__(self, classifier: mx.array | None = None) -> None:
+        """`classifier`: `[labels, dimensions]`; without one the hidden states are the vectors.
+
+        Pooling sums, so a classifier may be applied before.
+        """
+        self._classifier = classifier
+
+    def rows(
+        self, computed: Computed, indices: Sequence[int], ids: Sequence[SequenceId]
+    ) -> PendingVectors:
+        """A vector for each of some tokens, by their index among those that are read."""
+        return PendingVectors(ids, self._projected(_hidden(computed)[mx.array(list(indices))]))
+
+    def chunk(self, computed: Computed, pooling: Pooling | None, id: SequenceId) -> PendingVectors:
+        """A chunk's share of its prompt's vector, from the hidden states of all its tokens."""
+        hidden = _hidden(computed)
+        pooled = hidden[:1] if pooling is Pooling.FIRST else hidden
+        return PendingVectors([id], self._projected(pooled).sum(axis=0, keepdims=True))
+
+    def _projected(self, hidden: mx.array) -> mx.array:
+        states = hidden.astype(mx.float32)
+        return states if self._classifier is None else states @ self._classifier.T
+
+
+HIDDEN_STATES = Pooler()
+"""The hidden states as they are."""
+
+
+def _hidden(computed: Computed) -> mx.array:
+    assert computed.hidden is not None, "a model is pooled whose hidden states cannot be had"
+    return computed.hidden

@@ -1,18 +1,18 @@
 """Chooses the next tokens of a batch, and reports log-probabilities. Lazy: only `read` waits."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
 
 from engine.core.step import Masks, SampledToken
-from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.sampling.draws import Choice, choice_for
+from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima, totals
-from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
 from engine.values.output import TokenLogprob
 
 
@@ -35,7 +35,7 @@ class Scores(NamedTuple):
 
 def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
     """Scores of one token [rows] for each row of logits, and `width` alternatives."""
-    weights = softmax_exp(maxima.logits - maxima.peaks)
+    weights = softmax_weights(maxima.logits, maxima.peaks, 1.0, LOWEST_SCORE)
     normalizer = maxima.peaks + mx.log(totals(weights))
     logprobs = maxima.at(tokens[:, None]) - normalizer
     if width == 0:
@@ -58,8 +58,10 @@ class Drawn:
     """The tokens chosen for some rows, perhaps not yet computed."""
 
     tokens: mx.array
-    """uint32 [rows], always in the vocabulary: what a next forward can read on the device."""
+    """uint32, one for each row of logits, always in the vocabulary: what a next forward can read on
+    the device. Those of padding rows, after the others, mean nothing."""
     _peaks: mx.array
+    _n_rows: int
     _scored: tuple[int, ...]
     _tops: tuple[int, ...]
     _scores: Scores | None
@@ -73,12 +75,12 @@ class Drawn:
 
         None where a row's logits leave nothing to sample: NaN, +inf, or every token ruled out.
         """
-        sampled = [SampledToken(token_id) for token_id in as_list(self.tokens)]
+        sampled = [SampledToken(token_id) for token_id in as_list(self.tokens)[: self._n_rows]]
         reports = self._scores.read(self._tops) if self._scores else ()
         for row, report in zip(self._scored, reports, strict=True):
             sampled[row] = SampledToken(report.token_id, report)
         usable = _are_usable(self._peaks)
-        return [token if use else None for token, use in zip(sampled, usable, strict=True)]
+        return [token if use else None for token, use in zip(sampled, usable, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,78 +102,115 @@ class Scored:
         return self._scores.read([self._top] * len(self._scores.tokens))
 
 
+DrawFunction: TypeAlias = Callable[[Kind, mx.array, DrawParams], Draw]
+
+
+class _Prepared(NamedTuple):
+    """Parameters on the device for the draws of some rows that come next."""
+
+    rows: list[SamplingRow]
+    output_indices: list[int]
+    params: DrawParams
+
+
 class Sampler:
-    """Samples and scores rows of logits. Holds no state: that of a sequence is in its row."""
+    """Samples and scores rows of logits.
+
+    The state of a sequence is in its row. What the sampler keeps only saves work: the parameters of
+    the last draws, on the device, which serve again while the rows stay the same.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self.draw_with: DrawFunction = draw
+        """Draws where all rows are of one kind. To be replaced by a function that does the same,
+        such as compiled ones looked up by kind and shape."""
+        self._prepared: dict[Kind, _Prepared] = {}
 
     def sample(
         self, logits: mx.array, rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
     ) -> Drawn:
-        """One token for each row of logits [rows, vocab], at least one, of any float type.
+        """One token for each row of logits [n, vocab], of any float type. There is at least one
+        row; where n is more than `len(rows)`, the last rows of the logits are padding.
 
         `masks[i]` says what row `masked[i]` may choose from. A token depends on its row and its
         logits alone, bit for bit, whatever the batch. The logprob is that of the given logits;
         there is none where `top_logprobs` is None.
-        Raises ValueError when the shape is not [len(rows), vocab].
+        Raises ValueError when the logits' shape does not fit.
         """
-        raw = self._float32(logits, len(rows))
-        edited = self._edited(raw, rows, masked)
-        if len(masked):
-            edited = keep_allowed(edited, _masks_of_all(len(rows), masks, masked))
-        maxima = Maxima.of(edited)
-        tokens = mx.minimum(_choose(maxima, rows), self._vocab_size - 1)  # NaN leads anywhere
-        scored = [row for row, one in enumerate(rows) if one.params.top_logprobs is not None]
-        tops = [rows[row].params.top_logprobs or 0 for row in scored]
-        scores = _score_rows(raw, tokens, scored, max(tops, default=0))
-        return Drawn(tokens, maxima.peaks, tuple(scored), tuple(tops), scores)
+        if logits.shape[0] < len(rows) or logits.shape[1:] != (self._vocab_size,):
+            raise ValueError(f"logits are {logits.shape}, not {(len(rows), self._vocab_size)}")
+        drawn = self._draw(_edited(logits, rows, masks, masked), rows)
+        scored = [index for index, row in enumerate(rows) if row.params.top_logprobs is not None]
+        tops = [rows[index].params.top_logprobs or 0 for index in scored]
+        scores = _score_rows(logits, drawn.tokens, scored, max(tops, default=0))
+        return Drawn(drawn.tokens, drawn.peaks, len(rows), tuple(scored), tuple(tops), scores)
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> Scored:
         """Log-probabilities of given tokens, one for each row of logits [n, vocab], n at least 1.
 
         Raises ValueError when the shape is not [len(next_tokens), vocab].
         """
-        raw = self._float32(logits, len(next_tokens))
+        if logits.shape != (expected := (len(next_tokens), self._vocab_size)):
+            raise ValueError(f"logits are {logits.shape}, not {expected}")
         tokens = mx.array(list(next_tokens), dtype=mx.uint32)
-        maxima = Maxima.of(raw)
+        maxima = Maxima.of(logits.astype(mx.float32))
         return Scored(maxima.peaks, score(maxima, tokens, min(top, self._vocab_size)), top)
 
-    def _edited(
-        self, logits: mx.array, rows: Sequence[SamplingRow], masked: Sequence[int]
-    ) -> mx.array:
-        of_rows = [row.edits() for row in rows]
-        for index in masked:
-            of_rows[index] = rows[index].edits_beside_mask()
-        return edit_tokens(logits, of_rows)
+    def _draw(self, logits: mx.array, rows: Sequence[SamplingRow]) -> Draw:
+        """Draws for all rows of logits, rows of one kind together. Padding is as the last row."""
+        padded = [*rows, *[rows[-1]] * (len(logits) - len(rows))]
+        groups: dict[Kind, list[int]] = {}
+        for index, row in enumerate(padded):
+            groups.setdefault(row.kind, []).append(index)
+        last, self._prepared = self._prepared, {}
+        draws = list[Draw]()
+        for kind, indices in groups.items():
+            group = [padded[index] for index in indices]
+            params = _params_of(group, last.get(kind))
+            if len(groups) == 1:
+                drawn = self.draw_with(kind, logits, params)
+            else:
+                drawn = draw(kind, logits[mx.array(indices)], params)
+            draws.append(drawn)
+            params = params._replace(keys=drawn.next_keys)
+            following = [row.output_index + 1 for row in group]
+            self._prepared[kind] = _Prepared(group, following, params)
+        if len(draws) == 1:
+            return draws[0]
+        order = mx.array(np.argsort([index for indices in groups.values() for index in indices]))
+        return Draw(*(mx.concatenate(list(arrays))[order] for arrays in zip(*draws, strict=True)))
 
-    def _float32(self, logits: mx.array, rows: int) -> mx.array:
-        if logits.shape != (rows, self._vocab_size):
-            raise ValueError(f"logits are {logits.shape}, not {(rows, self._vocab_size)}")
-        return logits.astype(mx.float32)
+
+def _params_of(rows: list[SamplingRow], prepared: _Prepared | None) -> DrawParams:
+    """The prepared parameters if they are for these rows, and each has accepted a token since."""
+    indices = [row.output_index for row in rows]
+    if prepared is not None and prepared.rows == rows and prepared.output_indices == indices:
+        return prepared.params
+    return DrawParams.of([row.params for row in rows], [row.seed for row in rows], indices)
 
 
-def _choose(maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
-    """A token [rows] for each row; rows with the same choice go together."""
-    together: dict[Choice, list[int]] = {}
-    for index, row in enumerate(rows):
-        together.setdefault(choice_for(row.params), []).append(index)
-    if len(together) == 1:
-        [choice] = together
-        return choice.choose(maxima, rows)[:, 0]
-    tokens = mx.zeros(len(rows), dtype=mx.uint32)
-    for choice, indices in together.items():
-        some = mx.array(indices)
-        its_rows = [rows[index] for index in indices]
-        tokens[some] = choice.choose(maxima.of_rows(some), its_rows)[:, 0]
-    return tokens
+def _edited(
+    logits: mx.array, rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
+) -> mx.array:
+    """The logits to draw from: those given where no row edits them."""
+    if not len(masked) and not any(row.has_edits for row in rows):
+        return logits
+    edits = [row.edits() for row in rows]
+    for index in masked:
+        edits[index] = rows[index].edits_with_mask()
+    edited = edit_tokens(logits.astype(mx.float32), edits)
+    if not len(masked):
+        return edited
+    return keep_allowed(edited, _masks_of_all(len(logits), masks, masked))
 
 
 def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int) -> Scores | None:
     if not rows:
         return None
     index = mx.array(rows)
-    return score(Maxima.of(logits[index]), tokens[index], min(width, logits.shape[1]))
+    maxima = Maxima.of(logits[index].astype(mx.float32))
+    return score(maxima, tokens[index], min(width, logits.shape[1]))
 
 
 def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 from ollama import Client, ResponseError
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from server.registry import ModelRegistry
 from server.settings.models import ModelSettings
 from tests.contract.conftest import CLIENT_SECONDS

@@ -85,6 +85,7 @@ def pooled(state: State) -> PooledModels:
         waiting=0,
         memory_bytes=None,
         resident_bytes=None,
+        decode=None,
         idle_seconds=None,
         seconds_left=None,
         ttl_seconds=None,

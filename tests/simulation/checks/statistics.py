@@ -4,7 +4,7 @@ from engine.core.sequence import LiveSequence
 from engine.core.statistics import snapshot
 from engine.values.output import OutputEvent
 from engine.values.stats import EngineStats, Latency
-from tests.simulation.daemon import NO_MEMORY, Daemon
+from tests.simulation.daemon import NO_DECODE, NO_MEMORY, Daemon
 
 
 class StatisticsCheck:
@@ -68,4 +68,4 @@ class StatisticsCheck:
         assert stats.latencies[Latency.TOKEN_GAP].count == gaps
 
     def _stats(self) -> EngineStats:
-        return snapshot(self._daemon.scheduler, self._daemon.sizes, NO_MEMORY)
+        return snapshot(self._daemon.scheduler, self._daemon.sizes, NO_MEMORY, NO_DECODE)

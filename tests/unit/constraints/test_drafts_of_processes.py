@@ -12,7 +12,7 @@ from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.process import GrammarProcesses
 from engine.constraints.vocabulary import Vocabulary
 from engine.core.step import SequenceId
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, GrammarKind
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 from tests.looking_ahead import told_ahead

@@ -17,7 +17,7 @@ from engine.constraints.remote.process import (
 )
 from engine.constraints.remote.wire import Report, read_report, request_frame
 from engine.constraints.vocabulary import Vocabulary
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.process.sockets import FrameBuffer
 from tests.grammars import DEMO_VOCAB_SIZE
 

@@ -7,36 +7,36 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
-from engine.measuring.memory import MemoryMeasurement
-from engine.measuring.messages import MeasureConfig, Task
-from engine.measuring.sections import MEASUREMENTS
-from engine.measuring.step import StepMeasurement
-from engine.mlx_backend.host import machine
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
-from engine.mlx_backend.measuring.attention import (
-    BLOCK_SIZE,
+from engine.measuring.attention import (
     DIM,
     HEADS,
     KV_HEADS,
-    AttentionMeasurement,
+    TooLarge,
+    attend_by_row,
+    attend_together,
+    attending,
+    attention_cases,
     filled_arena,
+    gather_blocks,
+    gather_heads,
+    layout_cases,
     random,
 )
-from engine.mlx_backend.measuring.layouts import (
-    LayoutMeasurement,
-    attending,
-    by_row,
-    heads_inside,
-    heads_outside,
-    together,
+from engine.measuring.device import BLOCK_SIZE, checked_dtypes
+from engine.measuring.engine_step import (
+    NotApplicable,
+    command_buffer_cases,
+    memory_cases,
+    step_cases,
 )
-from engine.mlx_backend.measuring.load_check import checked_dtypes
-from engine.mlx_backend.measuring.room import TooLarge
-from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, Sizes, rounds
+from engine.measuring.measure import SECTIONS, SectionPlan
+from engine.measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
+from engine.measuring.worker import cases_of
+from engine.mlx_backend import host
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
-from tests.devices import DEVICE, cpu_memory, launches
+from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 
 SIZES = Sizes(
     contexts=(64,),
@@ -48,21 +48,21 @@ SIZES = Sizes(
     architectures=("llama", "gear", "mamba"),
 )
 UNITS = ("ms", "times")
-CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32), SIZES)
+CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32, decode="eager"), SIZES)
 
 
 def test_attention_by_strategy() -> None:
-    measurement = AttentionMeasurement(SIZES)
-    assert measurement.cases() == ["1 x 64", "2 x 64"]
-    figures = measurement.measure("2 x 64")
+    cases = attention_cases(SIZES)
+    assert list(cases) == ["1 x 64", "2 x 64"]
+    figures = cases["2 x 64"]()
     assert {"contiguous_ms", "gather_ms", "gather_times", "rounds"} <= figures.keys()
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = machine.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
-    monkeypatch.setattr(machine, "examine", lambda: nothing)
+    nothing = host.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
+    monkeypatch.setattr(host, "examine", lambda: nothing)
     with pytest.raises(TooLarge, match="are free"):
-        AttentionMeasurement(SIZES).measure("1 x 64")
+        attention_cases(SIZES)["1 x 64"]()
 
 
 def test_both_layouts_say_the_same_of_the_same_keys() -> None:
@@ -76,49 +76,50 @@ def test_both_layouts_say_the_same_of_the_same_keys() -> None:
         ]
         theirs.put_blocks(0, *inside)
     queries = random(mx.float32, 2, HEADS, 1, DIM)
-    expected = attending(today, queries, heads_outside(today, table))()
+    expected = attending(today, queries, gather_heads(today, table))()
     assert isinstance(expected, mx.array)
-    for attend in (together, by_row):
-        found = attending(other, queries, heads_inside(table), attend)()
+    for attend in (attend_together, attend_by_row):
+        found = attending(other, queries, gather_blocks(table), attend)()
         assert isinstance(found, mx.array)
         assert mx.allclose(found, expected, atol=1e-5)
 
 
 def test_layouts_are_compared() -> None:
-    figures = LayoutMeasurement(SIZES).measure("2 x 64")
+    figures = layout_cases(SIZES)["2 x 64"]()
     ours, theirs = {"today_ms"}, {f"other{how}_{unit}" for how in ("", "_by_row") for unit in UNITS}
     assert figures.keys() == ours | theirs | {"today_gather_ms", "other_gather_ms", "rounds"}
 
 
 def test_a_step_over_the_bare_model_where_the_context_is_long_enough(tmp_path: Path) -> None:
     engine = replace(CONFIG.engine, model=str(write_family(SHALLOW, tmp_path)))
-    measurement = StepMeasurement(replace(CONFIG, engine=engine))
-    assert measurement.cases() == ["1 x 16", "2 x 16"]
-    figures = measurement.measure("2 x 16")
+    cases = step_cases(replace(CONFIG, engine=engine))
+    assert list(cases) == ["1 x 16", "2 x 16"]
+    figures = cases["2 x 16"]()
     assert figures.keys() >= {"engine_ms", "bare_ms", "engine_times"}
 
 
 def test_a_limit_on_command_buffers_is_measured_on_a_gpu(tmp_path: Path) -> None:
     engine = replace(CONFIG.engine, model=str(write_family(SHALLOW, tmp_path)))
     config = replace(CONFIG, engine=engine, sizes=replace(SIZES, step_contexts=(16,)))
-    measurement = CommandBufferMeasurement(config, "gpu (fake)")
-    assert measurement.cases() == ["50 operations", "200 operations", "2,000 operations"]
-    figures = measurement.measure("50 operations")
+    cases = command_buffer_cases(config, mx.Device(mx.gpu, 0))
+    assert list(cases) == ["50 operations", "200 operations", "2,000 operations"]
+    figures = cases["50 operations"]()
     assert figures.keys() == {"1_rows_ms", "2_rows_ms", "taken_mib", "cached_mib"}
     assert all(float(figures[name]) > 0 for name in ("1_rows_ms", "2_rows_ms", "taken_mib"))
 
 
 def test_a_cpu_has_no_command_buffers_to_measure() -> None:
-    with pytest.raises(DoesNotApply, match="no command buffers on a CPU"):
-        CommandBufferMeasurement(CONFIG, "cpu (fake)")
+    with pytest.raises(NotApplicable, match="no command buffers on a CPU"):
+        command_buffer_cases(CONFIG, mx.Device(mx.cpu, 0))
 
 
 @pytest.mark.device
 @cpu_memory
 def test_memory_is_held_against_what_was_promised() -> None:
-    measurement = MemoryMeasurement(CONFIG)
-    for case in measurement.cases():
-        figures = measurement.measure(case)
+    cases = memory_cases(CONFIG)
+    assert len(cases) == 2
+    for measure in cases.values():
+        figures = measure()
         assert 0 < float(figures["taken_times"]) < 1
 
 
@@ -128,33 +129,44 @@ LAUNCHED = {LaunchAhead: "launched ahead", LaunchWhenIdle: "launched when idle"}
 @pytest.mark.device
 @pytest.mark.parametrize("launch", launches(), ids=lambda launch: type(launch).__name__)
 def test_no_write_copies_a_pool_under_a_launch_that_serves(launch: Launch, tmp_path: Path) -> None:
-    task = Task("donation", 0, CONFIG, tmp_path)
-    measurement = MEASUREMENTS["donation"](task)
-    assert list(measurement.cases()) == list(LAUNCHED.values())
-    figures = measurement.measure(LAUNCHED[type(launch)])
-    assert float(figures["pool_mib"]) >= 16
-    assert float(figures["pools_times"]) < 0.5
+    cases = cases_of(Task("donation", 0, CONFIG, tmp_path))
+    compiled = [f"compiled, {name}" for name in LAUNCHED.values()]
+    assert list(cases) == [*LAUNCHED.values(), *compiled]
+    for name in (LAUNCHED[type(launch)], f"compiled, {LAUNCHED[type(launch)]}"):
+        figures = cases[name]()
+        assert float(figures["pool_mib"]) >= 16
+        assert float(figures["pools_times"]) < 0.5
 
 
 def test_load_checks_say_how_a_model_would_be_served(tmp_path: Path) -> None:
-    check = MEASUREMENTS["load check"](Task("load check", 0, CONFIG, tmp_path))
-    assert list(check.cases()) == [
+    cases = cases_of(Task("load check", 0, CONFIG, tmp_path))
+    assert list(cases) == [
         f"{name}, {str(dtype).removeprefix('mlx.core.')}"
         for dtype in checked_dtypes(DEVICE)
         for name in ("llama", "gear", "mamba")
     ]
-    llama, mamba = (check.measure(f"{name}, float32") for name in ("llama", "mamba"))
+    llama, mamba = (cases[f"{name}, float32"]() for name in ("llama", "mamba"))
     assert (llama["batches"], llama["rejected_before"]) == ("joined rows", 0)
     assert mamba["batches"] == "rows of equal length"
     assert 0 < float(llama["deviation"]) < 1e-3
     with pytest.raises(Exception, match="cannot load its tokenizer"):
-        check.measure("gear, float32")
+        cases["gear, float32"]()
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("plan", SECTIONS, ids=lambda plan: plan.name)
+def test_every_section_of_the_plan_has_cases(plan: SectionPlan, tmp_path: Path) -> None:
+    task = Task(plan.name, 0, CONFIG, tmp_path)
+    if plan.name == "command buffers" and is_cpu(DEVICE):
+        with pytest.raises(NotApplicable):
+            cases_of(task)
+    else:
+        assert cases_of(task)
+
+
 def test_facts_name_no_model(tmp_path: Path) -> None:
-    facts = MEASUREMENTS["machine"](Task("machine", 0, CONFIG, tmp_path))
-    found = {case: facts.measure(case) for case in facts.cases()}
+    cases = cases_of(Task("machine", 0, CONFIG, tmp_path))
+    found = {case: measure() for case, measure in cases.items()}
     assert found["model"]["architecture"] == "qwen3"
     assert found["machine"]["backend"] in ("cpu", "cuda", "metal")
     assert not [

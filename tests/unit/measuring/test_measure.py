@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.measuring.measure import measure
+from engine.measuring.measure import (
+    BUFFER_OPERATIONS,
+    SECTIONS,
+    MeasuringProcess,
+    end_of_share,
+    measure,
+)
 from engine.measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
-from engine.measuring.plan import BUFFER_OPERATIONS, SECTIONS
-from engine.measuring.shares import Shares
-from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 
 CASES = ("one", "two", "three")
@@ -59,8 +63,8 @@ class Machine:
         return {section.name: section for section in found.sections}
 
 
-class Process:
-    """Implements `Answers`."""
+class Process(MeasuringProcess):
+    """A process that answers as its Machine says."""
 
     def __init__(self, machine: Machine, task: Task) -> None:
         self._machine = machine
@@ -170,14 +174,10 @@ def test_ctrl_c_keeps_what_there_is() -> None:
 
 
 def test_what_a_section_leaves_the_others_have() -> None:
-    now = 0.0
-    shares = Shares(100.0, [1, 1, 2], lambda: now)
-    assert shares.next_end() == 25
-    now = 10.0
-    assert shares.next_end() == 40
-    now = 40.0
-    assert shares.next_end() == 100
+    assert end_of_share(0.0, 100.0, [1, 1, 2]) == 25
+    assert end_of_share(10.0, 100.0, [1, 2]) == 40
+    assert end_of_share(40.0, 100.0, [2]) == 100
 
 
 def test_there_is_no_share_of_a_time_that_is_over() -> None:
-    assert Shares(100.0, [1, 1], lambda: 105.0).next_end() == pytest.approx(105)
+    assert end_of_share(105.0, 100.0, [1, 1]) == pytest.approx(105)

@@ -2,44 +2,33 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from engine.measuring.messages import MEASURED, NAMES, TASK, MeasureConfig, Task
-from engine.measuring.process import MeasuringProcess
+from engine.measuring.measure import MeasuringProcess
+from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasureConfig, Task
 from engine.measuring.worker import serve
-from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
-from engine.mlx_backend.measuring.rounds import Figures
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 
 PATIENCE_SECONDS = 120.0
 
 
-class Scripted:
-    """A Measurement whose cases do what they are told."""
-
-    def __init__(self, cases: dict[str, Callable[[], Any]]) -> None:
-        self._cases = cases
-
-    def cases(self) -> Sequence[str]:
-        return list(self._cases)
-
-    def measure(self, case: str) -> Figures:
-        return {"answer": self._cases[case]()}
+def answer() -> Figures:
+    return {"answer": 42}
 
 
-def fail() -> int:
+def fail() -> Figures:
     raise MemoryError("no room in /dev/shm")
 
 
-def leave() -> int:
+def leave() -> Figures:
     raise SystemExit(1)
 
 
@@ -47,7 +36,7 @@ def task_of(section: str, tmp_path: Path, first: int = 0) -> Task:
     return Task(section, first, MeasureConfig(EngineConfig("")), tmp_path)
 
 
-def answers_to(task: Task, begin: Callable[[Task], Scripted]) -> Iterator[bytes]:
+def answers_to(task: Task, begin: Callable[[Task], Cases]) -> Iterator[bytes]:
     ours, theirs = Pipe()
     ours.send_bytes(TASK.dump_json(task))
     with ours:
@@ -62,7 +51,7 @@ def answers_to(task: Task, begin: Callable[[Task], Scripted]) -> Iterator[bytes]
 
 
 def test_a_case_that_fails_is_a_case_with_a_reason(tmp_path: Path) -> None:
-    scripted = Scripted({"bad": fail, "exits": leave, "good": lambda: 42})
+    scripted = {"bad": fail, "exits": leave, "good": answer}
     names, *cases = answers_to(task_of("donation", tmp_path), lambda task: scripted)
     assert NAMES.validate_json(names) == ["bad", "exits", "good"]
     bad, exits, good = map(MEASURED.validate_json, cases)
@@ -72,14 +61,14 @@ def test_a_case_that_fails_is_a_case_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_it_begins_where_another_ended(tmp_path: Path) -> None:
-    scripted = Scripted({"bad": fail, "good": lambda: 1})
+    scripted = {"bad": fail, "good": answer}
     names, only = answers_to(task_of("donation", tmp_path, first=1), lambda task: scripted)
     assert len(NAMES.validate_json(names)) == 2
     assert MEASURED.validate_json(only).case == "good"
 
 
 def test_it_ends_before_the_case_that_another_process_measures(tmp_path: Path) -> None:
-    scripted = Scripted({"good": lambda: 1, "other": fail})
+    scripted = {"good": answer, "other": fail}
     task = replace(task_of("donation", tmp_path), stop=1)
     names, only = answers_to(task, lambda task: scripted)
     assert len(NAMES.validate_json(names)) == 2
@@ -87,7 +76,7 @@ def test_it_ends_before_the_case_that_another_process_measures(tmp_path: Path) -
 
 
 def test_a_section_that_cannot_begin_says_why(tmp_path: Path) -> None:
-    def begin(task: Task) -> Scripted:
+    def begin(task: Task) -> Cases:
         raise RuntimeError("no device")
 
     names, only = answers_to(task_of("donation", tmp_path), begin)

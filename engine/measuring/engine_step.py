@@ -1,0 +1,359 @@
+"""A step of a whole engine: its time, its memory, and its time under limits of command buffers.
+
+Each is measured with EngineHarness, which the load tests use as well.
+"""
+
+import gc
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import mlx.core as mx
+
+from engine.build import assemble
+from engine.core.inbox import Inbox
+from engine.core.request import prepare
+from engine.measuring.bare import BareModel
+from engine.measuring.measure import BUFFER_OPERATIONS
+from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
+from engine.mlx_backend import assembly
+from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
+from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
+from engine.mlx_backend.model.layout import Layout
+from engine.values.output import OutputEvent
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
+from engine.values.stats import DecodeStats
+from kvstore.pool import blocks_for
+
+STEPS = 8
+"""Steps of one round."""
+
+WARM_UP_ROUNDS = 2
+
+APART_TOKENS = 5
+"""Rows are of lengths that differ by this, within a block. In a server, too, rows begin their
+blocks at unlike steps.
+"""
+
+CHOICE_SECONDS = 120.0
+"""How long to wait for the choice between compiled and eager decodes, which a CPU's kernels may
+have to be built for.
+"""
+
+MAX_TOKENS = 2048
+"""More than any row of a measurement generates."""
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+_MEMORY_MAX_TOKENS = 64
+"""Enough that the first row still decodes when the last prompt has been computed."""
+
+
+class NotApplicable(Exception):
+    """The device has nothing of what the section measures."""
+
+
+class EngineHarness:
+    """The daemon's engine without its thread: the caller runs each turn of its loop.
+
+    Its requests are random tokens that share nothing. `bare` is mlx-lm's model over the same
+    weights.
+    """
+
+    def __init__(self, config: EngineConfig, rows: int, row_tokens: int) -> None:
+        """Load the configured model, with room for `rows` rows of `row_tokens` tokens.
+
+        Raises ModelError.
+        """
+        gc.collect()  # or an earlier model's memory would be given back in the course of this one
+        opened = assembly.open_configured(config)
+        # Prompts may fill whole steps, so the first rows decode little until the last prompt is
+        # computed. Without drafts a step is one token a row.
+        config = replace(
+            config, max_running=max(rows, 1), max_prompt_share=1.0, speculate="off", disk=None
+        )
+        layout = opened.loaded.layout
+        config = replace(config, kv_cache_bytes=_kv_bytes(config, layout, rows, row_tokens))
+        backend = assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
+        self._events: list[OutputEvent] = []
+        parts = assemble(backend, config, lambda line: None, Inbox(), self._events.extend)
+        self._loop, self._limits = parts.loop, parts.limits
+        self._vocab_size = layout.vocab_size
+        self._names = itertools.count()
+        self.bare = BareModel(opened.loaded.model, layout.vocab_size)
+        self.memory = backend.memory
+        self.decode = backend.decode
+        self.max_sequence_tokens = parts.card.max_sequence_tokens
+        self._block_size = config.block_size
+        self._wait_for_choice()
+
+    def _wait_for_choice(self) -> None:
+        """Return once the decode path is chosen, or after CHOICE_SECONDS.
+
+        It is chosen in a step that begins while there are no others.
+        """
+        if not self.decode().is_chosen:
+            self.begin(rows=1, prompt_tokens=1, max_tokens=2 * BUILD_AFTER_STEPS)
+            self.run(BUILD_AFTER_STEPS)  # kernels are built once it has decoded so much
+        end = time.monotonic() + CHOICE_SECONDS
+        while not self.decode().is_chosen and time.monotonic() < end:
+            time.sleep(0.1)
+            self.begin(rows=1, prompt_tokens=1, max_tokens=1)
+
+    def row_tokens(self, rows: int, most: int) -> list[int]:
+        """The length of each row's prompt: `most`, and up to a block less."""
+        return [max(most - APART_TOKENS * row % self._block_size, 1) for row in range(rows)]
+
+    def begin(self, rows: int, prompt_tokens: int, max_tokens: int = MAX_TOKENS) -> None:
+        """Abort all requests and submit `rows` new ones, whose prompts have `row_tokens`. Returns
+        when each has a token.
+
+        Raises RuntimeError if one fails.
+        """
+        self._loop.abort_all()
+        while not self._loop.is_idle:
+            self._loop.turn()
+        self._events.clear()
+        prompts = [self.unique_prompt(n) for n in self.row_tokens(rows, prompt_tokens)]
+        self.wait_for({self.submit(prompt, max_tokens) for prompt in prompts})
+
+    def unique_prompt(self, n_tokens: int) -> tuple[int, ...]:
+        """Random tokens, different from those of every other prompt."""
+        return tuple(random.Random(next(self._names)).choices(range(self._vocab_size), k=n_tokens))
+
+    def submit(self, prompt: tuple[int, ...], max_tokens: int) -> str:
+        """Submit a request. Returns its id."""
+        request = Request(f"r{next(self._names)}", prompt, max_tokens, _GREEDY, ignore_eos=True)
+        self._loop.scheduler.add(prepare(request, self._limits), time.monotonic())
+        return request.id
+
+    def wait_for(self, request_ids: set[str]) -> None:
+        """Run the loop until each of these requests has a token. Raises RuntimeError if a step
+        fails.
+        """
+        while request_ids:
+            self._loop.turn()
+            if errors := [event.error for event in self._events if event.error]:
+                raise RuntimeError(errors[0])
+            request_ids -= {event.request_id for event in self._events if event.token_ids}
+
+    def copied_blocks(self) -> int:
+        """Blocks that were copied because a prompt ended its cached prefix within them."""
+        return self._loop.scheduler.store.counters.prefix_copies
+
+    def run(self, steps: int) -> float:
+        """Run `steps` steps. Returns the seconds until the device is idle."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._loop.turn()
+        mx.synchronize()  # a step that was launched ahead counts here
+        return time.perf_counter() - start
+
+    def decode_seconds(self, steps: int) -> float:
+        """Decode `steps` tokens of each row. Raises RuntimeError if a row gets fewer or more."""
+        rows, before = len(self._loop.scheduler.live), len(self._events)
+        seconds = self.run(steps)
+        generated = sum(len(event.token_ids) for event in self._events[before:])
+        if generated != rows * steps:
+            raise RuntimeError(f"{rows} rows generated {generated} tokens in {steps} steps")
+        return seconds
+
+
+def _kv_bytes(config: EngineConfig, layout: Layout, rows: int, row_tokens: int) -> int:
+    """A KV cache with room for `rows` rows of `row_tokens` tokens, and for all windows of each.
+
+    Windows get half of the cache, or what they need if that is less, so the cache may be larger.
+    """
+    kept = footprint(layout, config.block_size)
+    blocks_bytes = rows * blocks_for(row_tokens, config.block_size) * kept.block_bytes
+    if not kept.windows:
+        return blocks_bytes + least_kv_bytes(config, kept)
+    return 2 * (blocks_bytes + config.max_running * least_kv_bytes(config, kept))
+
+
+def model_facts(config: EngineConfig) -> Figures:
+    """The configured model's shape, without its name."""
+    loaded = assembly.open_configured(config).loaded
+    layout = loaded.layout
+    return {
+        "architecture": type(loaded.model).__module__.rpartition(".")[2],
+        "weights_gib": loaded.weight_bytes / 2**30,
+        "kv_bytes_a_token": token_bytes(layout.full_layers),
+        "dtype": ", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
+        "caches": len(layout.specs),
+        "full_attention": len(layout.full_layers),
+        "windows": ", ".join(map(str, layout.windows)),
+        "states": len(layout.states),
+        "query_heads": loaded.query_heads,
+        "context_tokens": loaded.max_context_tokens,
+        "vocabulary": layout.vocab_size,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Medians over rounds: milliseconds a step, and the engine's time over the bare model's.
+
+    `compiled_share`: the engine's steps that were compiled, of all. `decode`: how they are served,
+    "compiled" or "eager"; "not chosen" where that was still unknown.
+    """
+
+    engine_ms: float
+    bare_ms: float
+    engine_times: float
+    least_times: float
+    greatest_times: float
+    compiled_share: float
+    decode: str
+
+
+def step_cases(config: MeasureConfig) -> Cases:
+    """A decode step of the engine and of the bare model, for every number of rows and every context
+    that the model supports. Raises ModelError.
+    """
+    sizes = config.sizes
+    max_tokens = STEPS * (WARM_UP_ROUNDS + sizes.rounds + 2)
+    row_tokens = max(sizes.step_contexts) + max_tokens
+    engine = EngineHarness(config.engine, max(sizes.rows), row_tokens)
+
+    def measure(rows: int, context_tokens: int) -> Figures:
+        limits = sizes.rounds, max_tokens, sizes.case_seconds
+        return asdict(step_times(engine, rows, context_tokens, *limits))
+
+    return {
+        f"{rows} x {context:,}": partial(measure, rows, context)
+        for context, rows in itertools.product(sizes.step_contexts, sizes.rows)
+        if context + max_tokens <= engine.max_sequence_tokens
+    }
+
+
+def step_times(
+    engine: EngineHarness,
+    rows: int,
+    context_tokens: int,
+    most_rounds: int,
+    max_tokens: int,
+    seconds: float = math.inf,
+) -> StepTimes:
+    """Compare decode steps of `rows` rows after unique prompts of up to `context_tokens` tokens.
+
+    Rounds of the engine and of the bare model alternate, so both contexts grow alike; the first
+    rounds are not counted, and after `seconds` no round begins. The rows of the bare model are of
+    one length, the mean of the engine's. Both sides evaluate the tokens of every step. No row
+    generates more than `max_tokens`. Raises RuntimeError if a step fails.
+    """
+    lengths = engine.row_tokens(rows, context_tokens)
+    engine.begin(rows, context_tokens, max_tokens)
+    engine.bare.begin(rows, max(round(statistics.mean(lengths)), 1))
+    taken, before = list[tuple[float, float]](), engine.decode()
+    counted = rounds(WARM_UP_ROUNDS + most_rounds, seconds)
+    for done, times in zip(counted, _rounds(engine), strict=False):
+        if done < WARM_UP_ROUNDS:
+            before = engine.decode()
+        else:
+            taken.append(times)
+    return median_times(taken, before, engine.decode())
+
+
+def _rounds(engine: EngineHarness) -> Iterator[tuple[float, float]]:
+    """The seconds of the engine and of the bare model, which alternate at going first."""
+
+    def bare_seconds() -> float:
+        return sum(engine.bare.step_seconds() for _ in range(STEPS))
+
+    while True:
+        ours = engine.decode_seconds(STEPS)
+        yield ours, bare_seconds()
+        theirs = bare_seconds()
+        yield engine.decode_seconds(STEPS), theirs
+
+
+def median_times(
+    taken: Sequence[tuple[float, float]], before: DecodeStats, after: DecodeStats
+) -> StepTimes:
+    """`taken`: for each round the seconds of the engine and of the bare model. `before` and `after`
+    these rounds.
+    """
+    ratios = [ours / theirs for ours, theirs in taken]
+    steps = after.steps - before.steps
+    return StepTimes(
+        engine_ms=1e3 * statistics.median(ours for ours, _ in taken) / STEPS,
+        bare_ms=1e3 * statistics.median(theirs for _, theirs in taken) / STEPS,
+        engine_times=statistics.median(ratios),
+        least_times=min(ratios),
+        greatest_times=max(ratios),
+        compiled_share=(after.compiled_steps - before.compiled_steps) / steps,
+        decode=after.why.partition(":")[0] if after.is_chosen else "not chosen",
+    )
+
+
+def memory_cases(config: MeasureConfig) -> Cases:
+    """The memory of steps in addition to weights and storage, as MLX counts it, and what was
+    promised for it at load.
+
+    The first case is the longest prompt that fits into the cache, the second one as many rows as
+    may run together. The promise is for the longest sequence that fits into the cache, so the cache
+    is as large as these prompts. Raises ModelError.
+    """
+    rows = config.engine.max_running
+    prompt_tokens = max(config.sizes.prompt_tokens // rows, 1)
+    engine = EngineHarness(config.engine, rows, prompt_tokens + _MEMORY_MAX_TOKENS)
+
+    def measure(rows: int, prompt_tokens: int) -> Figures:
+        engine.begin(rows, prompt_tokens, _MEMORY_MAX_TOKENS)
+        engine.run(STEPS)
+        found = engine.memory()
+        taken = found.peak - found.promise.kept  # the peak since the model was loaded
+        return {
+            "promised_mib": found.promise.workspace / 2**20,
+            "taken_mib": taken / 2**20,
+            "taken_times": taken / found.promise.workspace,
+            "weights_mib": found.promise.weights / 2**20,
+            "storage_mib": found.promise.storage / 2**20,
+        }
+
+    longest_prompt = engine.max_sequence_tokens - _MEMORY_MAX_TOKENS
+    return {
+        f"{n} x {tokens:,}": partial(measure, n, tokens)
+        for n, tokens in ((1, longest_prompt), (rows, prompt_tokens))
+    }
+
+
+def command_buffer_cases(config: MeasureConfig, device: mx.Device | None = None) -> Cases:
+    """A decode step by rows, after the shortest context, under each limit of BUFFER_OPERATIONS.
+
+    MLX reads the limit once, from the environment of its process: every case measures under the
+    limit of this process, and the plan of the section starts a process for each case. Raises
+    NotApplicable on a CPU, and ModelError.
+    """
+    if (device or mx.default_device()) == mx.cpu:
+        raise NotApplicable("MLX has no command buffers on a CPU")
+    sizes = config.sizes
+    context_tokens = min(sizes.step_contexts)
+    max_tokens = STEPS * (WARM_UP_ROUNDS + sizes.rounds + 2)
+    engine = EngineHarness(config.engine, max(sizes.rows), context_tokens + max_tokens)
+
+    def step_ms(rows: int) -> float:
+        engine.begin(rows, context_tokens, max_tokens)
+        counted = rounds(WARM_UP_ROUNDS + sizes.rounds, sizes.case_seconds)
+        taken = [engine.decode_seconds(STEPS) for _ in counted]
+        return 1e3 * statistics.median(taken[WARM_UP_ROUNDS:]) / STEPS
+
+    def measure() -> Figures:
+        times = {f"{rows}_rows_ms": step_ms(rows) for rows in sizes.rows}
+        memory = engine.memory()
+        return {
+            **times,
+            "taken_mib": (memory.peak - memory.promise.kept) / 2**20,
+            "cached_mib": memory.cached / 2**20,
+        }
+
+    return {f"{operations:,} operations": measure for operations in BUFFER_OPERATIONS}

@@ -1,1 +1,0 @@
-"""How a forward's queries meet the blocks. The strategy `gather` is the reference."""

@@ -1,0 +1,368 @@
+"""Compiled decode: a steady decode step as one `mx.compile` function, replayed while rows stay.
+
+A step in which each row decodes one token has the same graph each time, as long as as many rows
+read block tables of the same width. The graph is traced once for each such shape and replayed: MLX
+then runs no Python for it, fuses what is elementwise, and computes equal parts once. The model is
+mlx-lm's, unchanged: it is called while tracing, with views over the traced arrays.
+
+The batch lives on the device (`batch.py`): positions advance there, and block tables are patched
+where a row begins a block. The pools of the arenas and the recurrent states are inputs and outputs
+of the function, so that MLX writes to them in place.
+
+What else a step may do (prompts, drafts, storage ops) takes the eager path of `cached_model.py`,
+which is also what the compiled one is checked against at load (`choice.py`).
+"""
+
+import logging
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from engine.mlx_backend.batch import BatchRow
+from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
+from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.layout import ChunkedCacheSpec
+from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights
+from engine.mlx_backend.model.rows import ArenaForward
+from engine.mlx_backend.model.views import ForwardViews
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from kvstore.types import SlotId
+
+logger = logging.getLogger(__name__)
+
+MOST_TRACES = 64
+"""Traces that are kept. One of a model with 48 layers takes about 4.5 MB."""
+
+ALL_ROWS = frozenset({1, 2})
+"""One row, and several, which stand for any number of them."""
+
+WANTED_STEPS = 4
+"""A shape is traced when it has been wanted for so many steps: a trace takes about as long as these
+steps save, and rows that come and go leave many shapes at once.
+"""
+
+REFUSED_STEPS = 32
+"""For so many steps rows stay refused, such as those of unlike lengths."""
+
+PADDING_BLOCKS = 128
+"""Blocks of padding, over all rows, that a step may read in vain, beyond an eighth of its own.
+
+The eager path takes one more pass for each 64 of them (`cpu/cascade.py`), which costs as much.
+"""
+
+
+class Unfit(Exception):
+    """Why a model's steps cannot be compiled, in a few words."""
+
+
+class CompiledDraws:
+    """Draws by functions that are traced once for each kind and number of lines.
+
+    Apart from the forward, or there would be a trace for each pair of a table's width and a kind.
+    """
+
+    def __init__(self) -> None:
+        self._traces = OrderedDict[tuple[Kind, int], Callable[..., Draw]]()
+
+    def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
+        """As `draws.draw`. Raises whatever MLX raises where it cannot be compiled."""
+        key = kind, len(logits)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = mx.compile(partial(draw, kind))
+            while len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return Draw(*trace(logits, params))
+
+
+Shape: TypeAlias = tuple[int, tuple[int, ...], bool]
+"""Of a step: its lines, the widths of its tables, and whether any row takes an adapter."""
+
+Outputs: TypeAlias = tuple[mx.array, mx.array, list[mx.array], list[mx.array]]
+"""Logits `[lines, vocabulary]`, the next positions, the pools, the states."""
+
+
+class CompiledDecode:
+    """Computes the forwards of steady steps, by functions that are traced once for each shape.
+
+    `steps` counts steps: "" are those that were compiled, the others are eager and say why. Belongs
+    to the thread that made it, as all MLX arrays do.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        faster: Collection[int] = ALL_ROWS,
+        wanted_steps: int = WANTED_STEPS,
+    ) -> None:
+        """`faster`: as `ALL_ROWS`, the numbers of rows at which compiled steps are the faster ones.
+        `wanted_steps`: how often a shape must come before it is traced. Raises Unfit for a model
+        whose steps cannot be traced.
+        """
+        layout, storage = model.layout, model.storage
+        if model.execution.batching.decode_rows is None:
+            raise Unfit("its positions are Python numbers")
+        if any(isinstance(spec, ChunkedCacheSpec) for spec in layout.specs):
+            raise Unfit("it attends to chunks")
+        self._model = model
+        self._faster = faster
+        self._wanted_steps = wanted_steps
+        self._groups = [
+            GroupTables(storage.full, None, None),
+            *(
+                GroupTables(arena, index, window)
+                for index, (window, arena) in enumerate(
+                    zip(layout.windows, storage.windows, strict=True)
+                )
+            ),
+        ]
+        self._layers = [layer for group in self._groups for layer in group.arena.layers]
+        self._weights = TransposedWeights(model.model)
+        self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
+        self._wanted = Counter[Shape]()
+        self._batch: DecodeBatch | None = None
+        # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
+        # would stay until the garbage collector comes.
+        self._clear = self._new_clear()
+        self._refusal: tuple[list[BatchRow], str, int] | None = None
+        self.problem = ""  # why no step is compiled any more
+        self.steps = Counter[str]()
+
+    def forward(
+        self, rows: Sequence[BatchRow], tokens: Callable[[int], mx.array]
+    ) -> mx.array | None:
+        """Logits of one token of each row, `[lines, vocabulary]`, whose first lines are the rows';
+        None where the eager path is to compute them. `tokens(lines)`: uint32 `[lines]`, the tokens.
+        """
+        try:
+            logits, reason = self._forward(rows, tokens)
+        except Exception as error:  # a model may raise anything while it is traced
+            self.give_up(error)
+            logits, reason = None, self.problem
+        self.steps[reason] += 1
+        if logits is None:
+            self._batch = None
+        return logits
+
+    def give_up(self, error: Exception) -> None:
+        """A compiled step has failed: there will be no others."""
+        self.problem = f"{type(error).__name__}: {one_line(error)}"
+        logger.warning("decode: eager from now on: %s", self.problem)
+        self._batch = None
+        self._traces.clear()
+
+    def forget_traces(self) -> None:
+        """The arena's planes have other shapes from now on."""
+        self._traces.clear()
+        self._wanted.clear()
+        self._clear = self._new_clear()
+
+    def trace_ahead(self) -> None:
+        """Trace the shape that the rows of the latest step grow into, if that is near."""
+        if (batch := self._batch) is None or self.problem:
+            return
+        widths = batch.widths_ahead()
+        if widths == batch.widths:
+            return
+        shape = batch.size, widths, self._adapters(batch) is not None
+        if shape not in self._traces:
+            with suppress(Exception):  # it is reported when the shape is needed
+                trace = self._add_trace(shape)
+                tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
+                tokens = mx.zeros(batch.size, mx.uint32)
+                self._call(trace, batch, tokens, tables)
+
+    def _forward(
+        self, rows: Sequence[BatchRow], tokens: Callable[[int], mx.array]
+    ) -> tuple[mx.array | None, str]:
+        if self.problem:
+            return None, self.problem
+        if min(len(rows), max(ALL_ROWS)) not in self._faster:
+            return None, "eager steps of so many rows are faster"
+        batch = self._batch
+        if batch is None or not batch.follows(rows):
+            if (reason := self._refused(rows)) is not None:
+                return None, reason
+            lines = len(rows) if self._model.layout.states else row_bucket(len(rows))
+            batch = DecodeBatch(rows, lines, self._groups)
+            if reason := self._unfit(batch):
+                self._refusal = list(rows), reason, REFUSED_STEPS
+                return None, reason
+            self._batch = batch
+        adapters = self._adapters(batch)
+        shape = batch.size, batch.widths, adapters is not None
+        if (trace := self._trace(shape)) is None:
+            return None, "a shape that is new"
+        if any(batch.begun):
+            self._clear_begun(batch.begun)
+        logits, positions, pools, states = self._call(
+            trace, batch, tokens(batch.size), batch.tables
+        )
+        self._put_pools(pools)
+        batch.move(positions)
+        if slots := self._slots(batch):
+            self._model.storage.states.write(slots, states)
+        return logits, ""
+
+    def _refused(self, rows: Sequence[BatchRow]) -> str | None:
+        """Why these rows have been refused lately: they are not looked at in each step."""
+        if self._refusal is None or self._refusal[0] != rows:
+            return None
+        _, reason, steps = self._refusal
+        self._refusal = (self._refusal[0], reason, steps - 1) if steps > 1 else None
+        return reason
+
+    def _call(
+        self,
+        trace: Callable[..., Outputs],
+        batch: DecodeBatch,
+        tokens: mx.array,
+        tables: list[mx.array],
+    ) -> Outputs:
+        slots, adapters = self._slots(batch), self._adapters(batch)
+        return trace(
+            tokens,
+            batch.positions,
+            batch.advance,
+            tables,
+            batch.first_keys,
+            [] if adapters is None else [adapters],
+            self._pools(),
+            self._model.storage.states.read(slots) if slots else [],
+        )
+
+    def _unfit(self, batch: DecodeBatch) -> str:
+        """Why a batch is better computed eagerly; "" if it is not."""
+        if len(batch.rows) == 1:
+            return ""
+        attention, width = self._model.execution.attention, batch.widths[0]
+        block_size = self._groups[0].arena.block_size
+        if batch.size * width * block_size > self._model.most_keys:
+            return "too many keys for one forward"
+        spare = min(PADDING_BLOCKS, attention.padding_keys / block_size)
+        if batch.size * width - batch.n_blocks > spare + batch.n_blocks // 8:
+            return "rows of unlike lengths"
+        if attention.shares_prefixes(batch.full_table):
+            return "rows share a long prefix"
+        return ""
+
+    def _adapters(self, batch: DecodeBatch) -> mx.array | None:
+        """Which adapter each line takes, `[lines]`; None where no row takes any."""
+        if batch.adapters is None:
+            names = [row.tables.adapter for row in batch.rows]
+            names += [NO_ADAPTER] * (batch.size - len(names))
+            batch.adapters = self._model.execution.adapters.indices_of(names)
+        return batch.adapters
+
+    def _slots(self, batch: DecodeBatch) -> list[SlotId]:
+        """Of the rows' recurrent states."""
+        if not self._model.layout.states:
+            return []
+        return [SlotId(int(row.tables.ids(-1)[0])) for row in batch.rows]
+
+    def _trace(self, shape: Shape) -> Callable[..., Outputs] | None:
+        """The function of a shape. None while it has not been wanted often enough."""
+        trace = self._traces.get(shape)
+        if trace is None:
+            self._wanted[shape] += 1
+            if self._wanted[shape] < self._wanted_steps:
+                return None
+            trace = self._add_trace(shape)
+        self._traces.move_to_end(shape)
+        return trace
+
+    def _add_trace(self, shape: Shape) -> Callable[..., Outputs]:
+        """A new function for this shape, which takes the place of the one that was used least
+        recently where there are too many.
+        """
+        trace = self._traces[shape] = self._new_trace(shape)
+        while len(self._traces) > MOST_TRACES:
+            self._traces.popitem(last=False)  # MLX's own cache of it goes with it
+        return trace
+
+    def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
+        this, (lines, widths, _) = weakref.proxy(self), shape
+        model, groups = self._model, self._groups
+        make_rows = model.execution.batching.decode_rows
+        assert make_rows is not None
+        full = groups[0].arena
+        attention = (
+            model.execution.attention.prepare_decode(lines, widths[0], full)
+            if full.layers
+            else None
+        )
+        layers = {group.window: group.arena.layers for group in groups}
+
+        def step(
+            tokens: mx.array,
+            positions: mx.array,
+            advance: mx.array,
+            tables: list[mx.array],
+            first_keys: list[mx.array],
+            adapters: list[mx.array],
+            pools: list[mx.array],
+            states: list[mx.array],
+        ) -> Outputs:
+            rows = [
+                make_rows(group.arena, table, positions, None if group.window is None else firsts)
+                for group, table, firsts in zip(groups, tables, first_keys, strict=True)
+            ]
+            forwards = {
+                group.window: ArenaForward([own], model.execution.batching.stands_in)
+                for group, own in zip(groups, rows, strict=True)
+            }
+            by_group = [None if attention is None else attention.of(rows[0])]
+            adapted = model.execution.adapters.using(adapters[0] if adapters else None)
+            with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
+                views = ForwardViews(model.layout, forwards, layers, by_group, states)
+                ids = tokens.astype(mx.int32)[:, None]
+                logits: mx.array = model.model(ids, cache=views.trees)
+                logits = logits.reshape(lines, -1)
+                return logits, positions + advance, this._pools(), views.states()
+
+        return mx.compile(step)
+
+    def _clear_begun(self, begun: Sequence[Sequence[int]]) -> None:
+        """Zero the blocks that the rows begin: what they held may be no number."""
+        most = 1 << (len(begun[0]) - 1).bit_length()
+        blocks = [
+            mx.array([*ids, *[group.arena.scratch] * (most - len(ids))], mx.uint32)
+            for group, ids in zip(self._groups, begun, strict=True)
+        ]
+        self._put_pools(self._clear(self._pools(), blocks))  # no name is bound to the pools
+
+    def _new_clear(self) -> Callable[..., list[mx.array]]:
+        return mx.compile(partial(type(self)._cleared, weakref.proxy(self)))
+
+    def _cleared(self, pools: list[mx.array], blocks: list[mx.array]) -> list[mx.array]:
+        with self._holding(pools):
+            for group, ids in zip(self._groups, blocks, strict=True):
+                group.arena.clear(ids)
+            return self._pools()
+
+    def _pools(self) -> list[mx.array]:
+        return [plane for layer in self._layers for plane in layer.planes if plane.size]
+
+    def _put_pools(self, pools: list[mx.array]) -> None:
+        """Move these into the arenas: MLX would copy a pool that anybody else refers to."""
+        pools.reverse()
+        for layer in self._layers:
+            layer.planes = tuple(pools.pop() if plane.size else plane for plane in layer.planes)
+
+    @contextmanager
+    def _holding(self, pools: list[mx.array]) -> Iterator[None]:
+        """Meanwhile the arenas hold traced arrays."""
+        before = [layer.planes for layer in self._layers]
+        self._put_pools(pools)
+        try:
+            yield
+        finally:
+            for layer, planes in zip(self._layers, before, strict=True):
+                layer.planes = planes

@@ -1,0 +1,77 @@
+"""Helper processes of the server, which imports no MLX. Each answers one question and ends.
+
+    python -m engine.mlx_backend.helper SOCKET memory [CONFIG STORAGE_BYTES]
+    python -m engine.mlx_backend.helper SOCKET fetch REPOSITORY
+
+`memory` answers how many bytes MLX finds free, or how many the model of CONFIG takes, which must
+have been fetched. Unless the settings say how much its KV cache and states take, that is
+STORAGE_BYTES. `memory_bytes` of CONFIG is the most that the model may take.
+
+`fetch` downloads a repository from Hugging Face, and reports its progress.
+"""
+
+import os
+import socket
+import sys
+from threading import Lock, Thread
+from typing import TypeAlias
+
+from pydantic import TypeAdapter
+
+from engine.api import ModelError
+from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.loading.checkpoint import fetch_checkpoint
+from engine.process.sockets import send_all
+from engine.values.settings import EngineConfig
+
+CONFIG = TypeAdapter(EngineConfig)
+
+Answer: TypeAlias = tuple[int, int] | int | str | None
+
+ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
+"""A line that a helper sends. Progress: the bytes that have been fetched, and all that there will
+be. The last line: bytes of memory, None for a repository that is fetched, or the error's message.
+"""
+
+
+def main(descriptor: int, question: str, *arguments: str) -> None:
+    connection, lock = socket.socket(fileno=descriptor), Lock()
+    Thread(target=_exit_when_closed, args=[connection], daemon=True).start()
+
+    def send(answer: Answer) -> None:
+        with lock:  # a download has several threads
+            send_all(connection, ANSWER.dump_json(answer) + b"\n")
+
+    answer: Answer = None
+    try:
+        if question == "memory":
+            answer = _memory_bytes(*arguments)
+        else:
+            fetch_checkpoint(arguments[0], lambda done, total: send((done, total)))
+    except ModelError as error:
+        answer = str(error)
+    except Exception as error:  # unreadable files
+        answer = one_line(error)
+    send(answer)
+
+
+def _memory_bytes(*needed: str) -> int:
+    """Raises ModelError."""
+    with mlx_imports():
+        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+
+    if not needed:
+        return assembly.free_bytes()
+    config, storage_bytes = needed
+    return assembly.needed_bytes(CONFIG.validate_json(config), int(storage_bytes))
+
+
+def _exit_when_closed(connection: socket.socket) -> None:
+    """End this process when the server closes the socket, or ends."""
+    connection.recv(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,229 @@
+"""The device that MLX computes on, its memory, and what this process has of it.
+
+Swap does not count as memory: weights and KV are read at every step, and would come from the disk.
+"""
+
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import psutil
+
+_GPU_SHARE = 0.8
+_CPU_SHARE = 0.1  # other programs use the memory too, and the arena is touched at start
+_MEMORY_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
+_AMPERE = 8  # the compute capability from which on MLX uses the attention of cuDNN
+
+
+class FusedAttention(Enum):
+    """The attention kernels of MLX that keep no scores in memory; which ones a device has."""
+
+    NONE = "none"
+    METAL = "metal"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The default device of MLX, and its memory."""
+
+    device: str  # "cpu" or "gpu", with its name
+    memory_bytes: int
+    left_bytes: int  # not in use by this process or, on a CPU, by any
+    most_bytes: int  # at most available to us: on Metal, other programs have to make room
+    kv_share: float  # the KV cache's share of what is left, where no setting gives its size
+    fused: FusedAttention = FusedAttention.NONE
+
+
+class HostMemory(NamedTuple):
+    total_bytes: int  # of the machine, or of the container
+    left_bytes: int  # unused, or used for cached files only
+
+
+def examine_for(memory_bytes: int | None) -> Machine:
+    """The default device as it is now, of whose memory `memory_bytes` are ours; None: all of it."""
+    found = examine()
+    if memory_bytes is None:
+        return found
+    return replace(
+        found,
+        left_bytes=min(found.left_bytes, memory_bytes),
+        most_bytes=min(found.most_bytes, memory_bytes),
+        kv_share=1.0,
+    )
+
+
+def examine() -> Machine:
+    """The default device as it is now."""
+    info = mx.device_info()
+    name = info.get("device_name", "unknown")
+    host = host_memory()
+    if mx.default_device() == mx.cpu:
+        left_bytes = host.left_bytes
+        return Machine(f"cpu ({name})", host.total_bytes, left_bytes, left_bytes, _CPU_SHARE)
+    memory_bytes = device_memory_bytes(info)
+    most_bytes = memory_bytes - mx.get_active_memory()
+    if mx.metal.is_available():
+        left_bytes = min(most_bytes, host.left_bytes)  # the GPU's memory is the machine's
+        fused = FusedAttention.METAL
+    else:
+        left_bytes = most_bytes = min(most_bytes, int(info.get("free_memory", sys.maxsize)))
+        has_cudnn = int(info.get("compute_capability_major", 0)) >= _AMPERE
+        fused = FusedAttention.CUDA if has_cudnn else FusedAttention.NONE
+    return Machine(f"gpu ({name})", memory_bytes, left_bytes, most_bytes, _GPU_SHARE, fused)
+
+
+def device_memory_bytes(info: Mapping[str, str | int]) -> int:
+    """Memory of a GPU from `mx.device_info`: Metal and CUDA name it differently."""
+    return next((int(info[key]) for key in _MEMORY_KEYS if key in info), 0)
+
+
+def limit_allocator(memory_bytes: int, cache_bytes: int) -> None:
+    """Set the limits of MLX's allocator, for the whole process.
+
+    Beyond `memory_bytes` MLX waits until what has been launched returns its buffers, and a GPU
+    first frees cached ones; it never refuses memory. Its own limit ignores other programs (95% of a
+    CUDA device, 1.5 times Metal's working set, four fifths of the machine's and not of the
+    container's memory on a CPU); and once weights and arena alone exceed the limit, each operation
+    waits for the one before.
+
+    `cache_bytes` is what it keeps of unused buffers. On GPUs its own limit is that of memory, so
+    buffers of every size that was ever needed would stay. On a CPU it is 32 MiB, less than sampling
+    with a large vocabulary takes in one step, and each 4 KiB that the system has taken back costs a
+    page fault: the log-probabilities of 16 rows of 151,936 tokens took 18 ms instead of 10.
+
+    Metal also keeps up to `memory_bytes` resident, because memory that was paged out is slow to
+    come back. Engines that share a machine wire no more than each was given.
+    """
+    mx.set_memory_limit(memory_bytes)
+    mx.set_cache_limit(cache_bytes)
+    if mx.metal.is_available():
+        mx.set_wired_limit(min(memory_bytes, device_memory_bytes(mx.device_info())))
+
+
+class _Hierarchy(NamedTuple):
+    """Files of one version of Linux's control groups. They hold bytes."""
+
+    mount: str
+    limits: tuple[str, ...]
+    used: str
+    file_cache: tuple[str, ...]  # in memory.stat: cached files, which the kernel would drop
+
+
+_CGROUP_V1 = _Hierarchy(
+    "sys/fs/cgroup/memory",
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+_CGROUP_V2 = _Hierarchy(
+    "sys/fs/cgroup",
+    ("memory.max", "memory.high"),
+    "memory.current",
+    ("inactive_file", "active_file"),
+)
+
+
+def host_memory() -> HostMemory:
+    """What this process may take of the machine's memory now."""
+    memory = psutil.virtual_memory()
+    within = within_cgroups(HostMemory(memory.total, memory.available), Path("/"))
+    left = min(within.left_bytes, _uncommitted_bytes(Path("/")), _address_space_bytes())
+    return HostMemory(within.total_bytes, max(left, 0))
+
+
+def within_cgroups(memory: HostMemory, root: Path) -> HostMemory:
+    """What the control groups of this process leave of a machine's memory.
+
+    `root` is the directory with /proc and /sys. The limit of a service or a container may be set on
+    any group above the process's own.
+    """
+    total, left = memory
+    for hierarchy, group in _groups(root):
+        limit = min(_number(group / name) for name in hierarchy.limits)
+        if limit < memory.total_bytes:
+            counts = (line.split() for line in _lines(group / "memory.stat"))
+            cached = sum(int(count) for name, count in counts if name in hierarchy.file_cache)
+            total = min(total, limit)
+            left = min(left, limit - (_number(group / hierarchy.used) - cached))
+    return HostMemory(total, max(left, 0))
+
+
+def _groups(root: Path) -> Iterator[tuple[_Hierarchy, Path]]:
+    """The directories of this process's groups and of all groups above them."""
+    for line in _lines(root / "proc/self/cgroup"):  # such as 4:memory:/user.slice, or 0::/
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            hierarchy = _CGROUP_V2
+        elif "memory" in controllers.split(","):
+            hierarchy = _CGROUP_V1
+        else:
+            continue
+        own = PurePosixPath(path)
+        for group in (own, *own.parents):
+            yield hierarchy, root / hierarchy.mount / group.relative_to("/")
+
+
+def _uncommitted_bytes(root: Path) -> int:
+    """What may still be allocated where the kernel promises no more memory than it has."""
+    if _number(root / "proc/sys/vm/overcommit_memory") != 2:
+        return sys.maxsize
+    lines = (line.split() for line in _lines(root / "proc/meminfo"))
+    kibibytes = {words[0]: int(words[1]) for words in lines}
+    return 1024 * (kibibytes["CommitLimit:"] - kibibytes["Committed_AS:"])
+
+
+def _address_space_bytes() -> int:
+    """What `ulimit -v` leaves."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return limit - int(psutil.Process().memory_info().vms)
+
+
+def _number(file: Path) -> int:
+    """The file's only number; `sys.maxsize` where it says "max" or does not exist."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+_RUSAGE_INFO_V2, _RUSAGE_NUMBERS, _PHYS_FOOTPRINT = 2, 20, 9
+"""`struct rusage_info_v2` of macOS's <sys/resource.h> is a UUID of 16 bytes, and 18 numbers of 8.
+Read as 20 numbers, the tenth is `ri_phys_footprint`."""
+
+
+def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -> int:
+    """Memory of this process. On macOS it is the footprint that Activity Monitor shows, which
+    includes Metal's buffers; the resident set does not always. Elsewhere, and where macOS does not
+    answer, it is the resident set.
+
+    `open_library` opens the libraries that this process is linked with, or raises OSError.
+    """
+    footprint = _footprint(open_library) if sys.platform == "darwin" else None
+    return int(psutil.Process().memory_info().rss) if footprint is None else footprint
+
+
+def _footprint(open_library: Callable[[], Any]) -> int | None:
+    """`ri_phys_footprint` by `proc_pid_rusage` of <libproc.h>; None where the call fails."""
+    usage = (ctypes.c_uint64 * _RUSAGE_NUMBERS)()
+    try:
+        failed = open_library().proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(usage))
+    except (AttributeError, OSError):
+        return None
+    return None if failed else usage[_PHYS_FOOTPRINT]

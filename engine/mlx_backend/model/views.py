@@ -1,0 +1,433 @@
+"""What an unmodified mlx-lm model sees in place of its own caches, and how its queries meet blocks.
+
+A view answers what mlx-lm's own cache answers during a forward and is backed by the arena. It lives
+no longer than the forward, because it refers to the arena's arrays (see `kv/arena.py`).
+"""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models import base
+from mlx_lm.models.cache import ArraysCache
+
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.batching import Batching, ForwardBatch
+from engine.mlx_backend.model.layout import (
+    ChunkedCacheSpec,
+    Layout,
+    SpecTree,
+    StateSpec,
+    UnusedSpec,
+)
+from engine.mlx_backend.model.rows import ArenaForward, BlockTable, RowGroup, TokenSpan
+from kvstore.types import SlotId
+from kvstore.window import first_needed
+
+KEY_READS = 4
+"""A gathered key is read, written, and read again by the product."""
+
+
+class BlockAttention(ABC):
+    """Attention of a row group's queries to its blocks, prepared once for all layers."""
+
+    @abstractmethod
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+        """Causal attention of scaled `queries`, `[rows, heads, length, key_dim]`, to all keys of
+        their rows; `[rows, heads, length, value_dim]` in the dtype of the queries.
+        """
+
+
+class Attention:
+    """How a forward's queries meet the blocks. This is the reference, `gather`, for any device: all
+    rows' blocks are gathered, padded to the longest row, for the model's own attention.
+
+    `gathered_copies`: how often the K and V that a layer gathers are held at once, at most.
+    `padding_keys`: padding rows by so many keys costs as much as one more forward.
+    """
+
+    name = "gather"
+    gathered_copies = 1
+
+    def __init__(self, padding_keys: float = math.inf) -> None:
+        self.padding_keys = padding_keys
+
+    def prepare(self, group: RowGroup) -> BlockAttention | None:
+        """What computes causal attention of a row group in place of the model's own."""
+        return None
+
+    def prepare_decode(self, rows: int, width: int, arena: Arena) -> "DecodeAttention | None":
+        """The same for a decode step that is traced with tables of `width` blocks."""
+        return None
+
+    def shares_prefixes(self, table: BlockTable) -> bool:
+        """Whether rows with these tables share prefixes that `prepare` attends to once for all."""
+        return False
+
+
+class DecodeAttention(ABC):
+    """The part of a traced step's attention that does not depend on its inputs."""
+
+    @abstractmethod
+    def of(self, group: RowGroup) -> BlockAttention:
+        """The attention of a group that is being traced."""
+
+
+class RowByRowAttention(Attention):
+    """`gather`, but for CUDA: there MLX's fused attention takes no masks that are arrays. Each row
+    of a group gathers its own keys alone, all of which its last token sees.
+    """
+
+    def prepare(self, group: RowGroup) -> BlockAttention | None:
+        return _RowByRow(group) if group.rows > 1 else None
+
+
+class _RowByRow(BlockAttention):
+    def __init__(self, group: RowGroup) -> None:
+        self._group = group
+
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+        group = self._group
+        ids, size = group.gather_ids(layer.heads), layer.block_size
+        outputs = []
+        for row, (start, stop) in enumerate(zip(group.starts_host, group.stops_host, strict=True)):
+            n_keys, n_tokens = int(stop), int(stop - start)
+            own_ids = [heads[row : row + 1, :, : -(-n_keys // size)] for heads in ids]
+            keys, values = layer.read(own_ids)
+            own = mx.fast.scaled_dot_product_attention(
+                queries[row : row + 1, :, :n_tokens],
+                keys[:, :, :n_keys],
+                values[:, :, :n_keys],
+                scale=1.0,
+                mask="causal" if n_tokens > 1 else None,
+            )
+            padding = group.length - n_tokens
+            outputs.append(mx.pad(own, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else own)
+        return mx.concatenate(outputs)
+
+
+def gathered_padding_keys(weight_bytes: int, token_bytes: int) -> float:
+    """`padding_keys` of `gather` for a model of such size.
+
+    A forward reads all weights, while a key is read, written and read again. On two cores a padded
+    key took the time of 2 to 6 reads of its bytes at the speed at which a forward reads weights.
+    """
+    return weight_bytes / (KEY_READS * token_bytes) if token_bytes else math.inf
+
+
+class UnusedView:
+    """A cache that the model never writes: it knows positions and nothing else."""
+
+    def __init__(self, forward: ArenaForward, window: int | None = None) -> None:
+        self.forward = forward
+        self.offset = forward.offset
+        self._window = window
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
+        window = window_size or self._window
+        if self.forward.is_lone and not return_array and window is None:
+            return None if length == 1 else "causal"
+        return self.forward.mask(window)
+
+
+class LayerView(UnusedView):
+    """One layer's K and V, for one forward.
+
+    `offset`: `[rows]`, the position of each row's next token. `keys` and `values` are there from
+    `update_and_fetch` on; a model may read and replace them, with no effect on what is stored.
+    """
+
+    def __init__(
+        self,
+        layer: LayerArena,
+        forward: ArenaForward,
+        window: int | None,
+        attentions: Sequence[BlockAttention | None],
+        unread: Collection[int] = (),
+    ) -> None:
+        """`attentions`: of each row group; None leaves it to the model's own. `unread`: groups
+        whose attention is not needed, for nothing after it is stored or read.
+        """
+        super().__init__(forward, window)
+        self.layer = layer
+        self.fetched: tuple[mx.array, mx.array] | None = None
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._attentions = attentions
+        self._unread = unread
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the new tokens' K and V. Returns what the model is to pass on to attention: all
+        that its rows have, `[rows, kv_heads, keys, dim]`, or the new ones where they stand in.
+        """
+        forward, heads = self.forward, self.layer.heads
+        if (cleared := forward.cleared(heads)) is not None:
+            self.layer.clear(cleared)
+        self.layer.write(forward.slot_mapping(heads), keys, values)
+        self.offset = forward.offset_after
+        self.fetched = (keys, values) if forward.stands_in else self._gathered(forward.groups[0])
+        self.keys, self.values = self.fetched
+        return self.fetched
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What `update_and_fetch` returned; models that share KV between layers ask again."""
+        if self.fetched is None:
+            raise RuntimeError("the model reads a layer's cache before writing to it")
+        return self.fetched
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """mlx-lm's `scaled_dot_product_attention`, to what this view holds.
+
+        Raises ValueError where K, V or the mask stood in and the model has changed them.
+        """
+        is_own = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
+        if self.forward.stands_in:
+            if not is_own:
+                raise ValueError("the model changes what its cache gives it before it attends")
+            return self._attend_by_group(queries, scale, self.forward.window_of(mask), sinks)
+        [group], [attention] = self.forward.groups, self._attentions
+        if is_own and self._is_causal(mask) and sinks is None and attention is not None:
+            return attention.attend(queries * scale, self.layer)
+        if mask is None and group.length == 1 and not group.is_lone:  # but there is padding
+            mask = group.mask(self._window)
+        return _model_attention(
+            queries, keys, values, cache=self, scale=scale, mask=mask, sinks=sinks
+        )
+
+    def _is_causal(self, mask: mx.array | str | None) -> bool:
+        """Whether a mask is the one of full attention in this forward."""
+        if mask is None:
+            return self.forward.length == 1  # a lone token sees all keys
+        if isinstance(mask, str):
+            return self.forward.is_lone and mask == "causal"
+        return mask is self.forward.mask()
+
+    def _attend_by_group(
+        self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
+    ) -> mx.array:
+        groups = self.forward.groups
+        if len(groups) == 1:
+            return self._attend_group(0, queries, scale, window, sinks)
+        outputs, heads, key_dim = [], queries.shape[1], queries.shape[3]
+        for index, group in enumerate(groups):
+            first, last = self.forward.bounds[index : index + 2]
+            shape = group.rows, group.length, heads, key_dim
+            by_row = queries[first:last].reshape(shape).swapaxes(1, 2)
+            output = self._attend_group(index, by_row, scale, window, sinks)
+            outputs.append(output.swapaxes(1, 2).reshape(last - first, heads, 1, -1))
+        return mx.concatenate(outputs)
+
+    def _attend_group(
+        self,
+        index: int,
+        queries: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        if index in self._unread:
+            return mx.zeros((*queries.shape[:3], self.layer.shape.value_dim), queries.dtype)
+        group, attention = self.forward.groups[index], self._attentions[index]
+        window = window or self._window
+        if attention is not None and window is None and sinks is None:
+            return attention.attend(queries * scale, self.layer)
+        if group.is_lone and window is None:
+            mask: mx.array | str | None = None if group.length == 1 else "causal"
+        else:
+            mask = group.mask(window)
+        keys, values = self._gathered(group)
+        return _model_attention(
+            queries, keys, values, cache=self, scale=scale, mask=mask, sinks=sinks
+        )
+
+    def _gathered(self, group: RowGroup) -> tuple[mx.array, mx.array]:
+        """A group's K and V as written. It is lazy: nothing is read unless it is used."""
+        keys, values = self.layer.read(group.gather_ids(self.layer.heads))
+        if group.is_lone:
+            return keys[:, :, : group.n_keys], values[:, :, : group.n_keys]
+        return keys, values
+
+
+class ChunkedView(LayerView):
+    """A layer of chunked attention, of one row; the model makes the mask from positions."""
+
+    @property
+    def start_position(self) -> int:
+        """The position of the first key."""
+        return int(self.forward.groups[0].first_positions[0])
+
+    def maybe_trim_front(self) -> None:
+        """What no token sees any more is not among the row's blocks."""
+
+
+class StateView(ArraysCache):  # type: ignore[misc]  # a base class without types
+    """A recurrent layer's state of several rows; `cache` is what the model has put there."""
+
+    cache: list[Any]
+
+    def __init__(self, arrays: Sequence[mx.array | None], lengths: mx.array | None) -> None:
+        super().__init__(len(arrays))
+        self.cache = list(arrays)
+        self.lengths = lengths
+
+    def advance(self, N: int) -> None:  # noqa: N803 - as mlx-lm has it
+        """Rebinds `lengths`, which all layers share; mlx-lm's own changes the array."""
+        if self.lengths is not None:
+            self.lengths = self.lengths - N
+
+
+_model_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
+
+
+def scaled_dot_product_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: object,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """mlx-lm's function of that name, which leaves it to the cache where that is one of ours."""
+    if isinstance(cache, LayerView):
+        return cache.attend(queries, keys, values, scale, mask, sinks)
+    return _model_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+
+def install_attention(model: Module) -> None:
+    """Let the modules that this model's layers come from call the function above.
+
+    Stateless and idempotent. With caches other than ours a model computes what it did before.
+    """
+    for name in {type(module).__module__ for _, module in model.named_modules()}:
+        namespace = vars(sys.modules[name])
+        if namespace.get("scaled_dot_product_attention") is _model_attention:
+            namespace["scaled_dot_product_attention"] = scaled_dot_product_attention
+
+
+ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
+"""One view, or those of a layer that keeps several caches."""
+
+
+class ForwardViews:
+    """One forward's views, in the shape in which the model keeps its caches.
+
+    `trees`: one for each cache that the model is given. `forwards` and `layers`: what is known of
+    the forward in each arena, and the arena's layers in order, by window; None is full attention.
+    `states`: the arrays of the recurrent layers, in order; `lengths`: see `StateView`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        forwards: Mapping[int | None, ArenaForward],
+        layers: Mapping[int | None, Sequence[LayerArena]],
+        attentions: Sequence[BlockAttention | None],
+        states: Sequence[mx.array | None],
+        lengths: mx.array | None = None,
+        unread: Collection[int] = (),
+    ) -> None:
+        """`attentions`: of the groups in layers of full attention. `unread`: see `LayerView`; of
+        the last layer that keeps K and V.
+        """
+        self._forwards = forwards
+        self._layers = {window: iter(of_arena) for window, of_arena in layers.items()}
+        self._attentions = attentions
+        self._states = iter(states)
+        self._lengths = lengths
+        self._unread = unread
+        self._n_layers_left = len(layout.kv_layers)
+        self._state_views = list[StateView]()
+        self.kv_layers = list[LayerArena]()  # in the order of the model's layers
+        self.trees = [self._view(spec) for spec in layout.caches]
+
+    def states(self) -> list[mx.array]:
+        """What the model has left in its recurrent layers' views."""
+        return [array for view in self._state_views for array in view.cache]
+
+    def _view(self, spec: SpecTree) -> ViewTree:
+        match spec:
+            case tuple():
+                return [self._view(part) for part in spec]
+            case StateSpec(arrays):
+                view = StateView([next(self._states) for _ in arrays], self._lengths)
+                self._state_views.append(view)
+                return view
+            case UnusedSpec():
+                return UnusedView(self._forwards[None])
+            case _:
+                forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
+                self.kv_layers.append(layer)
+                self._n_layers_left -= 1
+                none = [None] * len(forward.groups)
+                attentions = self._attentions if spec.window is None else none
+                if isinstance(spec, ChunkedCacheSpec):
+                    return ChunkedView(layer, forward, None, none)
+                unread = self._unread if self._n_layers_left == 0 else ()
+                return LayerView(layer, forward, spec.window, attentions, unread)
+
+
+def views_of(
+    storage: Storage, layout: Layout, attention: Attention, batching: Batching, batch: ForwardBatch
+) -> ForwardViews:
+    """The views of a batch's forward. Raises ValueError where its rows cannot share one."""
+    row_groups = batch.row_groups
+    forwards = dict[int | None, ArenaForward]()
+    layers: dict[int | None, Sequence[LayerArena]] = {None: storage.full.layers}
+    full = [batching.rows(spans, storage.full) for spans in row_groups]
+    forwards[None] = ArenaForward(full, batching.stands_in)
+    for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
+        groups = [
+            batching.rows(_windowed(spans, index, window, arena.block_size), arena)
+            for spans in row_groups
+        ]
+        forwards[window], layers[window] = ArenaForward(groups, batching.stands_in), arena.layers
+    states: Sequence[mx.array | None] = ()
+    if layout.states:
+        if len(row_groups) > 1:
+            raise ValueError("its states take no rows of unlike length in one forward")
+        is_fresh = row_groups[0][0].start == 0
+        states = batching.read_states(storage.states, state_slots(row_groups[0]), is_fresh)
+    attentions = [attention.prepare(group) if storage.full.layers else None for group in full]
+    return ForwardViews(
+        layout, forwards, layers, attentions, states, _lengths(full[0]), batch.unread
+    )
+
+
+def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
+    """The slots of rows' recurrent states."""
+    return [SlotId(int(span.groups[-1][0])) for span in spans]  # the recurrent group is the last
+
+
+def _windowed(
+    spans: Sequence[TokenSpan], group: int, window: int, block_size: int
+) -> list[TokenSpan]:
+    """The spans over a window's blocks, from the first with a key that a token sees."""
+    firsts = [first_needed(span.start, window, block_size) for span in spans]
+    return [
+        replace(span, blocks=span.groups[group][first:], first_block=first)
+        for span, first in zip(spans, firsts, strict=True)
+    ]
+
+
+def _lengths(group: RowGroup) -> mx.array | None:
+    """Each row's number of tokens, `[rows]`; None when no row is padded."""
+    lengths = [span.n_tokens for span in group.spans]
+    return mx.array(lengths) if min(lengths) < group.length else None

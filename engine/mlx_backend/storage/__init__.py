@@ -1,1 +1,0 @@
-"""The tensors behind blocks, windows and states."""

@@ -1,0 +1,127 @@
+"""A scenario on a daemon that decodes eagerly, and on one whose steady decodes are compiled."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from engine.core.step import Decode, ModelRunner, Resample, StepMasks, StepPlan, StepResult
+from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.decode.compiled import CompiledDecode
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.views import Attention
+from tests.devices import tolerance
+from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
+
+LOGPROB_TOLERANCE = tolerance(1e-4)
+
+UNFIT = {"llama4": "its positions are Python numbers"}
+"""Families whose decodes cannot be compiled, and why."""
+
+Outputs: TypeAlias = Mapping[tuple[str, int], Sequence[int]]
+"""Tokens by request id and index."""
+
+Scenario: TypeAlias = Callable[[OfflineDaemon], Outputs]
+"""Has a daemon serve some requests."""
+
+
+def compile_at_once(model: CachedModel) -> DecodePath:
+    """A path that has won its rehearsals, and traces a shape when it first comes."""
+    path = DecodePath("")
+    path.use(CompiledDecode(model, wanted_steps=1))
+    return path
+
+
+def compile_as_served(model: CachedModel) -> DecodePath:
+    """A path that has won its rehearsals, and traces a shape when the daemon would."""
+    path = DecodePath("")
+    path.use(CompiledDecode(model))
+    return path
+
+
+def steps_of(path: DecodePath) -> Counter[str]:
+    """The steady steps that the path's compiled decode was given: "" are those that it took, the
+    others are by the reason for which they were eager.
+    """
+    assert path.compiled is not None
+    return path.compiled.steps
+
+
+class SteadySteps:
+    """Implements `ModelRunner` by another. `n` counts the steps that may be compiled: rows decode
+    or resample, and nothing else is computed.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.n = 0
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> None:
+        is_steady = all(isinstance(row, Decode | Resample) for row in plan.rows)
+        self.n += is_steady and any(isinstance(row, Decode) for row in plan.rows)
+        self._runner.submit(plan)
+
+    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+        self._runner.sample(masks)
+
+    def collect(self) -> StepResult:
+        return self._runner.collect()
+
+
+class Compiled:
+    """A daemon whose steady decodes are compiled. Options are those of OfflineDaemon."""
+
+    def __init__(
+        self,
+        served: Served,
+        attention: Attention,
+        room: Room,
+        decode: ChooseDecode = compile_at_once,
+        **options: Any,
+    ) -> None:
+        self._paths = list[DecodePath]()
+        self._counters = list[SteadySteps]()
+
+        def choose(model: CachedModel) -> DecodePath:
+            self._paths.append(decode(model))
+            return self._paths[-1]
+
+        def count(runner: ModelRunner) -> ModelRunner:
+            self._counters.append(SteadySteps(runner))
+            return self._counters[-1]
+
+        self.daemon = OfflineDaemon(served, attention, room, watch=count, decode=choose, **options)
+
+    @property
+    def path(self) -> DecodePath:
+        return self._paths[0]
+
+    @property
+    def steps(self) -> Counter[str]:
+        """See `steps_of`. All steady steps are among them."""
+        steps = steps_of(self.path)
+        assert steps.total() == self._counters[0].n
+        return steps
+
+
+def expect_same_outputs(
+    served: Served,
+    attention: Attention,
+    room: Room,
+    scenario: Scenario,
+    decode: ChooseDecode = compile_at_once,
+    **options: Any,
+) -> Compiled:
+    """The scenario's tokens do not depend on the path of decodes, nor do their log-probabilities.
+
+    Returns the compiled daemon, for what more there is to be said of it.
+    """
+    eager = OfflineDaemon(served, attention, room, **options)
+    compiled = Compiled(served, attention, room, decode, **options)
+    expected, found = scenario(eager), scenario(compiled.daemon)
+    assert found == expected
+    assert all(found.values())
+    for name, expected_logprobs in eager.logprobs.items():
+        for one, other in zip(compiled.daemon.logprobs[name], expected_logprobs, strict=True):
+            assert one.token_id == other.token_id
+            assert abs(one.logprob - other.logprob) < LOGPROB_TOLERANCE
+    return compiled

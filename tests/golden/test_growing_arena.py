@@ -1,0 +1,46 @@
+"""An arena that begins small, as on a Mac: nothing that is said depends on when it grows."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from engine.mlx_backend.model.views import Attention
+from engine.values.request import Request, SamplingParams
+from tests.golden.compiling import Compiled, Outputs
+from tests.golden.driving import random_tokens
+from tests.offline import OfflineDaemon, Room, Served
+
+ROOM = Room(n_blocks=96, block_size=8)
+
+
+def scenario(daemon: OfflineDaemon) -> Outputs:
+    """Rows decode while others come, forks copy a block, and a conversation goes on."""
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    first = tuple(random_tokens(11, seed=80))
+    said = defaultdict[tuple[str, int], list[int]](list)
+    daemon.add(Request("first", first, 60, sampling, ignore_eos=True))
+    daemon.step(12)
+    for index in range(4):
+        prompt = tuple(random_tokens(20 + 9 * index, seed=81 + index))
+        daemon.add(Request(f"later{index}", prompt, 50, sampling, n=1 + index % 2, ignore_eos=True))
+    daemon.rest(said)
+    return daemon.serve(
+        Request("again", (*first, *random_tokens(30, seed=90)), 20, sampling, ignore_eos=True)
+    )
+
+
+@pytest.mark.parametrize("first_blocks", [1, 20])
+def test_what_is_said_does_not_depend_on_when_the_arena_grows(
+    served: Served, attention: Attention, first_blocks: int
+) -> None:
+    whole = OfflineDaemon(served, attention, ROOM)
+    expected = scenario(whole)
+    growing = replace(ROOM, first_blocks=first_blocks)
+    eager = OfflineDaemon(served, attention, growing)
+    assert scenario(eager) == expected
+    assert eager.usage["again"].cached_tokens == whole.usage["again"].cached_tokens
+    if served.execution.batching.decode_rows is not None:
+        compiled = Compiled(served, attention, growing)
+        assert scenario(compiled.daemon) == expected
+        assert compiled.steps[""] > 20
