@@ -470,7 +470,7 @@ def test_kernels_are_built_by_one_process_at_a_time(
     config = EngineConfig("", memory_bytes=1 << 30)
     done = kernels.marker(config, DEFAULT_CHECKPOINT)
     done.parent.mkdir(parents=True)
-    with done.with_suffix(".lock").open("w") as lock:
+    with (done.parent / "rootstock.lock").open("w") as lock:
         flock(lock, LOCK_EX)
         builder = kernels.start_building(config, "joined rows", "cascade")
         time.sleep(1.0)
