@@ -24,17 +24,24 @@ def main(checkpoint: str, path: str) -> None:
         from tests.offline import OfflineDaemon, Room, load  # noqa: PLC0415
 
     served = load(Path(checkpoint))
-    greedy, drawn = SamplingParams(temperature=0), SamplingParams(seed=1)
-    requests = [Request(f"r{at}", (1, 2, 3, at), 40, drawn) for at in range(3)]
-    lone = Request("lone", (3, 2, 1), 40, greedy)
+    sampled = (
+        SamplingParams(temperature=0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=1, top_k=20, top_p=0.95),
+        SamplingParams(seed=1, top_p=0.9),
+        SamplingParams(temperature=0, repetition_penalty=1.1),
+    )
     room, attention = Room(n_blocks=64), served.execution.attention
     if path == "eager":
         daemon, steps = OfflineDaemon(served, attention, room), {"": 0}
     else:
         run = Compiled(served, attention, room)
         daemon, steps = run.daemon, run.steps
-    daemon.serve(*requests)
-    daemon.serve(lone)
+    for kind, params in enumerate(sampled):
+        for n_rows in (1, 3):
+            names = [f"{kind}-{n_rows}-{at}" for at in range(n_rows)]
+            prompts = [(1, kind, at) for at in range(n_rows)]
+            daemon.serve(*(Request(*row, 40, params) for row in zip(names, prompts, strict=True)))
     print(before, len(list(kernels())), steps[""])
 
 
