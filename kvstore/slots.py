@@ -5,6 +5,7 @@ for each lease. Slots are attached to blocks, so that what is cached is found an
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ class PlannedTokens(NamedTuple):
     copies: Mapping[int, CopyBlock]
 
 
-class GroupState:
+class GroupState(ABC):
     """One lease's slots in one group, and what planned steps will do to them.
 
     `table` is the lease's own, up to date. The store calls `plan` for each step and `advance` when
@@ -217,24 +218,25 @@ class GroupState:
         self.group = group
         group.n_leases += 1
 
+    @abstractmethod
     def held_slots(self) -> Iterator[SlotId]:
         """Each slot to which the lease has a reference."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_changes(self) -> tuple[int, tuple[SlotId, ...]]:
         """A run of entries with all changes since the last call: its first entry, its slots."""
-        raise NotImplementedError
 
     def max_step_tokens(self, planned_tokens: int, n_tokens: int, sampled_position: int) -> int:
         """Number of the next `n_tokens` tokens that one step may compute, at least one."""
         return n_tokens
 
+    @abstractmethod
     def checkpoint(self, n_tokens: int) -> None:
         """Save the state after `n_tokens` tokens, where a later request will want to resume."""
 
+    @abstractmethod
     def plan(self, table: BlockTable, planned: PlannedTokens, ops: list[StepOp]) -> None:
         """Make the positions of the next step writable, and save what is due in it."""
-        raise NotImplementedError
 
     def ready_tokens(self, planned_tokens: int) -> int:
         """Number of tokens up to which steps may be planned without a call of `plan`."""
@@ -248,9 +250,11 @@ class GroupState:
         """Whether `snapshot` can prepare for draft tokens [start, end) in the next step."""
         return True
 
+    @abstractmethod
     def snapshot(self, ops: list[StepOp]) -> None:
         """Save what the next step overwrites, so that its draft tokens can be rolled back."""
 
+    @abstractmethod
     def end_snapshot(self, *, is_accepted: bool) -> None:
         """Release the snapshot, if there is one. Return to it unless the draft `is_accepted`."""
 
@@ -261,6 +265,7 @@ class GroupState:
         """
         return False
 
+    @abstractmethod
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
     ) -> None:
@@ -277,7 +282,7 @@ class GroupState:
         self.group.n_leases -= 1
 
 
-class Group:
+class Group(ABC):
     """Layers that keep one kind of cache, with the slots of their storage."""
 
     can_truncate = True
@@ -289,42 +294,42 @@ class Group:
         self.block_size = block_size
         self.n_leases = 0
 
+    @abstractmethod
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         """The last position up to `n_tokens` at which a lease of these blocks could resume."""
-        raise NotImplementedError
 
+    @abstractmethod
     def required_blocks(self, n_tokens: int) -> range:
         """The entries of a table whose slots must exist to resume at `n_tokens`."""
-        raise NotImplementedError
 
     def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         """The numbers of the block's tokens after which a lease can resume; None: after each."""
         return None
 
+    @abstractmethod
     def has_room(self) -> bool:
         """Whether one more lease will always find the slots that it needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int, ops: list[StepOp]
     ) -> GroupState:
         """The state of a new lease that resumes at `n_tokens` of `end_tokens`."""
-        raise NotImplementedError
 
     def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
         """The slot that is attached to a block for its first `n_tokens` tokens."""
         return self.slots.attached_to(block).get(n_tokens)
 
+    @abstractmethod
     def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
         """Attach a slot to the block and fill it with `data`, if there is a slot.
 
         No lease uses the slot, so it can be evicted.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def revoke(self, op: StorageOp) -> None:
         """The op was perhaps not carried out: detach a slot whose content rests on it."""
-        raise NotImplementedError
 
     def stats(self) -> GroupStats:
         """On any thread: a slot may move between two reads, and the counts add up all the same."""

@@ -72,6 +72,20 @@ class WindowState(GroupState):
             self.first += 1
         return False
 
+    def checkpoint(self, n_tokens: int) -> None:
+        """A window can be resumed at every token that it still has."""
+
+    def snapshot(self, ops: list[StepOp]) -> None:
+        """Other tokens can be written over a draft's."""
+
+    def end_snapshot(self, *, is_accepted: bool) -> None:
+        """There is none."""
+
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
+    ) -> None:
+        """Slots are attached to their blocks when they are allocated."""
+
 
 class WindowGroup(Group):
     """The `index`-th group: layers whose tokens see themselves and the `window - 1` before them.
