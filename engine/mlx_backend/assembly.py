@@ -44,6 +44,9 @@ from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 
+LARGE_WEIGHT = 1 << 20
+"""Numbers of a weight that stands for zeros while kernels are built."""
+
 FIRST_SHARE = 8
 """On a Mac the KV cache begins with an eighth of its memory, and grows."""
 
@@ -174,7 +177,7 @@ def _decode_path(
         path.choose(model)
     else:
         rung, attention = model.execution.batching.name, model.execution.attention.name
-        # Of what is free depends in which type the weights are read.
+        # The type in which weights are read depends on the memory that is free.
         as_opened = replace(config, memory_bytes=opened.machine.left_bytes)
         path.choose_after(partial(start_building, as_opened, rung, attention), model)
     return path
@@ -207,8 +210,9 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     return max(plan.needed_bytes(default_bytes), least_bytes)
 
 
-def build_kernels(config: EngineConfig, batching: str, attention: str, large_weights: int) -> None:
-    """Compute compiled steps without reading weights of so many numbers; see `decode/kernels.py`.
+def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
+    """Compute compiled steps of the configured model without its large weights, so that MLX builds
+    their kernels; see `decode/kernels.py`. `batching` and `attention` are names.
 
     `memory_bytes` of the configuration is what was free when the model was loaded. Raises
     ModelError, and whatever the model raises.
@@ -219,7 +223,7 @@ def build_kernels(config: EngineConfig, batching: str, attention: str, large_wei
     loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters)
     small = {
         name: weights
-        if weights.size < large_weights
+        if weights.size < LARGE_WEIGHT
         else mx.broadcast_to(mx.zeros((), weights.dtype), weights.shape)
         for name, weights in named_weights(loaded.model).items()
     }

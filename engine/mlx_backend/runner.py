@@ -28,7 +28,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.mlx_backend.batch import Batch, StepInputs
+from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import NO_READS, PendingReads
 from engine.mlx_backend.model.batching import ForwardBatch
@@ -67,12 +67,12 @@ class Launch(Protocol):
 
 
 class LaunchAhead:
-    """Launches a step behind the one in flight. For the CPU, where a task in flight lets go of its
+    """Launches a step while the one before it is computed. For the CPU, where a task releases its
     inputs as soon as it has run, and a pool is written a whole forward after it was last read.
 
     MLX takes about fifty operations ahead of the CPU, and waits. With a whole forward it would wait
     until that is nearly computed, and the step before would be collected so much later. So only the
-    first layer goes ahead.
+    first layer goes ahead, and of a compiled forward nothing: it takes the host too little time.
     """
 
     def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
@@ -267,11 +267,17 @@ class MlxRunner:
         self._storage.states.begin_step()
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
-            self._storage.execute(plan.ops_at(When.LAST))
-            if saved := self._storage.states.unevaluated():
-                yield step.pending(saved)
-            self._read(step, plan)
-            return
+        else:
+            yield from self._build_eager_forwards(step, plan)
+        self._storage.execute(plan.ops_at(When.LAST))
+        if saved := self._storage.states.unevaluated():
+            yield step.pending(saved)
+        self._read(step, plan)
+
+    def _build_eager_forwards(
+        self, step: _SubmittedStep, plan: StepPlan
+    ) -> Iterator[PendingForward]:
+        """The step's forwards without a compiled one, prompts before decodes."""
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
@@ -283,12 +289,7 @@ class MlxRunner:
         self._storage.execute(plan.ops_at(When.AFTER_PREFILLS))
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
-        for row in inputs.resampled:
-            step.draws.add([RowDraws(row)], row.take_saved_logits())
-        self._storage.execute(plan.ops_at(When.LAST))
-        if saved := self._storage.states.unevaluated():
-            yield step.pending(saved)
-        self._read(step, plan)
+        _add_resampled(step, inputs.resampled)
 
     def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""
@@ -309,8 +310,7 @@ class MlxRunner:
         if resampled and len(logits) > len(rows):
             logits = logits[: len(rows)]  # else the sampler takes the padding, too
         step.draws.add([RowDraws(row) for row in rows], logits)
-        for row in resampled:
-            step.draws.add([RowDraws(row)], row.take_saved_logits())
+        _add_resampled(step, resampled)
         return step.pending([logits, *self._storage.states.unevaluated()])
 
     def _prefill(
@@ -381,7 +381,7 @@ class MlxRunner:
         return step.pending(arrays, computed.first_layer)
 
     def _read(self, step: _SubmittedStep, plan: StepPlan) -> None:
-        """Launched behind the forwards, on GPUs too: it writes nothing, so nothing is copied."""
+        """Launched after the forwards, on GPUs too: it writes nothing, so nothing is copied."""
         reads = plan.reads
         if not reads:
             return
@@ -416,6 +416,12 @@ class MlxRunner:
         if rows:
             lasts = [drawn[row.sequence_id][-1].token_id for row in rows]
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
+
+
+def _add_resampled(step: _SubmittedStep, rows: Sequence[BatchRow]) -> None:
+    """Let the step draw for rows from the logits that an earlier step has saved."""
+    for row in rows:
+        step.draws.add([RowDraws(row)], row.take_saved_logits())
 
 
 _Drawn = Mapping[SequenceId, Sequence[SampledToken]]

@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
 from engine.api import ModelError
-from engine.mlx_backend.decode.choice import check
+from engine.mlx_backend.decode.choice import SEVERAL, Rehearsal
 from engine.mlx_backend.decode.compiled import Unfit
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.layout import (
@@ -74,7 +74,8 @@ def compiled_note(served: Served) -> str:
     """
     model = cached_model(served, served.execution.attention, Room(n_blocks=8))
     try:
-        check(model)
+        for n_rows in (1, SEVERAL):
+            Rehearsal(model, n_rows).check()
     except Unfit as reason:
         return str(reason)
     except Exception as error:  # a model may raise anything while it is traced

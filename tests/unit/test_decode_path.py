@@ -89,7 +89,7 @@ def test_faster_for_one_row_alone(model: CachedModel, monkeypatch: pytest.Monkey
     assert path.why.startswith("compiled: ")
     rows = [object()] * 2
     assert path.compiled.forward(rows, mx.zeros) is None  # type: ignore[arg-type]
-    assert path.compiled.steps == {"eager steps of so many rows are faster": 1}
+    assert path.compiled.steps == {"eager steps are faster for this number of rows": 1}
 
 
 def test_an_eager_step_that_takes_long(model: CachedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_kernels_are_built_for_the_weights_as_they_are_served(
     computed = list[CachedModel]()
     monkeypatch.setattr(assembly, "compute_compiled", computed.append)
     config = EngineConfig(str(checkpoint), memory_bytes=memory_bytes)
-    assembly.build_kernels(config, "joined rows", "gather", kernels.LARGE_WEIGHTS)
+    assembly.build_kernels(config, "joined rows", "gather")
     assert [set(model.layout.dtypes) for model in computed] == [{dtype}]
 
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.kv.arena import Arena
-from engine.mlx_backend.model.rows import BlockTable, pad_tables, table_width
+from engine.mlx_backend.model.rows import pad_tables, table_width
 from kvstore.window import first_needed
 
 LEAST_WIDTH = 4
-"""Tables are as wide as a multiple of so many blocks: see `width_bucket`."""
+"""Widths of tables are multiples of this many blocks: see `width_bucket`."""
 
 
 def row_bucket(n_rows: int) -> int:
@@ -61,14 +61,17 @@ class DecodeBatch:
     `[size, width]`, padded with its blank block; `first_keys`: for each arena the position of a
     row's first key, `[size]`. `positions`: of the tokens to compute; `advance`: how far a step
     moves them. Both int32 `[size]`. `begun`: for each arena the blocks that the tokens begin.
-    `full_table` and `n_blocks`: as of the beginning, the rows' blocks of full attention on the
-    host, padded, and how many they are.
     """
 
-    full_table: BlockTable
-    n_blocks: int
-
-    def __init__(self, rows: Sequence[BatchRow], size: int, groups: Sequence[GroupTables]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[BatchRow],
+        size: int,
+        groups: Sequence[GroupTables],
+        adapters: mx.array | None,
+    ) -> None:
+        """`adapters`: `[size]`, as `RowAdapters.using` takes them; None where no row takes any."""
+        self.adapters = adapters
         self.rows = list(rows)
         self.size = size
         self._groups = groups
@@ -78,7 +81,6 @@ class DecodeBatch:
         self.advance = mx.array(self._padded([1] * len(rows)))
         self.tables = list[mx.array]()
         self.first_keys = list[mx.array]()
-        self.adapters: mx.array | None = None  # [size], as `RowAdapters.using` takes them
         # For each arena the entry of each row's table that its line begins with.
         self._firsts = [[group.first(position) for position in self._next] for group in groups]
         for group, firsts in zip(groups, self._firsts, strict=True):
@@ -86,8 +88,6 @@ class DecodeBatch:
             width = width_bucket(max(map(len, lines)))
             padding = [np.array([group.arena.scratch], np.uint32)] * (size - len(rows))
             table = pad_tables([*lines, *padding], group.arena.blank, width)
-            if group.window is None:
-                self.full_table, self.n_blocks = table[: len(rows)], sum(map(len, lines))
             self.tables.append(mx.array(table))
             self.first_keys.append(self._first_keys(firsts))
         self.begun = self._begun()
@@ -109,7 +109,7 @@ class DecodeBatch:
         """Bring the tables up to date. False where the rows are not the same, each one token on
         from where a step has left it, or where one has outgrown the width of its table.
         """
-        if len(rows) != len(self.rows) or any(map(_is_not, rows, self.rows)):
+        if list(rows) != self.rows:  # rows are equal where they are the same
             return False
         if [row.position for row in rows] != self._next:
             return False
@@ -171,7 +171,3 @@ class DecodeBatch:
 
     def _padded(self, numbers: Sequence[int]) -> npt.NDArray[np.int32]:
         return np.array([*numbers, *[0] * (self.size - len(numbers))], np.int32)
-
-
-def _is_not(one: BatchRow, other: BatchRow) -> bool:
-    return one is not other

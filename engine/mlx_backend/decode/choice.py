@@ -88,7 +88,7 @@ class DecodePath:
         self._model: CachedModel | None = None
         self._steady_steps = 0
 
-    def choose_after(self, start: "StartBuilder", model: CachedModel) -> None:
+    def choose_after(self, start: StartBuilder, model: CachedModel) -> None:
         """Choose when the process that `start` returns has ended, which builds the model's kernels.
         It is started when the model has decoded for a while, or by `build`.
         """
@@ -233,6 +233,18 @@ class Rehearsal:
         mx.eval(logits, self._model.storage.states.unevaluated())
         return logits[:n]
 
+    def check(self) -> None:
+        """Raises Unfit where compiled steps say something else than eager ones, or cannot be
+        traced, and whatever the model raises.
+        """
+        for blocks in (NARROW, WIDE):
+            self.begin(blocks)
+            found = [self.compiled() for _ in range(STEPS)]
+            self.begin(blocks)
+            expected = [self.eager() for _ in range(STEPS)]
+            most = tolerance(self._model.layout)
+            _compare(mx.concatenate(found), mx.concatenate(expected), most)
+
     def _padded_tokens(self, lines: int) -> mx.array:
         return mx.pad(self._tokens, (0, lines - len(self.rows)))
 
@@ -256,27 +268,10 @@ def compute_compiled(model: CachedModel) -> None:
                 rows[0].accept(1)  # all are one
 
 
-def check(model: CachedModel) -> None:
-    """Raises Unfit where compiled steps say something else than eager ones, or cannot be traced,
-    and whatever the model raises.
-    """
-    for n_rows in (1, SEVERAL):
-        _check(Rehearsal(model, n_rows), model)
-
-
-def _check(rehearsal: Rehearsal, model: CachedModel) -> None:
-    for blocks in (NARROW, WIDE):
-        rehearsal.begin(blocks)
-        found = [rehearsal.compiled() for _ in range(STEPS)]
-        rehearsal.begin(blocks)
-        expected = [rehearsal.eager() for _ in range(STEPS)]
-        _compare(mx.concatenate(found), mx.concatenate(expected), tolerance(model.layout))
-
-
 def _ratio(model: CachedModel, n_rows: int) -> float:
     """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
     rehearsal = Rehearsal(model, n_rows)
-    _check(rehearsal, model)
+    rehearsal.check()
     seconds = _seconds(rehearsal, rehearsal.eager)
     if seconds > STEPS * SLOW_STEP_SECONDS:
         raise Unfit(f"an eager step takes {seconds / STEPS:.2g} s, little of it on the host")

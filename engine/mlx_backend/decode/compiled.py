@@ -1,9 +1,9 @@
 """Compiled decode: a steady decode step as one `mx.compile` function, replayed while rows stay.
 
-A step in which each row decodes one token has the same graph each time, as long as as many rows
-read block tables of the same width. The graph is traced once for each such shape and replayed: MLX
-then runs no Python for it, fuses what is elementwise, and computes equal parts once. The model is
-mlx-lm's, unchanged: it is called while tracing, with views over the traced arrays.
+A step in which each row decodes one token has the same graph each time, while the number of rows
+and the width of their block tables stay the same. The graph is traced once for each such shape and
+replayed: MLX then runs no Python for it, fuses what is elementwise, and computes equal parts once.
+The model is mlx-lm's, unchanged: it is called while tracing, with views over the traced arrays.
 
 The batch lives on the device (`batch.py`): positions advance there, and block tables are patched
 where a row begins a block. The pools of the arenas and the recurrent states are inputs and outputs
@@ -24,12 +24,12 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from engine.mlx_backend.batch import BatchRow
-from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
+from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket, width_bucket
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights
-from engine.mlx_backend.model.rows import ArenaForward
+from engine.mlx_backend.model.rows import ArenaForward, pad_tables
 from engine.mlx_backend.model.views import ForwardViews
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
@@ -37,18 +37,18 @@ from kvstore.types import SlotId
 logger = logging.getLogger(__name__)
 
 MOST_TRACES = 64
-"""Traces that are kept. One of a model with 48 layers takes about 4.5 MB."""
+"""Traces that are kept, the most recently used."""
 
 ALL_ROWS = frozenset({1, 2})
 """One row, and several, which stand for any number of them."""
 
 WANTED_STEPS = 4
-"""A shape is traced when it has been wanted for so many steps: a trace takes about as long as these
-steps save, and rows that come and go leave many shapes at once.
+"""Steps of a shape that are eager before it is traced: a trace takes about as long as they would
+save, and rows that come and go leave many shapes at once.
 """
 
 REFUSED_STEPS = 32
-"""For so many steps rows stay refused, such as those of unlike lengths."""
+"""Steps for which rows stay refused, such as those of unlike lengths."""
 
 PADDING_BLOCKS = 128
 """Blocks of padding, over all rows, that a step may read in vain, beyond an eighth of its own.
@@ -83,7 +83,7 @@ class CompiledDraws:
 
 
 Shape: TypeAlias = tuple[int, tuple[int, ...], bool]
-"""Of a step: its lines, the widths of its tables, and whether any row takes an adapter."""
+"""The shape of a step: its lines, the widths of its tables, whether any row takes an adapter."""
 
 Outputs: TypeAlias = tuple[mx.array, mx.array, list[mx.array], list[mx.array]]
 """Logits `[lines, vocabulary]`, the next positions, the pools, the states."""
@@ -171,13 +171,13 @@ class CompiledDecode:
         widths = batch.widths_ahead()
         if widths == batch.widths:
             return
-        shape = batch.size, widths, self._adapters(batch) is not None
+        shape = batch.size, widths, batch.adapters is not None
         if shape not in self._traces:
             with suppress(Exception):  # it is reported when the shape is needed
                 trace = self._add_trace(shape)
                 tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
                 tokens = mx.zeros(batch.size, mx.uint32)
-                self._call(trace, batch, tokens, tables)
+                self._call(trace, batch, tokens, tables, self._slots(batch))
 
     def _forward(
         self, rows: Sequence[BatchRow], tokens: Callable[[int], mx.array]
@@ -185,29 +185,29 @@ class CompiledDecode:
         if self.problem:
             return None, self.problem
         if min(len(rows), max(ALL_ROWS)) not in self._faster:
-            return None, "eager steps of so many rows are faster"
+            return None, "eager steps are faster for this number of rows"
         batch = self._batch
         if batch is None or not batch.follows(rows):
             if (reason := self._refused(rows)) is not None:
                 return None, reason
             lines = len(rows) if self._model.layout.states else row_bucket(len(rows))
-            batch = DecodeBatch(rows, lines, self._groups)
-            if reason := self._unfit(batch):
+            if reason := self._unfit(rows, lines):
                 self._refusal = list(rows), reason, REFUSED_STEPS
                 return None, reason
-            self._batch = batch
-        adapters = self._adapters(batch)
-        shape = batch.size, batch.widths, adapters is not None
+            adapters = self._adapters(rows, lines)
+            batch = self._batch = DecodeBatch(rows, lines, self._groups, adapters)
+        shape = batch.size, batch.widths, batch.adapters is not None
         if (trace := self._trace(shape)) is None:
             return None, "a shape that is new"
         if any(batch.begun):
             self._clear_begun(batch.begun)
+        slots = self._slots(batch)
         logits, positions, pools, states = self._call(
-            trace, batch, tokens(batch.size), batch.tables
+            trace, batch, tokens(batch.size), batch.tables, slots
         )
         self._put_pools(pools)
         batch.move(positions)
-        if slots := self._slots(batch):
+        if slots:
             self._model.storage.states.write(slots, states)
         return logits, ""
 
@@ -225,41 +225,40 @@ class CompiledDecode:
         batch: DecodeBatch,
         tokens: mx.array,
         tables: list[mx.array],
+        slots: Sequence[SlotId],
     ) -> Outputs:
-        slots, adapters = self._slots(batch), self._adapters(batch)
         return trace(
             tokens,
             batch.positions,
             batch.advance,
             tables,
             batch.first_keys,
-            [] if adapters is None else [adapters],
+            [] if batch.adapters is None else [batch.adapters],
             self._pools(),
             self._model.storage.states.read(slots) if slots else [],
         )
 
-    def _unfit(self, batch: DecodeBatch) -> str:
-        """Why a batch is better computed eagerly; "" if it is not."""
-        if len(batch.rows) == 1:
+    def _unfit(self, rows: Sequence[BatchRow], lines: int) -> str:
+        """Why rows are better computed eagerly than in that many lines; "" if they are not."""
+        if len(rows) == 1:
             return ""
-        attention, width = self._model.execution.attention, batch.widths[0]
-        block_size = self._groups[0].arena.block_size
-        if batch.size * width * block_size > self._model.most_keys:
+        attention, full = self._model.execution.attention, self._groups[0]
+        tables = [full.line(row) for row in rows]
+        block_size, n_blocks = full.arena.block_size, sum(map(len, tables))
+        read_blocks = lines * width_bucket(max(map(len, tables)))
+        if read_blocks * block_size > self._model.most_keys:
             return "too many keys for one forward"
         spare = min(PADDING_BLOCKS, attention.padding_keys / block_size)
-        if batch.size * width - batch.n_blocks > spare + batch.n_blocks // 8:
+        if read_blocks - n_blocks > spare + n_blocks // 8:
             return "rows of unlike lengths"
-        if attention.shares_prefixes(batch.full_table):
+        if attention.shares_prefixes(pad_tables(tables, full.arena.blank)):
             return "rows share a long prefix"
         return ""
 
-    def _adapters(self, batch: DecodeBatch) -> mx.array | None:
+    def _adapters(self, rows: Sequence[BatchRow], lines: int) -> mx.array | None:
         """Which adapter each line takes, `[lines]`; None where no row takes any."""
-        if batch.adapters is None:
-            names = [row.tables.adapter for row in batch.rows]
-            names += [NO_ADAPTER] * (batch.size - len(names))
-            batch.adapters = self._model.execution.adapters.indices_of(names)
-        return batch.adapters
+        names = [row.tables.adapter for row in rows] + [NO_ADAPTER] * (lines - len(rows))
+        return self._model.execution.adapters.indices_of(names)
 
     def _slots(self, batch: DecodeBatch) -> list[SlotId]:
         """Of the rows' recurrent states."""

@@ -5,7 +5,7 @@
 MLX has g++ build a shared library for each fused operation, and keeps it in a folder that all its
 processes share. So a child that traces and computes the same steps spares its parent the wait. It
 reads small weights alone: what is large stands for zeros that take no memory, which no fused
-operation sees. That its kernels are there is noted in a file beside them.
+operation sees. A file in the same folder records that a model's kernels are there.
 """
 
 import hashlib
@@ -24,9 +24,6 @@ from engine.mlx_backend.backend import mlx_imports
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
-
-LARGE_WEIGHTS = 1 << 20
-"""A weight with at least so many numbers is not read."""
 
 CONFIG = TypeAdapter(EngineConfig)
 
@@ -85,7 +82,7 @@ def start_building(
 
 def build(config: EngineConfig, batching: str, attention: str) -> None:
     """Compute a few compiled steps of the configured model, without its large weights, unless
-    another process has done so meanwhile. Raises whatever the model raises.
+    another process has done that before. Raises whatever the model raises.
 
     `memory_bytes` of the configuration: what was free when the model was loaded, on which depends
     the type of its weights.
@@ -100,7 +97,7 @@ def build(config: EngineConfig, batching: str, attention: str) -> None:
         with mlx_imports():
             from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
-        assembly.build_kernels(config, batching, attention, LARGE_WEIGHTS)
+        assembly.build_kernels(config, batching, attention)
         done.touch()
 
 

@@ -111,7 +111,7 @@ class LayerArena:
         Raises ArenaError on any other shape or dtype, until the first that is right.
         """
         if not self._is_checked:
-            self._check(slot_mapping, keys, values)
+            self._check_shapes(slot_mapping, keys, values)
         vectors = _vectors(keys), _vectors(values)
         if self.heads.share_plane:
             self.planes = (_put(self.planes[0], slot_mapping, mx.concatenate(list(vectors))),)
@@ -173,15 +173,8 @@ class LayerArena:
         # The sum is a new array: without it MLX would keep a view, and with it the plane.
         return [plane[:1, :1] + 0 for plane in self.planes if plane.size]
 
-    def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
-        shape = self.shape
-        tokens = len(slot_mapping) // (shape.kv_heads * (1 + self.heads.share_plane))
-        _check(keys, shape.kv_heads, shape.key_dim, shape.key_dtype, tokens)
-        _check(values, shape.kv_heads, shape.value_dim, shape.value_dtype, tokens)
-        self._is_checked = True
-
     def grow(self, allocated_blocks: int) -> None:
-        """Let the planes hold so many blocks; what they held stays where it was."""
+        """Let the planes hold `allocated_blocks` blocks. What they hold keeps its place."""
         n_heads = allocated_blocks * self.shape.kv_heads
         added = (n_heads - self.n_heads) * self.block_size
         parts = 2 if self.heads.share_plane else 1
@@ -193,6 +186,13 @@ class LayerArena:
         )
         mx.eval(self.planes)
         self.n_heads = n_heads
+
+    def _check_shapes(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
+        shape = self.shape
+        tokens = len(slot_mapping) // (shape.kv_heads * (1 + self.heads.share_plane))
+        _check_shape(keys, shape.kv_heads, shape.key_dim, shape.key_dtype, tokens)
+        _check_shape(values, shape.kv_heads, shape.value_dim, shape.value_dtype, tokens)
+        self._is_checked = True
 
     def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
@@ -208,7 +208,7 @@ class LayerArena:
         return plane.reshape(parts, self.n_heads // kv_heads, kv_heads, self.block_size, dim)
 
 
-def _check(new: mx.array, kv_heads: int, dim: int, dtype: mx.Dtype, tokens: int) -> None:
+def _check_shape(new: mx.array, kv_heads: int, dim: int, dtype: mx.Dtype, tokens: int) -> None:
     shape = new.shape
     if new.ndim != 4 or shape[1] != kv_heads or shape[3] != dim:
         raise ArenaError(f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(shape)}")
@@ -244,8 +244,7 @@ class Arena:
     What ragged batches pad is written to `scratch`, which nobody reads, and read from `blank`,
     which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is NaN.
 
-    An arena may begin with memory for fewer blocks, `n_allocated`, and grow. The two blocks of its
-    own then lie before all others.
+    An arena may begin with memory for fewer blocks, `n_allocated`, and grow.
     """
 
     def __init__(
@@ -274,10 +273,9 @@ class Arena:
         return self.n_blocks * block_bytes(shapes, self.block_size)
 
     def grow(self, n_blocks: int) -> None:
-        """Take memory for so many blocks, and for half as many again as there were, for each growth
-        copies all that there is. One layer after another, so that no more is held twice.
-
-        Nothing may be in flight.
+        """Take memory for at least `n_blocks` blocks, and for at least half as many again as there
+        are, because each growth copies all of them. The layers grow one after another, so that
+        memory is held twice for one layer alone. No step may be in flight.
         """
         wanted = min(max(n_blocks, self.n_allocated * 3 // 2), self.n_blocks)
         for layer in self.layers:
@@ -285,7 +283,9 @@ class Arena:
         self.n_allocated = wanted
 
     def place(self, block: Place) -> Place:
-        """Where blocks lie in the planes."""
+        """Where blocks lie in the planes: at their ids, or in an arena that grows two later, after
+        `scratch` and `blank`, whose ids are the last.
+        """
         return (block + self._shift) % (self.n_blocks + 2) if self._shift else block
 
     def copy(self, ops: Iterable[CopyBlock]) -> None:
@@ -306,7 +306,7 @@ class Arena:
         every = mx.repeat(blocks, self.block_size), mx.tile(slots, [len(blocks)])
         mappings = dict[Heads, mx.array]()
         for layer in self.layers:
-            heads = layer.shape.heads
+            heads = layer.heads
             if heads not in mappings:
                 mappings[heads] = self.slot_mapping(*every, heads)
             layer.clear(mappings[heads])
@@ -314,7 +314,7 @@ class Arena:
     def contents(
         self, blocks: list[BlockId], n_tokens: list[int]
     ) -> list[tuple[mx.array, mx.array]]:
-        """Copies of the first tokens of blocks, zeros behind them: K and V of each layer in turn.
+        """Copies of the first tokens of blocks, followed by zeros: K and V of each layer in turn.
 
         Both are `[blocks, kv_heads, block_size, dim]`. They refer to the arena's arrays until they
         have been evaluated. Raises ArenaError for an unknown block.
@@ -326,7 +326,7 @@ class Arena:
         if min(n_tokens, default=self.block_size) == self.block_size:
             return found
         keep = (mx.array(n_tokens)[:, None] > mx.arange(self.block_size))[:, None, :, None]
-        # What lies behind is another's, and may be NaN.
+        # The remaining slots hold another sequence's numbers, which may be NaN.
         return [(_where(keep, keys), _where(keep, values)) for keys, values in found]
 
     def planes(self) -> list[mx.array]:
@@ -347,9 +347,9 @@ class Arena:
         `head_ids`, and those of V.
         """
         keys = self.head_ids(table, heads.kv_heads)
-        return keys, keys + plain_number(
-            self._n_heads(heads), mx.uint32
-        ) if heads.share_plane else keys
+        if not heads.share_plane:
+            return keys, keys
+        return keys, keys + plain_number(self._n_heads(heads), keys.dtype)
 
     def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> mx.array:
         """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`, for

@@ -5,7 +5,7 @@ is handed back untouched when the next forward has the same rows in the same ord
 state takes its row out of the batch, all of which would stay for it otherwise; a copy of a row that
 is alone is one more slot that refers to it. A row that no slot refers to stays with its batch until
 the batches have more rows than the arena has slots; then what is left of such batches is copied out
-of them. Once that has been evaluated the slots hold at most `n_slots` states again, and beside them
+of them. Once that has been evaluated the slots hold at most `n_slots` states again, and with them
 those that the latest step has replaced, which may be one too many.
 """
 

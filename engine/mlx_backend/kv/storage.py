@@ -60,7 +60,7 @@ class Packed:
 
 
 def pack_blocks(arena: Arena, blocks: list[BlockId], n_tokens: list[int]) -> Packed:
-    """The first tokens of blocks; behind them, to the end of each block, all is zero.
+    """The first tokens of blocks; the remaining slots of each block are zero.
 
     Refers to the arena's arrays until it has been computed: a write before that copies them.
     Raises ArenaError for an unknown block.
@@ -131,7 +131,7 @@ def _block_form(arena: Arena) -> Form:
 
 
 def _neighbours(blocks: Iterable[BlockId]) -> Iterator[list[BlockId]]:
-    """Runs of blocks that lie one behind the other: what is put there is one operation a layer."""
+    """Runs of consecutive blocks. Each takes one operation a layer."""
     for _, run in groupby(enumerate(sorted(blocks)), lambda it: it[1] - it[0]):
         yield [block for _, block in run]
 
@@ -154,7 +154,9 @@ def _check_size(data: bytes, form: Form) -> None:
 
 
 def _widest(sizes: Sequence[int]) -> mx.Dtype:
-    """Of what so many bytes are made of: to join 4 MiB in eights takes 0.3 ms, in ones 1.2."""
+    """The widest integer that divides all sizes in bytes: joining 4 MiB of 8-byte integers takes
+    0.3 ms, of single bytes 1.2 ms.
+    """
     return next(word for word in _WORDS if not any(size % word.size for size in sizes))
 
 
