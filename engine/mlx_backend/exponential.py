@@ -8,7 +8,7 @@ import numpy as np
 # Attention: exp of scores that carries NaN on
 
 _HALVINGS = 6
-_FITTED_TO = -20.0  # what lies lower is nothing beside a softmax's largest
+_FITTED_TO = -20.0  # what lies lower is nothing against a softmax's largest
 _LOWEST = -87.0  # exp of it is the smallest normal float32
 
 

@@ -69,7 +69,7 @@ def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_ag
         meter.now = now
         meter.step(32)
     said = [record.getMessage() for record in caplog.records]
-    line = "a step took 32 MiB beside weights and KV cache; 8 MiB were promised"
+    line = "a step took 32 MiB on top of weights and KV cache; 8 MiB were promised"
     assert said == [line, line]
 
 

@@ -1,10 +1,9 @@
 """The attention `cascade`, for CPUs: decodes, with drafts too, read the arena's blocks without
 gathering them, and blocks that rows share only once for all of them.
 
-The plain path beside it is `gather` (`Attention`): the check at load takes it where a
-model does not run with this one, and a view leaves to it what is not causal attention to all keys.
-Longer chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
-costs there.
+The alternative is `gather` (`Attention`): the check at load takes it where a model does not run
+with this one, and a view leaves to it what is not causal attention to all keys. Longer chunks are
+gathered here too and go through `tiles.py`: the scores, not the reads, are what costs there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -204,7 +203,7 @@ def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
 
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
     """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, to each group's blocks. The n
-    are those of each head that reads a KV head, one token behind another.
+    are the heads that read a KV head, for each token in turn.
     """
     n, key_dim = queries.shape[2:]
     tiles = mx.gather_mm(
@@ -299,13 +298,13 @@ read in one step comes from the cache after the first.
 """
 
 PASS_BLOCKS = 64
-"""Padding by so many blocks costs as much as one more pass over some rows' own blocks.
+"""Padding by this many blocks costs as much as one more pass over some rows' own blocks.
 
 Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
 """
 
 SHORT_TOKENS = 16
-"""Rows of up to so many tokens read blocks, as decodes do; longer ones are gathered and tiled.
+"""Rows of up to this many tokens read blocks, as decodes do; longer ones are gathered and tiled.
 
 At 24 and 32 tokens neither gains much on the other. Measured in docs/adr/0003.
 """

@@ -33,12 +33,15 @@ cost more than what they do. Measured in docs/adr/0003.
 """
 
 KEYS_STEP = 128
-"""Tiles read so many keys, or a multiple: MLX finds its buffers again by their size, and memory
+"""Tiles read this many keys, or a multiple: MLX finds its buffers again by their size, and memory
 that is touched for the first time costs a page fault for each 4 KiB.
 """
 
 TWO_STREAM_SCORES = 2**15
-"""At least so many scores, of one head over all keys, are shared out. Measured in docs/adr/0003."""
+"""From this many scores on, of one head over all keys, two streams share them.
+
+Measured in docs/adr/0003.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,11 @@ class TilePlan(BlockAttention):
             yield slice(first, last), stream
 
     def n_blocks(self, row: int) -> int:
-        """How many blocks of a row are gathered, some behind its last; see `table_width`."""
+        """How many blocks of a row are gathered, some after its last; see `table_width`."""
         return table_width(blocks_for(self._rows[row][1], self._block_size))
 
     def tiles(self, row: int, heads: int) -> list[Tile]:
-        """The tiles of a row for a stream that computes so many of its heads."""
+        """The tiles of a row for a stream that computes `heads` of its heads."""
         if (row, heads) not in self._tiles:
             n_queries = max(TILE_SCORES // (TILE_KEYS * heads), 1)
             n_keys = self.n_blocks(row) * self._block_size

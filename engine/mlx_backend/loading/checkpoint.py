@@ -146,7 +146,7 @@ _INDEX = "model.safetensors.index.json"
 _UNFINISHED = (
     "*.incomplete",
     ".cache/huggingface/download/*.incomplete",  # below a local directory
-    "../../blobs/*.incomplete",  # beside a snapshot in the cache
+    "../../blobs/*.incomplete",  # of a snapshot in the cache
 )
 _LFS_POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8  # before a safetensors header: its length, little-endian

@@ -87,7 +87,7 @@ def step_bytes(config: EngineConfig, vocab_size: int) -> int:
 GATHERED_BYTES = 1 << 30
 """K and V that a forward of several rows gathers in one layer at most; one row may need more.
 
-A forward that needs more is split, which reads the weights once more. That is little beside the
+A forward that needs more is split, which reads the weights once more. That is little against the
 gather, which reads, writes and reads this much: a layer of 8 G parameters in 32 has half of it.
 """
 
@@ -478,5 +478,5 @@ class MeteredRunner:
         now = self._clock()
         if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
             self._warned = now
-            line = "a step took %.0f MiB beside weights and KV cache; %.0f MiB were promised"
+            line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
             logger.warning(line, taken / 2**20, promised / 2**20)

@@ -40,9 +40,9 @@ from kvstore.window import lease_slots
 
 _STEPS = (
     (33, 5, 0, 0),
-    (3, 2, 4, 0),  # a row that begins beside others, and padding behind the last token
+    (3, 2, 4, 0),  # a row begins while others go on; padding after the last token
     (2, 2, 2, 2),  # again without padding
-    (1, 4, 1, 1),  # decodes beside a prompt
+    (1, 4, 1, 1),  # decodes and a prompt
     (1, 1, 1, 1),
 )
 """Tokens of each row in each forward. Rows are far apart, and not always as many as KV heads."""
@@ -55,7 +55,7 @@ _WINDOW_TOKENS = 128
 """Windows up to this are checked beyond their end; others would take long prompts."""
 
 _EARLY = {"index_block_size": 4, "index_topk_blocks": 1, "index_local_blocks": 1}
-"""Sparse attention that begins within the check's few tokens, not behind thousands.
+"""Sparse attention that begins within the check's few tokens, not after thousands.
 
 What mlx-lm's modules call the keys of a block, how many blocks a query sees, and how many of these
 are the last, whatever the scores: with one of each no rounding decides.
@@ -191,7 +191,7 @@ def _compute(
     chunks: dict[Lease, int],
     read: Sequence[Lease],
 ) -> dict[Lease, mx.array]:
-    """Compute so many tokens of each lease; logits after the last ones of those that are read."""
+    """Compute each lease's next chunk; logits after the last tokens of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
         assert store.plan(lease, n_tokens) is None, "the check's storage is too small"

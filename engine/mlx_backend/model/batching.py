@@ -28,7 +28,7 @@ class ForwardBatch:
     """The spans of one forward. Each row group attends by itself, its spans side by side as rows.
 
     One row group has the shape `[rows, length]`, padded on the right. Several, whose spans are not
-    padded, lie one behind the other as `[tokens, 1]`: each token is a row. So all that a model does
+    padded, follow one another as `[tokens, 1]`: each token is a row. So all that a model does
     for every token by itself is done once for all row groups: weights are read once.
     """
 
@@ -106,12 +106,12 @@ RowGroups = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class ForwardCost:
-    """What one more forward costs: as much as padding rows by so many tokens, or by so many keys
-    that attention reads for each.
+    """What one more forward costs, as the padding that costs as much: `tokens` more tokens of rows,
+    or `keys` more keys that attention reads.
 
-    `most_keys`: those that one forward of several rows may read. `layers`: of how many the model
-    has; a span whose logits are not read has the last one computed in vain, but for attention,
-    where it shares a forward with others.
+    `most_keys`: the most that one forward of several rows may read.
+    `layers`: the number of the model's layers. A span whose logits are not read has the last one
+    computed in vain, but for attention, where it shares a forward with others.
     `context_tokens`: no row is padded beyond the last of these positions.
     """
 
@@ -161,7 +161,7 @@ def _within_context(
     group: Sequence[int], spans: Sequence[TokenSpan], context_tokens: float
 ) -> RowGroups:
     """Rows that can be padded to the longest, and the others by their lengths: a model with a table
-    of positions has none behind them, and MLX reads on where a table ends.
+    of positions has none after the last, and MLX reads on where a table ends.
     """
     length = max(spans[index].n_tokens for index in group)
     fitting = [index for index in group if spans[index].start + length <= context_tokens]
@@ -229,7 +229,7 @@ ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | 
 def initial_or_saved(
     states: StateArena, slots: Sequence[SlotId], is_fresh: bool
 ) -> Sequence[mx.array | None]:
-    """A fresh row begins with zeros, so that it can run beside others."""
+    """A fresh row begins with zeros, so that it can share a forward with others."""
     return states.read(slots)
 
 
@@ -317,7 +317,7 @@ def _row_groups(
 
 
 def _filled(groups: Iterable[tuple[TokenSpan, ...]], most_keys: float) -> Iterator[ForwardBatch]:
-    """As few forwards as hold these row groups in this order, with at most so many keys each."""
+    """As few forwards as hold these row groups in order, with at most `most_keys` keys each."""
     batch, keys = list[tuple[TokenSpan, ...]](), 0
     for group in groups:
         own = len(group) * max(span.stop for span in group)

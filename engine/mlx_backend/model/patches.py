@@ -293,7 +293,7 @@ _mlx_rope = mx.fast.rope
 
 @contextmanager
 def shared_tables() -> Iterator[None]:
-    """Meanwhile `mx.fast.rope` computes the tables of equal arguments once.
+    """Within the context `mx.fast.rope` computes the tables of equal arguments once.
 
     Positions are equal where they are the same array, or the same number. For one thread at a time:
     MLX's function is replaced for the process.

@@ -42,7 +42,7 @@ class TokenSpan:
         return self.start + self.n_tokens
 
     def split(self, n_tokens: int) -> Iterator[tuple[int, "TokenSpan"]]:
-        """Parts of so many tokens, and how far into the span each begins. All logits are read."""
+        """Parts of `n_tokens` tokens, with the offset in the span of each. All logits are read."""
         for ahead in range(0, self.n_tokens, n_tokens):
             n = min(n_tokens, self.n_tokens - ahead)
             yield ahead, self._part(ahead, n, n)

@@ -49,7 +49,7 @@ class Attention:
     rows' blocks are gathered, padded to the longest row, for the model's own attention.
 
     `gathered_copies`: how often the K and V that a layer gathers are held at once, at most.
-    `padding_keys`: padding rows by so many keys costs as much as one more forward.
+    `padding_keys`: padding rows by this many keys costs as much as one more forward.
     """
 
     name = "gather"

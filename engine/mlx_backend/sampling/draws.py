@@ -29,7 +29,7 @@ from engine.mlx_backend.sampling.maxima import (
 from engine.values.request import SamplingParams
 
 UNIFORM_BITS = 24
-"""Random numbers of so many bits are exact in float32."""
+"""Random numbers of this many bits are exact in float32."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
@@ -157,7 +157,7 @@ class TopP:
 
     @classmethod
     def of(cls, top_p: float, has_min_p: bool) -> "TopP":
-        """With so many draws that a row is hardly ever without one from its nucleus: see MISSES.
+        """With enough draws that a row is hardly ever without one from its nucleus: see MISSES.
 
         A draw is inside with a chance of at least top_p. Where none of a round's 15 is, a sixteenth
         of what was outside is left to the next, on average.
