@@ -41,7 +41,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loads
 test test-all: export PYTHONDONTWRITEBYTECODE =
 test: export HYPOTHESIS_PROFILE ?= fast
 test-all: export HYPOTHESIS_PROFILE ?= ci
-test: $(VENV)/.dev  ## the fast tests: six minutes on two cores
+test: $(VENV)/.dev  ## the fast tests: eight minutes on two cores
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
 test-all: $(VENV)/.dev  ## every test, with all examples: a quarter of an hour
