@@ -6,13 +6,6 @@ import time
 from functools import partial
 
 from engine.api import Report
-from engine.constraints.factory import GuideMaker
-from engine.constraints.masks import mask_words
-from engine.constraints.remote.answers import RemoteAnswers
-from engine.constraints.remote.process import GrammarProcesses
-from engine.constraints.remote.trials import Trials
-from engine.constraints.stage import GrammarStage
-from engine.constraints.vocabulary import Vocabulary
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics, observe
@@ -23,6 +16,13 @@ from engine.core.thread import EngineParts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.opening import open_disk_cache
 from engine.drafts.policy import DraftPolicy
+from engine.grammar.factory import GuideMaker
+from engine.grammar.masks import mask_words
+from engine.grammar.remote.answers import RemoteAnswers
+from engine.grammar.remote.process import GrammarProcesses
+from engine.grammar.remote.trials import Trials
+from engine.grammar.stage import GrammarStage
+from engine.grammar.vocabulary import Vocabulary
 from engine.mlx_backend.backend import load_backend
 from engine.output.detokenizer import detokenizer_factory
 from engine.output.text import output_factory

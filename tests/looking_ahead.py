@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher
+from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
 
 
 def told_ahead(

@@ -9,9 +9,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.constraints.guide import GuideFactory
-from engine.constraints.remote.answers import Answers
-from engine.constraints.stage import GrammarStage
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
@@ -20,6 +17,9 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
+from engine.grammar.guide import GuideFactory
+from engine.grammar.remote.answers import Answers
+from engine.grammar.stage import GrammarStage
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import Storage

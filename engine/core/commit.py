@@ -4,7 +4,6 @@ that end leave.
 
 from collections.abc import Iterable, Sequence
 
-from engine.constraints.matcher import Refused, Unanswerable
 from engine.core.metrics import Metrics
 from engine.core.queue import Admission
 from engine.core.sequence import LiveSequence, LiveSequences, Status
@@ -21,6 +20,7 @@ from engine.core.step import (
     Verify,
 )
 from engine.drafts.policy import DraftPolicy
+from engine.grammar.matcher import Refused, Unanswerable
 from engine.values.output import FinishReason, OutputEvent, Usage
 from kvstore.lease import Lease
 from kvstore.store import KVStore

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 
-from engine.constraints.stage import GrammarStage
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
 from engine.core.metrics import observe
 from engine.core.scheduler import Scheduler, Step
 from engine.core.statistics import clear
 from engine.core.step import ModelRunner, RunnerLost
+from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.watch.snapshot import find_namespace, find_root

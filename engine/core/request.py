@@ -7,11 +7,11 @@ from functools import partial
 from itertools import chain, count
 
 from engine.api import InvalidRequest
-from engine.constraints.drafted import forced_tokens
-from engine.constraints.guide import Guide, GuideFactory
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
 from engine.drafts.policy import DraftPolicy
+from engine.grammar.drafted import forced_tokens
+from engine.grammar.guide import Guide, GuideFactory
 from engine.output.text import NewOutput
 from engine.values.request import Request
 from kvstore.tokens import Digest, Tokens

@@ -7,11 +7,11 @@ from enum import Enum, auto
 
 import numpy as np
 
-from engine.constraints.guide import Guide, matcher_of
-from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.core.step import Decode, Late, Row, SampledToken, SequenceId, Vector
 from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
+from engine.grammar.guide import Guide, matcher_of
+from engine.grammar.matcher import Matcher, Refused, Unanswerable
 from engine.output.text import Output, TextDelta
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request

@@ -12,7 +12,11 @@ from itertools import count
 from typing import TypeVar
 
 from engine.api import CacheWatch, EngineStopped, NoGrammars
-from engine.constraints.factory import (
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.request import Limits, prepare, validate
+from engine.core.statistics import snapshot
+from engine.grammar.factory import (
     GuideMaker,
     Verdicts,
     all_refused,
@@ -20,11 +24,7 @@ from engine.constraints.factory import (
     is_dispensable,
     untried,
 )
-from engine.constraints.remote.trials import Trials, Verdict
-from engine.core.inbox import Inbox
-from engine.core.loop import Deliver, EngineLoop
-from engine.core.request import Limits, prepare, validate
-from engine.core.statistics import snapshot
+from engine.grammar.remote.trials import Trials, Verdict
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.constraints.masks import mask_words
 from engine.core.step import (
     NO_MASKS,
     Decode,
@@ -24,6 +23,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
+from engine.grammar.masks import mask_words
 from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.values.request import SamplingParams
 from kvstore import invariants

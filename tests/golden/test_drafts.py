@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.constraints.masks import mask_words
 from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
+from engine.grammar.masks import mask_words
 from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.model.batching import LADDER
 from engine.values.request import SamplingParams

@@ -47,6 +47,6 @@ def grammar_processes(daemon: Daemon) -> list[psutil.Process]:
 
 def _is_grammar_process(process: psutil.Process) -> bool:
     try:
-        return "engine.constraints.worker" in process.cmdline()
+        return "engine.grammar.worker" in process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return False

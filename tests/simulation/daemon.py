@@ -7,7 +7,6 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from engine.constraints.stage import GrammarStage
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics
@@ -18,6 +17,7 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
+from engine.grammar.stage import GrammarStage
 from engine.output.text import output_factory
 from engine.values.request import Request
 from engine.values.settings import DiskWrites

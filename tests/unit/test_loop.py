@@ -7,14 +7,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from engine.constraints.guide import GrammarGuide
-from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
-from engine.constraints.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.request import prepare
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
+from engine.grammar.guide import GrammarGuide
+from engine.grammar.masks import mask_words
+from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
+from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Grammar, GrammarKind, Request, SamplingParams
 from kvstore.sizes import StorageBytes

@@ -4,8 +4,8 @@ from copy import copy
 
 import pytest
 
-from engine.constraints.guide import Guide
 from engine.core.sequence import Status
+from engine.grammar.guide import Guide
 from engine.values.output import FinishReason, TokenLogprob
 from tests.unit.engine_harness import Harness, prompt
 

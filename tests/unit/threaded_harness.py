@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from engine.constraints.factory import GuideMaker
-from engine.constraints.remote.process import GrammarProcess
-from engine.constraints.remote.trials import Trials
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.core.thread import EngineParts
+from engine.grammar.factory import GuideMaker
+from engine.grammar.remote.process import GrammarProcess
+from engine.grammar.remote.trials import Trials
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams

@@ -1,0 +1,182 @@
+"""The grammar side of a step: asks workers for masks while the device computes, and waits for them.
+
+    before a step is submitted     ask()           questions leave, also along drafts
+    while the step samples         masks()         what is known, after a short wait
+    when a step was committed      after_commit()  pending tokens whose grammar has answered
+    when no step is due            rest()          a wait for the first answer
+
+The engine thread waits for a share of a step's time, which costs nothing while the device computes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.core.scheduler import Scheduler, Step
+from engine.core.sequence import LiveSequence
+from engine.core.step import Late, Prefill, Resample, Row, SequenceId, StepMasks, Verify
+from engine.grammar.drafted import GuidedDraft
+from engine.grammar.guide import Choice
+from engine.grammar.masks import masks_of
+from engine.grammar.remote.answers import Answers
+
+EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
+"""Shares of a step's time to wait for masks: before a token's text is delivered, and before other
+rows are sampled without the late one."""
+
+MASK_WAIT_IDLE_SECONDS = 0.05
+"""Longest wait for a mask when no other row can run: a new request waits no longer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One token that a guided sequence draws in a step."""
+
+    sequence_id: SequenceId
+    choice: Choice
+    banned: tuple[int, ...]
+
+
+class GrammarStage:
+    """Masks for the guided sequences of one scheduler. `waited_seconds` is the time that the engine
+    thread has waited for answers since the loop last reset it.
+    """
+
+    def __init__(self, scheduler: Scheduler, answers: Answers, now: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._sequences = scheduler.sequences
+        self._answers = answers
+        self._now = now
+        self._drafted: dict[SequenceId, GuidedDraft] = {}  # drafts that the step verifies
+        self._had_guided = False  # matchers of sequences that have ended may still be known
+        self.waited_seconds = 0.0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any sequence has a grammar, or had one when this was last used."""
+        return self._sequences.n_guided > 0 or self._had_guided
+
+    def ask(self, step: Step | None) -> None:
+        """Ask for the answers of matchers and for masks along the step's drafts."""
+        self._had_guided = self._sequences.n_guided > 0
+        self._answers.retain(self._sequences.ids.__contains__)
+        self._ask_matchers()
+        self._drafted.clear()
+        if step is not None and step.n_drafts:
+            self._look_ahead(step)
+        is_known = all(draft.is_known for draft in self._drafted.values())
+        if self._sequences.unanswered or not is_known:
+            self._wait(lambda: True, 0.0)  # the questions leave now, while the device computes
+
+    def masks(self, step: Step, step_seconds: float) -> StepMasks:
+        """The masks of the guided rows, after their last tokens. Rows whose matchers have not been
+        answered are late: their logits are saved.
+        """
+        began = self._now()
+        self._scheduler.emit_unblocked()
+        rows = [
+            sequence
+            for sequence, row in zip(step.sequences, step.plan.rows, strict=True)
+            if sequence.guide is not None and sequence.lease is not None and _samples(row)
+        ]
+        if unanswered := [sequence for sequence in rows if sequence.unanswered is not None]:
+            self._await_matchers(unanswered, len(step.sequences), step_seconds)
+        self._await_drafts(began + SAMPLE_SHARE * step_seconds)
+        late, draws = list[SequenceId](), list[_Draw]()
+        for sequence in rows:
+            if sequence.unanswered is not None:
+                sequence.pending = Late()
+                late.append(sequence.id)
+            elif sequence.is_live:
+                draws += self._masked_draws(sequence)
+        if not draws:
+            return StepMasks(late=late)
+        choices = [draw.choice for draw in draws]
+        banned = [draw.banned for draw in draws]
+        masks = masks_of(choices, banned, self._answers.n_words)
+        return StepMasks([draw.sequence_id for draw in draws], masks, late)
+
+    def after_commit(self, step_seconds: float) -> None:
+        """Ask about the tokens that a step has sampled, wait a moment, and emit what is known."""
+        self._ask_matchers()
+        pending = [one for one in self._sequences.unanswered.values() if one.pending_token]
+        self._wait(_all_answered(pending), EMIT_SHARE * step_seconds)
+        self._scheduler.emit_unblocked()
+
+    def rest(self) -> None:
+        """No step is due. Wait for the first of the matchers that sequences still wait for."""
+        if unanswered := list(self._sequences.unanswered.values()):
+            self._wait(_any_answered(unanswered), MASK_WAIT_IDLE_SECONDS)
+        self._scheduler.emit_unblocked()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._answers.close()
+
+    def _ask_matchers(self) -> None:
+        for sequence in self._sequences.unanswered.values():
+            if (matcher := sequence.unanswered) is not None:
+                self._answers.ask(sequence.id, sequence.request.client, matcher)
+
+    def _look_ahead(self, step: Step) -> None:
+        """Ask for the masks along the drafts of guided sequences."""
+        for sequence, row in zip(step.sequences, step.plan.rows, strict=True):
+            if sequence.guide is not None and isinstance(row, Verify):
+                drafted = GuidedDraft(sequence.guide, row.draft)
+                self._drafted[sequence.id] = drafted
+                if drafted.question is not None:
+                    self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
+
+    def _masked_draws(self, sequence: LiveSequence) -> list[_Draw]:
+        """The draws of a sequence that need a mask: one token, or one after each token of its draft
+        as well, as far as the masks there are known. Empty if no draw needs one.
+        """
+        assert sequence.guide is not None
+        drafted = self._drafted.get(sequence.id)
+        choices, n_draws = [sequence.guide.choice], 1
+        if drafted is not None:
+            choices += drafted.choices()
+            n_draws += drafted.n_tokens
+        if len(choices) == n_draws and not any(choice is not None for choice in choices):
+            return []
+        return [
+            _Draw(sequence.id, choice, sequence.banned_tokens(n_draft))
+            for n_draft, choice in enumerate(choices)
+        ]
+
+    def _await_matchers(
+        self, unanswered: list[LiveSequence], n_rows: int, step_seconds: float
+    ) -> None:
+        """Wait for late answers: a short time where other rows of the step could continue, and once
+        for each answer. Some of the step's `n_rows` may prefill and sample nothing yet.
+        """
+        if len(unanswered) < n_rows:
+            fresh = [one for one in unanswered if not isinstance(one.pending, Resample)]
+            self._wait(_all_answered(fresh), SAMPLE_SHARE * step_seconds)
+        else:
+            self._wait(_any_answered(unanswered), MASK_WAIT_IDLE_SECONDS)
+        self._scheduler.emit_unblocked()
+
+    def _await_drafts(self, until: float) -> None:
+        """Wait for the masks along drafts until that time. Draws with late masks are skipped."""
+        unknown = [draft for draft in self._drafted.values() if not draft.is_known]
+        if unknown:
+            seconds = max(until - self._now(), 0.0)
+            self._wait(lambda: all(draft.is_known for draft in unknown), seconds)
+            self._scheduler.emit_unblocked()
+
+    def _wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        began = self._now()
+        self._answers.wait(is_enough, seconds)
+        self.waited_seconds += self._now() - began
+
+
+def _samples(row: Row) -> bool:
+    return row.samples if isinstance(row, Prefill) else True
+
+
+def _all_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
+    return lambda: all(sequence.unanswered is None for sequence in rows)
+
+
+def _any_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
+    return lambda: any(sequence.unanswered is None for sequence in rows)

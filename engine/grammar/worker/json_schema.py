@@ -1,0 +1,192 @@
+"""JSON Schema as llguidance reads it right: what it would read otherwise is rewritten or refused.
+
+Schemas are read as Draft 2020-12, with the lists in `items` of the drafts before it.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias, TypeGuard
+
+from engine.grammar.worker.patterns import UNSPELLABLE, rust_pattern
+
+Schema: TypeAlias = dict[str, Any]
+
+_MONTHS = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_DATE = f"(?:{_YEAR}-{_MONTHS}|{_LEAP_YEAR}-02-29)"
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
+    "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+
+
+_LABEL = (
+    "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
+    "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
+)
+
+FORMATS: dict[str, Schema] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}$"},
+    "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
+}
+"""Formats that llguidance reads too widely: it allows 29 February in any year, any minute's leap
+second, and labels that claim to be Punycode. Here no minute has a leap second, years begin with
+0001, as most languages' do, and no label has hyphens in its third and fourth place."""
+
+MAX_SHOWN_CHARACTERS = 80
+"""Of a client's own words in an error."""
+
+MAX_NAME_PATTERNS = 32
+"""Of one schema: llguidance compares each with each."""
+
+_ONE = ("items", "additionalProperties", "additionalItems")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties")
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def faithful(text: str) -> Schema:
+    """The schema that `text` holds, so put that llguidance allows nothing that it forbids.
+
+    Raises ValueError, in words for a client, for what cannot be put so.
+    """
+    try:
+        root = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("the schema is nested too deeply") from error
+    if root is True:
+        return {}
+    if not isinstance(root, dict):
+        raise ValueError("a schema is an object, or true; false allows nothing")
+    root.pop("x-guidance", None)  # llguidance's own settings are not a client's to choose
+    root.pop("$schema", None)
+    reached = list(_reached(root))
+    if any("$id" in schema for schema in reached[1:]) and any("$ref" in one for one in reached):
+        raise ValueError("$ref is not supported beside an $id within the schema")
+    for schema in reached:
+        _rewrite(schema)
+    return root
+
+
+def _reached(root: Schema) -> Iterator[Schema]:
+    """Every schema that counts, each once: the root, what it holds and what it refers to."""
+    waiting: list[object] = [root]
+    seen: set[int] = set()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        yield schema
+        waiting += [schema.get(key) for key in _ONE]
+        waiting += [
+            one for key in _LISTS if isinstance(schema.get(key), list) for one in schema[key]
+        ]
+        for key in _MAPS:
+            if isinstance(schema.get(key), dict):
+                waiting += schema[key].values()
+        if "$ref" in schema:
+            waiting.append(_target(root, schema["$ref"]))
+
+
+def _target(root: Schema, reference: object) -> object:
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+        raise ValueError(f"$ref {_shown(reference)} is not supported: it must begin with #/")
+    target: Any = root
+    for segment in reference.split("/")[1:]:
+        if not segment or "~" in segment or "%" in segment:
+            raise ValueError(f"$ref {_shown(reference)} is not supported: empty or escaped names")
+        if isinstance(target, list) and segment.isdecimal() and int(segment) < len(target):
+            target = target[int(segment)]
+        elif isinstance(target, dict) and segment in target:
+            target = target[segment]
+        else:
+            raise ValueError(f"$ref {_shown(reference)} leads nowhere")
+    return target
+
+
+def _shown(reference: object) -> str:
+    """The reference as an error quotes it: its beginning, if it is long."""
+    text = repr(reference)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
+
+
+def _rewrite(schema: Schema) -> None:
+    _refuse_unfaithful(schema)
+    if not isinstance(schema.get("items"), list):
+        schema.pop("additionalItems", None)  # has no meaning, and would have prefixItems ignored
+    for key in (*_LOWER, *_UPPER):
+        if _is_number(schema.get(key)):
+            schema[key] = _inward(schema[key], -math.inf if key in _UPPER else math.inf)
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = rust_pattern(schema["pattern"])
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        if len(patterns) > MAX_NAME_PATTERNS:
+            raise ValueError(f"patternProperties: {MAX_NAME_PATTERNS} patterns are the most")
+        schema["patternProperties"] = {rust_pattern(name): one for name, one in patterns.items()}
+    others = schema.get("allOf", [])
+    if schema.get("format") in tuple(FORMATS) and isinstance(others, list):
+        schema["allOf"] = [*others, FORMATS[schema.pop("format")]]
+
+
+def _refuse_unfaithful(schema: Schema) -> None:
+    if isinstance(schema.get("items"), list) and "prefixItems" in schema:
+        raise ValueError("prefixItems beside a list of items is not supported")
+    fewest, required = schema.get("minProperties"), schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if _is_number(fewest) and fewest > max(1, named):
+        # llguidance counts a name as often as it is written
+        raise ValueError("minProperties above 1 is only supported up to the number of `required`")
+    names = [*_named(schema.get("properties")), *_named(required)]
+    for value in (schema.get("const"), schema.get("enum"), names):
+        _refuse_unspeakable(value)
+
+
+def _named(names: object) -> Iterable[object]:
+    return names if isinstance(names, dict | list) else ()
+
+
+def _refuse_unspeakable(value: object) -> None:
+    """Numbers are compared as 64-bit floats; control characters would be dropped, or escape a
+    pattern for names."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case dict() as members:
+                waiting += [*members, *members.values()]
+            case list() as items:
+                waiting += items
+            case str() as text if UNSPELLABLE.search(text):
+                raise ValueError("control characters are not supported in names and values")
+            case int() | float() as number if _inward(number, math.inf) != number:
+                raise ValueError(f"the number {str(number)[:40]} is not a 64-bit float")
+
+
+def _inward(bound: float, direction: float) -> float:
+    """The 64-bit float next to a number, in the given direction unless it is one itself."""
+    try:
+        nearest = float(bound)
+    except OverflowError:
+        nearest = math.inf
+    if not math.isfinite(nearest):
+        raise ValueError("a number is beyond 64-bit floats")
+    beyond = nearest > bound if direction < 0 else nearest < bound
+    if nearest == bound:
+        return bound
+    return math.nextafter(nearest, direction) if beyond else nearest
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
