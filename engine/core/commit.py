@@ -174,13 +174,16 @@ class Commit:
         """Emit the sequence's last token, if there is one that was not emitted yet. Returns whether
         the sequence ends: with this token, or because its grammar cannot be followed further.
         """
-        if sequence.guide is not None and (failed := sequence.failed) is not None:
-            answer = failed.answer
-            assert isinstance(answer, Refused | Unanswerable)
-            is_at_fault = isinstance(answer, Refused)  # else no field of the request is named
-            param = failed.param if is_at_fault else None
-            self._emit_end(sequence, FinishReason.ERROR, f"{failed.param}: {answer.error}", param)
-            return True
+        if sequence.guide is not None:
+            sequence.guide.answered()
+            if (failed := sequence.failed) is not None:
+                answer = failed.answer
+                assert isinstance(answer, Refused | Unanswerable)
+                message = f"{failed.param}: {answer.error}"
+                is_at_fault = isinstance(answer, Refused)  # else no field of the request is named
+                param = failed.param if is_at_fault else None
+                self._emit_end(sequence, FinishReason.ERROR, message, param)
+                return True
         if token is None:
             return False
         delta = sequence.emit(token)

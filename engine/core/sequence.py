@@ -189,7 +189,6 @@ class LiveSequence:
         if guide is None:
             return delta
         self.pending_token = None
-        guide.answered()
         match delta.finish_reason:
             case None if guide.is_complete:
                 last = self.output.complete()

@@ -1,7 +1,7 @@
 """Rows whose grammars are read elsewhere: what is waited for, how long, and what is told."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,12 +11,13 @@ from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.request import prepare
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
-from engine.grammar.guide import GrammarGuide
+from engine.grammar.factory import GuideMaker
 from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
+from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Refused, Unanswerable
+from engine.grammar.remote.trials import Verdict
 from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Grammar, GrammarKind, Request, SamplingParams
+from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from kvstore.sizes import StorageBytes
 from tests.simulation.fake_runner import FakeRunner
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -24,6 +25,8 @@ from tests.unit.scripted_drafter import ScriptedDrafter
 
 ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))
 NOBODY = Unanswerable("nobody can say")
+HELD = Constraint(Grammar(GrammarKind.REGEX, "a*"), "guided_regex")
+DISPENSABLE = replace(HELD, weaker=(None,))
 
 
 @dataclass
@@ -94,14 +97,19 @@ class LoopHarness:
             GrammarStage(self.scheduler, self.answers, self.scheduler.metrics.now),
         )
 
-    def ask(self, name: str, n_tokens: int, max_tokens: int, *, is_held: bool = True) -> None:
-        request = Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3))
-        if is_held:
-            held = Matcher(Grammar(GrammarKind.REGEX, "a*"), "guided_regex")
-            submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
-        else:
-            submission = prepare(request, self.harness.limits)
-        self.scheduler.add(submission, self.clock[0])
+    def ask(
+        self, name: str, n_tokens: int, max_tokens: int, constraint: Constraint | None = HELD
+    ) -> None:
+        request = Request(
+            name,
+            tuple(prompt(1, n_tokens)),
+            max_tokens,
+            SamplingParams(seed=3),
+            constraint=constraint,
+        )
+        verdicts = {} if constraint is None else {constraint.grammar: Verdict(None, 0.0)}
+        new_guide = GuideMaker(frozenset()).guides(request, verdicts)
+        self.scheduler.add(prepare(request, self.harness.limits, new_guide), self.clock[0])
 
     def turn(self) -> StepPlan | None:
         """The plan that was submitted; None where no step was due."""
@@ -127,10 +135,28 @@ def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
     assert event.error == "guided_regex: nobody can say"
 
 
+@pytest.mark.parametrize("answer", [NOBODY, Refused("too costly")])
+@pytest.mark.parametrize("n_followed", [0, 2])
+def test_a_dispensable_grammar_that_fails_leaves_its_answer_free(
+    late: LoopHarness, answer: Answer, n_followed: int
+) -> None:
+    """It fails at its first token, or after it has been followed for a while."""
+    late.answers.at_once = ANYTHING if n_followed else answer
+    late.ask("held", 5, 6, DISPENSABLE)
+    while sum(len(event.token_ids) for event in late.events) < n_followed:
+        late.turn()
+    late.answers.at_once = answer
+    while late.scheduler.has_work:
+        late.turn()
+    assert [event.error for event in late.events if event.error] == []
+    assert [event.finish_reason for event in late.events][-1] is FinishReason.LENGTH
+    assert sum(len(event.token_ids) for event in late.events) == 6
+
+
 def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_awaited(
     late: LoopHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late.ask("free", 5, 9, is_held=False)
+    late.ask("free", 5, 9, constraint=None)
     late.turn()
     late.turn()
     late.ask("held", 5, 4)
@@ -170,7 +196,7 @@ def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: LoopHar
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
-    late.ask("free", 40, 1, is_held=False)
+    late.ask("free", 40, 1, constraint=None)
     late.answers.waits.clear()
     while (plan := late.turn()) is not None:
         if any(isinstance(row, Prefill) and row.samples for row in plan.rows):
@@ -187,7 +213,7 @@ def test_where_nothing_else_is_computed_a_row_is_waited_for(late: LoopHarness) -
 
 def test_what_was_waited_is_no_part_of_the_next_wait(late: LoopHarness) -> None:
     late.ask("held", 5, 4)
-    late.ask("free", 5, 90, is_held=False)
+    late.ask("free", 5, 90, constraint=None)
     for _ in range(40):
         late.turn()
     assert max(late.answers.waits) == pytest.approx(SAMPLE_SHARE)
@@ -256,7 +282,7 @@ class TestDrafts:
     def plans(self, script: Sequence[int]) -> tuple[list[StepPlan], list[int]]:
         """Of a request with such a drafter, and what it has generated."""
         harness = LoopHarness(None)
-        harness.ask("free", 5, self.N_TOKENS, is_held=False)
+        harness.ask("free", 5, self.N_TOKENS, constraint=None)
         harness.harness.speculate("free", ScriptedDrafter(script))
         plans = [harness.turn() for _ in range(2 * self.N_TOKENS)]
         return [plan for plan in plans if plan is not None], [
