@@ -16,7 +16,6 @@ from engine.core.thread import EngineParts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.opening import open_disk_cache
 from engine.drafts.policy import DraftPolicy
-from engine.grammar.factory import GuideMaker
 from engine.grammar.masks import mask_words
 from engine.grammar.remote.answers import RemoteAnswers
 from engine.grammar.remote.process import GrammarProcesses
@@ -113,7 +112,6 @@ def assemble(
         loop=loop,
         card=card,
         limits=limits,
-        guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start_in_background),
         memory=backend.memory,
         decode=backend.decode,

@@ -7,11 +7,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.core.step import SequenceId
-from engine.grammar.factory import GuideMaker, check_verdicts, untried
-from engine.grammar.guide import Choice, FreeGuide, Guide, GuideFactory, matcher_of
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
+from engine.grammar.phases import check_verdicts, grammar_plan, untried
 from engine.grammar.remote.trials import Verdict, too_long
+from engine.grammar.state import GrammarPlan, GrammarState
 from engine.grammar.worker.grammar import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, Request
@@ -38,54 +38,40 @@ class NoAnswers:
     def close(self) -> None: ...
 
 
-class Settled:
-    """A guide whose matchers are answered as soon as they are asked."""
+class AnsweredState(GrammarState):
+    """A state whose matchers are answered at once."""
 
-    def __init__(self, guide: Guide, answer: Callable[[Matcher], Answer]) -> None:
-        self._guide = guide
+    def __init__(self, plan: GrammarPlan, answer: Callable[[Matcher], Answer]) -> None:
+        super().__init__(plan)
         self._answer = answer
         self._settle()
 
-    @property
-    def choice(self) -> Choice:
-        return self._guide.choice
-
-    @property
-    def is_complete(self) -> bool:
-        return self._guide.is_complete
-
     def accept(self, token_id: int) -> None:
-        self._guide.accept(token_id)
+        super().accept(token_id)
         self._settle()
 
-    def answered(self) -> None: ...
-
-    def fork(self) -> Guide:
-        """Its matchers are told along a draft by who asks for them."""
-        return self._guide.fork()
-
     def _settle(self) -> None:
-        matcher = matcher_of(self._guide.choice)
-        if matcher is not None and matcher.answer is None:
-            matcher.answer = self._answer(matcher)
-        self._guide.answered()
+        if self.matcher is not None and self.matcher.answer is None:
+            self.matcher.answer = self._answer(self.matcher)
+        self.advance()
 
 
 class LocalGrammars:
-    """Tries grammars and makes guides as an engine does."""
+    """Tries grammars and makes the states of sequences as an engine does."""
 
     def __init__(self, tokenizer: LLTokenizer, end_tokens: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._maker = GuideMaker(end_tokens)
+        self._end_tokens = end_tokens
 
-    def guides(self, request: Request) -> GuideFactory:
-        """Raises InvalidRequest."""
+    def states(self, request: Request) -> Callable[[], GrammarState]:
+        """Makes new states of the request's sequences. Raises InvalidRequest."""
         verdicts = dict[Grammar, Verdict]()
         while grammars := untried(request, verdicts):
             verdicts |= {grammar: self._verdict(grammar) for grammar in grammars}
         check_verdicts(request, verdicts)
-        new_guide = self._maker.guides(request, verdicts) or FreeGuide
-        return lambda: Settled(new_guide(), self.answer)
+        plan = grammar_plan(request, verdicts, self._end_tokens)
+        assert plan is not None, "the request has no constraint"
+        return lambda: AnsweredState(plan, self.answer)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """llguidance's own, of a grammar that passes its trial. Raises InvalidRequest."""

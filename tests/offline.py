@@ -17,9 +17,9 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
-from engine.grammar.guide import GuideFactory
 from engine.grammar.remote.answers import Answers
 from engine.grammar.stage import GrammarStage
+from engine.grammar.state import GrammarPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import Storage
@@ -186,8 +186,8 @@ class OfflineDaemon:
             self._step(said)
         return said
 
-    def add(self, request: Request, new_guide: GuideFactory | None = None) -> None:
-        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
+    def add(self, request: Request, plan: GrammarPlan | None = None) -> None:
+        self.scheduler.add(prepare(request, self._limits, plan, self.scheduler.block_hashes))
 
     def speculate(self, request_id: str, *drafters: MakeDraft) -> None:
         """Set where the drafts of a waiting request's sequences come from, one for each."""

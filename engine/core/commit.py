@@ -163,8 +163,8 @@ class Commit:
         self._metrics.generated_tokens += 1
         if sequence.proposer is not None:
             sequence.proposer.accept(token.token_id)
-        if sequence.guide is not None:
-            sequence.guide.accept(token.token_id)
+        if sequence.grammar is not None:
+            sequence.grammar.accept(token.token_id)
             sequence.pending_token = token
             if self._sequences.wait_for_grammar(sequence):
                 return False
@@ -174,8 +174,8 @@ class Commit:
         """Emit the sequence's last token, if there is one that was not emitted yet. Returns whether
         the sequence ends: with this token, or because its grammar cannot be followed further.
         """
-        if sequence.guide is not None:
-            sequence.guide.answered()
+        if sequence.grammar is not None:
+            sequence.grammar.advance()
             if (failed := sequence.failed) is not None:
                 answer = failed.answer
                 assert isinstance(answer, Refused | Unanswerable)

@@ -10,8 +10,8 @@ from engine.api import InvalidRequest
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
 from engine.drafts.policy import DraftPolicy
-from engine.grammar.drafted import forced_tokens
-from engine.grammar.guide import Guide, GuideFactory
+from engine.grammar.lookahead import forced_tokens
+from engine.grammar.state import GrammarPlan, GrammarState
 from engine.output.text import NewOutput
 from engine.values.request import Request
 from kvstore.tokens import Digest, Tokens
@@ -134,34 +134,35 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A valid request, with the prompt and the guide of each of its n sequences.
+    """A valid request, with a packed prompt for each of its n sequences.
 
-    `block_hashes` are of the prompt, where it may be on disk. A guide is None without constraint.
+    `block_hashes` are of the prompt, where it may be on disk. Without a `plan` its sequences have
+    no constraint.
     """
 
     request: Request
-    sequences: tuple[tuple[Tokens, Guide | None], ...]
+    prompts: tuple[Tokens, ...]
+    plan: GrammarPlan | None
     block_hashes: tuple[Digest, ...]
 
 
 def prepare(
     request: Request,
     limits: Limits,
-    new_guide: GuideFactory | None = None,
+    plan: GrammarPlan | None = None,
     block_hashes: Callable[[Request], tuple[Digest, ...]] | None = None,
 ) -> Submission:
     """Check and pack a request, in time proportional to prompt and n. Raises InvalidRequest.
 
-    Without `new_guide` its sequences have no constraint; without `block_hashes` there is no disk
+    Without a `plan` its sequences have no constraint; without `block_hashes` there is no disk
     cache.
     """
     validate(request, limits)
     packed = Tokens(request.prompt)
     return Submission(
         request,
-        tuple(
-            (packed.copy(), None if new_guide is None else new_guide()) for _ in range(request.n)
-        ),
+        tuple(packed.copy() for _ in range(request.n)),
+        plan,
         () if block_hashes is None else block_hashes(request),
     )
 
@@ -183,7 +184,8 @@ class SequenceFactory:
         base_seed = self.draw_seed() if seed is None else seed
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
         first: LiveSequence | None = None
-        for index, (tokens, guide) in enumerate(submission.sequences):
+        for index, tokens in enumerate(submission.prompts):
+            grammar = None if submission.plan is None else GrammarState(submission.plan)
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),
                 index=index,
@@ -192,12 +194,12 @@ class SequenceFactory:
                 tokens=tokens,
                 output=self.new_output(request),
                 seed=base_seed + index,
-                guide=guide,
+                grammar=grammar,
                 block_hashes=submission.block_hashes,
                 first=first,
             )
             if self.drafts is not None:
-                forced = None if guide is None else partial(forced_tokens, guide)
+                forced = None if grammar is None else partial(forced_tokens, grammar)
                 sequence.proposer = self.drafts.begin(request, namespace, tokens, forced)
             first = first or sequence
             yield sequence

@@ -10,8 +10,8 @@ import numpy as np
 from engine.core.step import Decode, Late, Row, SampledToken, SequenceId, Vector
 from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
-from engine.grammar.guide import Guide, matcher_of
 from engine.grammar.matcher import Matcher, Refused, Unanswerable
+from engine.grammar.state import GrammarState
 from engine.output.text import Output, TextDelta
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request
@@ -54,7 +54,7 @@ class LiveSequence:
     tokens: Tokens
     output: Output
     seed: int
-    guide: Guide | None = None
+    grammar: GrammarState | None = None
     proposer: Proposer | None = None
     block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
     first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
@@ -146,13 +146,13 @@ class LiveSequence:
     @property
     def unanswered(self) -> Matcher | None:
         """The grammar matcher that must be answered before the sequence continues."""
-        matcher = None if self.guide is None else matcher_of(self.guide.choice)
+        matcher = None if self.grammar is None else self.grammar.matcher
         return matcher if matcher is not None and matcher.answer is None else None
 
     @property
     def failed(self) -> Matcher | None:
         """The grammar matcher that cannot be answered."""
-        matcher = None if self.guide is None else matcher_of(self.guide.choice)
+        matcher = None if self.grammar is None else self.grammar.matcher
         if matcher is not None and isinstance(matcher.answer, Refused | Unanswerable):
             return matcher
         return None
@@ -182,18 +182,18 @@ class LiveSequence:
     def emit(self, sampled: SampledToken) -> TextDelta:
         """The text that its last token completes, and why the sequence ends with it, if it does.
 
-        The grammar of a guided sequence has answered on that token.
+        The grammar of a guided sequence has been answered on that token, and has advanced.
         """
-        guide = self.guide
+        grammar = self.grammar
         delta = self.output.add(sampled.token_id)
-        if guide is None:
+        if grammar is None:
             return delta
         self.pending_token = None
         match delta.finish_reason:
-            case None if guide.is_complete:
+            case None if grammar.is_complete:
                 last = self.output.complete()
                 return last._replace(text=delta.text + last.text)
-            case FinishReason.LENGTH if guide.is_complete:
+            case FinishReason.LENGTH if grammar.is_complete:
                 return delta._replace(finish_reason=FinishReason.STOP)  # nothing is missing
         return delta
 
@@ -231,7 +231,7 @@ class LiveSequences:
     def add(self, sequence: LiveSequence) -> None:
         self.ids.add(sequence.id)
         self._by_request.setdefault(sequence.request.id, []).append(sequence)
-        self.n_guided += sequence.guide is not None
+        self.n_guided += sequence.grammar is not None
 
     def start(self, sequence: LiveSequence, lease: Lease) -> None:
         """The sequence has been admitted with this lease."""
@@ -276,7 +276,7 @@ class LiveSequences:
         lease = self._stop(sequence)
         sequence.status = Status.FINISHED
         self.ids.remove(sequence.id)
-        self.n_guided -= sequence.guide is not None
+        self.n_guided -= sequence.grammar is not None
         self.unanswered.pop(sequence.id, None)
         siblings = self._by_request[sequence.request.id]
         siblings.remove(sequence)

@@ -16,11 +16,11 @@ from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, prepare, validate
 from engine.core.statistics import snapshot
-from engine.grammar.factory import (
-    GuideMaker,
+from engine.grammar.phases import (
     Verdicts,
     all_refused,
     check_verdicts,
+    grammar_plan,
     is_dispensable,
     untried,
 )
@@ -59,7 +59,6 @@ class EngineParts:
     loop: EngineLoop
     card: ModelCard
     limits: Limits
-    guides: GuideMaker
     trials: Trials
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
@@ -100,8 +99,8 @@ class EngineThread:
         scheduler, metrics = self._loop.scheduler, self._loop.metrics
         metrics.received += request.n
         arrived_seconds = metrics.now()
-        new_guide = self._parts.guides.guides(request, await self._tried(request))
-        pack = partial(prepare, request, self._parts.limits, new_guide, scheduler.block_hashes)
+        plan = grammar_plan(request, await self._tried(request), self.card.eos_token_ids)
+        pack = partial(prepare, request, self._parts.limits, plan, scheduler.block_hashes)
         is_quick = request.n * len(request.prompt) <= QUICK_TOKENS
         submission = pack() if is_quick else await asyncio.to_thread(pack)
         await self._ask(partial(scheduler.add, submission, arrived_seconds))

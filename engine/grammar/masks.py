@@ -1,52 +1,45 @@
-"""The masks of a step: which tokens its guided rows may choose from."""
+"""The masks of a step: the tokens that its guided rows may sample, as bits."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from engine.core.step import Masks
-from engine.grammar.guide import AllBut, AlsoAllowed, Choice
-from engine.grammar.matcher import Allowed, Matcher
+from engine.grammar.matcher import Allowed
+from engine.grammar.state import AllBut, Choice, GrammarChoice
 
 WORD_TOKENS = 32
 
 
 def mask_words(vocab_size: int) -> int:
-    """The length of a mask."""
+    """The length of a mask, in words of 32 tokens."""
     return -(-vocab_size // WORD_TOKENS)
 
 
 def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words: int) -> Masks:
-    """One mask of so many words for each choice, whose matchers have been answered.
+    """One mask for each choice, `[choices, n_words]`. The choices' matchers have been answered.
 
-    A token that is banned stays out, unless no other is left: what a grammar asks for wins over
-    `min_tokens`.
+    Tokens that are `banned` in a row are masked unless no other is left: what a grammar asks for
+    wins over `min_tokens`. A row is empty if its grammar is complete or has failed.
     """
-    bits = np.zeros((len(choices), n_words), dtype=np.int32)
-    for row, choice in enumerate(choices):
+    masks = np.zeros((len(choices), n_words), dtype=np.int32)
+    for words, choice, tokens in zip(masks, choices, banned, strict=True):
         match choice:
-            case Matcher():
-                bits[row] = _answered(choice)
-            case AlsoAllowed(matcher, token_ids):
-                bits[row] = _answered(matcher)
-                for token_id in token_ids:
-                    _allow(bits[row], token_id)
-            case AllBut(token_ids=token_ids):
-                bits[row] = -1
-                _ban(bits[row], token_ids)
+            case GrammarChoice(answer, others):
+                assert answer is not None, "the matcher has not been answered"
+                if isinstance(answer, Allowed):
+                    words[:] = answer.mask
+                for token_id in others:
+                    _allow(words, token_id)
+            case AllBut(token_ids):
+                words[:] = -1
+                _ban(words, token_ids)
             case int():
-                _allow(bits[row], choice)
+                _allow(words, choice)
             case None:
-                bits[row] = -1
-    for row, tokens in enumerate(banned):
-        _ban(bits[row], tokens)
-    return bits
-
-
-def _answered(matcher: Matcher) -> Masks | int:
-    """The matcher's mask; no token where its grammar is complete or has failed."""
-    assert matcher.answer is not None, "the matcher has not been answered"
-    return matcher.answer.mask if isinstance(matcher.answer, Allowed) else 0
+                words[:] = -1
+        _ban(words, tokens)
+    return masks
 
 
 def _allow(words: Masks, token_id: int) -> None:
@@ -56,6 +49,7 @@ def _allow(words: Masks, token_id: int) -> None:
 
 
 def _ban(words: Masks, tokens: Sequence[int]) -> None:
+    """Clears the tokens' bits, unless no bit would be left."""
     left = words.view(np.uint32).copy()
     for token_id in tokens:
         left[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""A grammar's state in one sequence. Another process computes what may follow."""
+"""A grammar's matcher in one sequence. Worker processes compute which tokens may follow."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -9,8 +9,8 @@ from engine.values.request import Grammar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allowed:
-    """These tokens may follow: a `mask` `[words]`. As far as there is no choice, `forced` is what
-    must follow.
+    """The tokens of a `mask` `[words]` may follow. `forced` are the tokens that must follow, as far
+    as there is no choice.
     """
 
     mask: Masks
@@ -19,19 +19,21 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Nothing may follow."""
+    """The grammar is complete: no token may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The grammar cannot be followed any further: it is at fault. Why, for the client."""
+    """The grammar cannot be followed any further, and is at fault. `error` is for the client."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswerable:
-    """What may follow cannot be computed, through no fault of the grammar. Why, for the client."""
+    """No process can compute what may follow; the grammar is not at fault. `error` is for the
+    client.
+    """
 
     error: str
 
@@ -41,14 +43,15 @@ Answer: TypeAlias = Allowed | Complete | Refused | Unanswerable
 
 @dataclass(eq=False, slots=True)
 class Matcher:
-    """The tokens that one grammar has accepted, and the answer on what may follow them.
+    """The tokens that a grammar has accepted, and the answer on what may follow them.
 
-    `param` is the request's field that asks for the grammar. `seconds` of the processor have been
-    spent on it so far, `draft_seconds` on looking ahead of it, and `trial_seconds` on trying the
-    grammar. With a `refusal` it is followed no further than the answer that it has. One that was
-    forked has only the tokens that it has accepted since: they are `behind` those of the other.
-    While the tokens of a draft come true, what was found out `ahead` of them is the answer. Engine
-    thread only.
+    `param` is the request's field that asks for the grammar. The processor has spent `seconds` on
+    its answers so far, `draft_seconds` on its look-aheads, and `trial_seconds` on the trial of the
+    grammar. Once a `refusal` is set, it is the answer to whatever the matcher accepts.
+
+    A fork of a `parent` has only the tokens that it has accepted since. The last look-ahead is kept
+    in `ahead` while the tokens of its draft come true: its answers are the matcher's. Engine thread
+    only.
     """
 
     grammar: Grammar
@@ -59,30 +62,30 @@ class Matcher:
     seconds: float = 0.0
     refusal: Refused | None = None
     draft_seconds: float = 0.0
-    behind: "Matcher | None" = None
+    parent: "Matcher | None" = None
     ahead: "LookAhead | None" = None
 
     def accept(self, token_id: int) -> None:
-        """Append a token. What may follow it is to be asked for, unless it is known."""
+        """Append a token. The answer is None unless a look-ahead has found it already."""
         self.tokens.append(token_id)
         self.answer = None if self.ahead is None else self.ahead.answer
         if self.answer is None:
             self.ahead = None
 
     def fork(self) -> "Matcher":
-        """Another at the same place, to go on along a draft. It is asked for with `LookAhead`."""
-        tokens = [] if self.behind is None else [*self.tokens]
-        origin = self.behind or self
-        return Matcher(self.grammar, self.param, tokens=tokens, answer=self.answer, behind=origin)
+        """A matcher at the same place, to go on along a draft. `LookAhead` answers it."""
+        tokens = [] if self.parent is None else [*self.tokens]
+        origin = self.parent or self
+        return Matcher(self.grammar, self.param, tokens=tokens, answer=self.answer, parent=origin)
 
 
 @dataclass(eq=False, slots=True)
 class LookAhead:
-    """What may follow a matcher's tokens and the first of a draft's, and the first two, and so on.
+    """What may follow a matcher's tokens and the first token of a draft, the first two, and so on.
 
-    The `answers` are masks, and at the end perhaps that the grammar is complete. They are fewer
-    than the tokens where the grammar refuses one, or to look further would take too long; None
-    before they have come.
+    The `answers` are masks, and perhaps at the end that the grammar is complete. There are fewer
+    answers than tokens if the grammar refuses a token, or if to compute more would take too long.
+    They are None until they arrive.
     """
 
     matcher: Matcher

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
 from engine.core.step import Late, Prefill, Resample, Row, SequenceId, StepMasks, Verify
-from engine.grammar.drafted import GuidedDraft
-from engine.grammar.guide import Choice
+from engine.grammar.lookahead import GuidedDraft
 from engine.grammar.masks import masks_of
 from engine.grammar.remote.answers import Answers
+from engine.grammar.state import Choice
 
 EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
 """Shares of a step's time to wait for masks: before a token's text is delivered, and before other
@@ -76,7 +76,7 @@ class GrammarStage:
         rows = [
             sequence
             for sequence, row in zip(step.sequences, step.plan.rows, strict=True)
-            if sequence.guide is not None and sequence.lease is not None and _samples(row)
+            if sequence.grammar is not None and sequence.lease is not None and _samples(row)
         ]
         if unanswered := [sequence for sequence in rows if sequence.unanswered is not None]:
             self._await_matchers(unanswered, len(step.sequences), step_seconds)
@@ -120,8 +120,8 @@ class GrammarStage:
     def _look_ahead(self, step: Step) -> None:
         """Ask for the masks along the drafts of guided sequences."""
         for sequence, row in zip(step.sequences, step.plan.rows, strict=True):
-            if sequence.guide is not None and isinstance(row, Verify):
-                drafted = GuidedDraft(sequence.guide, row.draft)
+            if sequence.grammar is not None and isinstance(row, Verify):
+                drafted = GuidedDraft(sequence.grammar, row.draft)
                 self._drafted[sequence.id] = drafted
                 if drafted.question is not None:
                     self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
@@ -130,9 +130,9 @@ class GrammarStage:
         """The draws of a sequence that need a mask: one token, or one after each token of its draft
         as well, as far as the masks there are known. Empty if no draw needs one.
         """
-        assert sequence.guide is not None
+        assert sequence.grammar is not None
         drafted = self._drafted.get(sequence.id)
-        choices, n_draws = [sequence.guide.choice], 1
+        choices, n_draws = [sequence.grammar.choice], 1
         if drafted is not None:
             choices += drafted.choices()
             n_draws += drafted.n_tokens

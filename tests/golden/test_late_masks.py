@@ -10,9 +10,9 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
-from engine.grammar.factory import GuideMaker
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import LookAhead, Matcher
+from engine.grammar.phases import grammar_plan
 from engine.grammar.remote.trials import Verdict
 from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from engine.mlx_backend.decode.choice import DecodePath
@@ -89,10 +89,9 @@ def said(
     daemon = OfflineDaemon(
         served, Attention(), ROOM, answers=lambda size: answers, launch=launch, decode=decode
     )
-    maker = GuideMaker(frozenset({END}))
     for request in requests():
         verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
-        daemon.add(request, maker.guides(request, verdicts))
+        daemon.add(request, grammar_plan(request, verdicts, {END}))
     return daemon.rest(defaultdict(list)), daemon.scheduler.metrics.late_rows
 
 

@@ -9,11 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from engine.grammar.drafted import GuidedDraft, forced_tokens
-from engine.grammar.factory import GuideMaker, untried
-from engine.grammar.guide import FreeGuide, Guide, GuideFactory, matcher_of
+from engine.grammar.lookahead import GuidedDraft, forced_tokens
 from engine.grammar.masks import mask_words, masks_of
+from engine.grammar.phases import grammar_plan, untried
 from engine.grammar.remote.trials import Verdict
+from engine.grammar.state import GrammarPlan, GrammarState
 from engine.grammar.worker.grammar import GrammarError, compile_grammar
 from engine.grammar.worker.opened import OpenMatcher
 from engine.values.request import (
@@ -150,7 +150,7 @@ def test_what_is_forced_is_what_masks_allow_alone(grammar: Grammar, data: st.Dat
         one.accept(data.draw(st.sampled_from([*forced[:1], *tokens_of(one.mask())])))
 
 
-# Guides
+# Grammar states
 
 BEGIN, CALL = 7, 9
 blocks = st.sampled_from([None, ThinkingBlock((5, 6), (8,), (60, 61)), ThinkingBlock((), (8, 11))])
@@ -189,67 +189,63 @@ requests = st.builds(
 )
 
 
-def guides(request: Request) -> GuideFactory:
+def plan_of(request: Request) -> GrammarPlan:
     verdicts = {grammar: Verdict(None, 0.0) for grammar in untried(request, {})}
-    instead = request.constraint and request.constraint.instead
-    if instead and instead.constraint:
-        verdicts[instead.constraint.grammar] = Verdict(None, 0.0)
-    return GuideMaker(frozenset({END})).guides(request, verdicts) or FreeGuide
+    return grammar_plan(request, verdicts, {END}) or GrammarPlan(firsts=())
 
 
-def settle(guide: Guide) -> None:
-    matcher = matcher_of(guide.choice)
-    if matcher is not None and matcher.answer is None:
+def settle(state: GrammarState) -> None:
+    if (matcher := state.matcher) is not None and matcher.answer is None:
         matcher.answer = GRAMMARS.answer(matcher)
-    guide.answered()
+    state.advance()
 
 
-def mask_of(guide: Guide) -> list[int]:
-    bits = masks_of([guide.choice], [()], N_WORDS)
+def mask_of(state: GrammarState) -> list[int]:
+    bits = masks_of([state.choice], [()], N_WORDS)
     return tokens_of(bits.tobytes())
 
 
-def follow(guide: Guide, data: st.DataObject, most: int) -> list[int]:
-    """Tokens that the guide allows, and accepts. Markers are as likely as all others."""
+def follow(state: GrammarState, data: st.DataObject, most: int) -> list[int]:
+    """Tokens that the state allows, and accepts. Markers are as likely as all others."""
     said = list[int]()
-    while len(said) < most and not guide.is_complete and (allowed := mask_of(guide)):
+    while len(said) < most and not state.is_complete and (allowed := mask_of(state)):
         marks = [one for one in (5, 6, 8, 11, 60, BEGIN, CALL) if one in allowed]
         said.append(data.draw(st.sampled_from(allowed) | st.sampled_from(marks or allowed)))
-        guide.accept(said[-1])
-        settle(guide)
+        state.accept(said[-1])
+        settle(state)
     return said
 
 
 @given(requests, st.data())
-def test_choices_along_a_draft_are_those_of_a_guide_that_accepts_it(
+def test_choices_along_a_draft_are_those_of_a_state_that_accepts_it(
     request: Request, data: st.DataObject
 ) -> None:
-    new_guide = guides(request)
-    guide, reference, fresh = new_guide(), new_guide(), new_guide()
-    for one in (guide, reference, fresh):
+    plan = plan_of(request)
+    state, reference, fresh = (GrammarState(plan) for _ in range(3))
+    for one in (state, reference, fresh):
         settle(one)
     said = follow(reference, data, data.draw(st.integers(0, 8)))
     for token_id in said:
-        settle(guide)
-        guide.accept(token_id)  # the last is not answered yet
+        settle(state)
+        state.accept(token_id)  # the last is not answered yet
         fresh.accept(token_id)
         settle(fresh)
     assume(not reference.is_complete)
     draft = follow(reference, data, data.draw(st.integers(1, 6)))
-    drafted = GuidedDraft(guide, tuple(draft))
+    drafted = GuidedDraft(state, tuple(draft))
     if drafted.question is not None:
         question = drafted.question
         told = told_ahead(question, GRAMMARS.answer)
-        settle(guide)
+        settle(state)
         if question.matcher.answer is None and data.draw(st.booleans()):
             question.matcher.answer = GRAMMARS.answer(question.matcher)
         question.answers = told[: data.draw(st.integers(0, len(told)) | st.just(len(told)))]
-    settle(guide)
+    settle(state)
     choices = drafted.choices()
     assert len(choices) <= len(draft)
     for token_id, choice in zip(draft, choices, strict=False):
         known = tokens_of(masks_of([choice], [()], N_WORDS).tobytes())
-        for one in (guide, fresh):  # the first knows what was found out, the other asks
+        for one in (state, fresh):  # the first knows what was found out, the other asks
             one.accept(token_id)
             settle(one)
             assert not one.is_complete
@@ -260,10 +256,10 @@ def test_choices_along_a_draft_are_those_of_a_guide_that_accepts_it(
 def test_forced_tokens_are_those_that_masks_allow_alone(
     request: Request, data: st.DataObject
 ) -> None:
-    guide = guides(request)()
-    settle(guide)
-    follow(guide, data, data.draw(st.integers(0, 8)))
-    for token_id in forced_tokens(guide):
-        assert mask_of(guide) == [token_id]
-        guide.accept(token_id)
-        settle(guide)
+    state = GrammarState(plan_of(request))
+    settle(state)
+    follow(state, data, data.draw(st.integers(0, 8)))
+    for token_id in forced_tokens(state):
+        assert mask_of(state) == [token_id]
+        state.accept(token_id)
+        settle(state)

@@ -33,7 +33,7 @@ from tests.simulation.census import Census
 from tests.simulation.checks import fairness
 from tests.simulation.cutting_scheduler import CuttingScheduler
 from tests.simulation.fake_runner import FakeRunner, Launching
-from tests.simulation.grammars import EOS, LateAnswers, guides
+from tests.simulation.grammars import EOS, LateAnswers, plan_of
 from tests.simulation.model import ADAPTERS, text_of
 from tests.simulation.troubled_tier import TroubledTier
 
@@ -172,7 +172,7 @@ class Daemon:
 
     def prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
-        return prepare(request, self.limits, guides(request), self.scheduler.block_hashes)
+        return prepare(request, self.limits, plan_of(request), self.scheduler.block_hashes)
 
     @property
     def loads(self) -> list[_Load]:

@@ -6,22 +6,23 @@ from random import Random
 import numpy as np
 
 from engine.core.step import SequenceId
-from engine.grammar.factory import GuideMaker, untried
-from engine.grammar.guide import GuideFactory
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
+from engine.grammar.phases import grammar_plan, untried
 from engine.grammar.remote.trials import Verdict
+from engine.grammar.state import GrammarPlan
 from engine.values.request import Request
 from tests.looking_ahead import told_ahead
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain
 
 EOS = 0
-MAKER = GuideMaker(frozenset({EOS}))
 
 
-def guides(request: Request) -> GuideFactory | None:
-    return MAKER.guides(request, {grammar: Verdict(None, 0.0) for grammar in untried(request, {})})
+def plan_of(request: Request) -> GrammarPlan | None:
+    """The request's grammar plan. Every grammar passes its trial."""
+    verdicts = {grammar: Verdict(None, 0.0) for grammar in untried(request, {})}
+    return grammar_plan(request, verdicts, {EOS})
 
 
 def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete:
@@ -38,9 +39,10 @@ def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete:
 
 
 def follow(request: Request, generated: list[int], vocab_size: int) -> Answer | None:
-    """What the request's grammar says behind these tokens; None where it says nothing.
+    """The answer of the request's grammar after these tokens; None where any token may follow.
 
-    Told once more what guides do, in the plainest way. A marker has one token.
+    This is the state machine of `GrammarState`, written down in the plainest way. A marker has one
+    token.
     """
     constraint = request.constraint
     if constraint is None:

@@ -87,7 +87,7 @@ class Workload:
         return ThinkingBudget(self._random.choice([0, 1, 3, 9]), (), tuple(self.tokens(1, 3)))
 
     def _guided(self) -> dict[str, Any]:
-        """By one or the other: what both say together is a matter of guides."""
+        """A thinking budget or a constraint: unit tests have both in one request."""
         if self._random.random() < 0.5:
             return {"thinking_budget": self._thinking_budget()}
         return {"constraint": self._constraint()}

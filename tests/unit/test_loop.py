@@ -11,9 +11,9 @@ from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.request import prepare
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
-from engine.grammar.factory import GuideMaker
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Refused, Unanswerable
+from engine.grammar.phases import grammar_plan
 from engine.grammar.remote.trials import Verdict
 from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.values.output import FinishReason, OutputEvent
@@ -108,8 +108,8 @@ class LoopHarness:
             constraint=constraint,
         )
         verdicts = {} if constraint is None else {constraint.grammar: Verdict(None, 0.0)}
-        new_guide = GuideMaker(frozenset()).guides(request, verdicts)
-        self.scheduler.add(prepare(request, self.harness.limits, new_guide), self.clock[0])
+        plan = grammar_plan(request, verdicts, end_tokens=())
+        self.scheduler.add(prepare(request, self.harness.limits, plan), self.clock[0])
 
     def turn(self) -> StepPlan | None:
         """The plan that was submitted; None where no step was due."""

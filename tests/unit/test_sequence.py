@@ -1,34 +1,23 @@
 """A sequence's status, its end and its prompt's logprobs."""
 
-from copy import copy
-
 import pytest
 
 from engine.core.sequence import Status
-from engine.grammar.guide import Guide
+from engine.grammar.state import GrammarPlan, GrammarState
 from engine.values.output import FinishReason, TokenLogprob
 from tests.unit.engine_harness import Harness, prompt
 
 
-class TwoTokens:
-    """A guide behind whose second token nothing may follow."""
-
-    choice = None
+class TwoTokens(GrammarState):
+    """A grammar that is complete after two tokens, and allows any."""
 
     def __init__(self) -> None:
+        super().__init__(GrammarPlan(firsts=()))
         self._accepted = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self._accepted == 2
 
     def accept(self, token_id: int) -> None:
         self._accepted += 1
-
-    def answered(self) -> None: ...
-
-    def fork(self) -> Guide:
-        return copy(self)
+        self.is_complete = self._accepted == 2
 
 
 def test_a_waiting_sequence_cannot_be_preempted() -> None:
@@ -57,7 +46,7 @@ def test_a_grammar_that_the_last_token_fulfils_is_a_stop(
     """Nothing of the answer is missing: clients that parse it refuse one that is cut off."""
     harness = Harness()
     request_id = harness.add(prompt(1, 5), max_tokens, stop=("never",))
-    harness.sequence(request_id).guide = TwoTokens()
+    harness.sequence(request_id).grammar = TwoTokens()
     harness.finish()
     assert harness.reason(request_id) is reason
     assert len(harness.text(request_id)) == len(harness.output(request_id)) == min(max_tokens, 2)

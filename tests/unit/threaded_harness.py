@@ -9,7 +9,6 @@ from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.core.thread import EngineParts
-from engine.grammar.factory import GuideMaker
 from engine.grammar.remote.process import GrammarProcess
 from engine.grammar.remote.trials import Trials
 from engine.values.model import ModelCard
@@ -118,7 +117,6 @@ class Parts:
             loop=loop,
             card=CARD,
             limits=self.harness.limits,
-            guides=GuideMaker(frozenset()),
             trials=Trials(no_process),
             memory=lambda: NO_MEMORY,
             decode=lambda: NO_DECODE,

@@ -165,11 +165,11 @@ def test_a_function_that_allows_others_may_be_given_parameters_that_are_not_decl
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_before_the_marker_no_mask_is_made_and_behind_it_one(name: str) -> None:
+def test_no_mask_is_made_before_the_marker_and_one_after_it(name: str) -> None:
     held = constraint(name)
-    guide = LocalGrammars(DEMO, frozenset({2})).guides(Request("r", (1,), 9, constraint=held))()
+    state = LocalGrammars(DEMO, frozenset({2})).states(Request("r", (1,), 9, constraint=held))()
     for token in (40, 41, 2, *held.behind[:-1]):
-        guide.accept(token)
-        assert guide.choice is None
-    guide.accept(held.behind[-1])
-    assert guide.choice is not None
+        state.accept(token)
+        assert state.choice is None
+    state.accept(held.behind[-1])
+    assert state.choice is not None

@@ -1,4 +1,4 @@
-"""Guides: which tokens may come next, told token by token."""
+"""Grammar states: which tokens may come next, token by token."""
 
 import json
 import random
@@ -9,11 +9,11 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.grammar.factory import GuideMaker, is_dispensable
-from engine.grammar.guide import Guide, matcher_of
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.matcher import Answer, Refused, Unanswerable
+from engine.grammar.phases import grammar_plan, is_dispensable
 from engine.grammar.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
+from engine.grammar.state import GrammarState
 from engine.values.request import (
     Alternative,
     Constraint,
@@ -36,7 +36,7 @@ def tokenizer() -> LLTokenizer:
 
 
 @pytest.fixture
-def compiler(tokenizer: LLTokenizer) -> LocalGrammars:
+def grammars(tokenizer: LLTokenizer) -> LocalGrammars:
     return LocalGrammars(tokenizer, frozenset({END}))
 
 
@@ -52,19 +52,19 @@ def request(
     return Request("r", (1,), 100, constraint=constraint, thinking_budget=budget)
 
 
-def allowed(guide: Guide, banned: Sequence[int] = ()) -> set[int]:
-    bits = masks_of([guide.choice], [banned], mask_words(VOCAB_SIZE))
+def allowed(state: GrammarState, banned: Sequence[int] = ()) -> set[int]:
+    bits = masks_of([state.choice], [banned], mask_words(VOCAB_SIZE))
     row = np.unpackbits(bits.view(np.uint8)[0], count=VOCAB_SIZE, bitorder="little")
     return set(np.flatnonzero(row).tolist())
 
 
-def say(guide: Guide, tokenizer: LLTokenizer, text: str) -> None:
+def say(state: GrammarState, tokenizer: LLTokenizer, text: str) -> None:
     for token_id in tokenizer.tokenize_str(text):
-        guide.accept(token_id)
+        state.accept(token_id)
 
 
 def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     schema = {
         "type": "object",
@@ -72,14 +72,14 @@ def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    guides = compiler.guides(request(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    states = grammars.states(request(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     for seed in range(20):
-        rng, guide, said = random.Random(seed), guides(), list[int]()
-        while not guide.is_complete:
-            said.append(rng.choice(sorted(allowed(guide) - ({END} if len(said) < 9 else set()))))
+        rng, state, said = random.Random(seed), states(), list[int]()
+        while not state.is_complete:
+            said.append(rng.choice(sorted(allowed(state) - ({END} if len(said) < 9 else set()))))
             if said[-1] == END:
                 break
-            guide.accept(said[-1])
+            state.accept(said[-1])
         value = json.loads(tokenizer.decode_str([t for t in said if t != END]))
         assert set(value) == {"a", "b"}, f"seed {seed}"
         assert isinstance(value["a"], int), f"seed {seed}"
@@ -87,74 +87,74 @@ def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
 
 
 def test_a_block_may_come_before_the_grammar_or_not(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (8, 9))))
-    thinking, direct = guides(), guides()
-    assert allowed(thinking) - {5} == allowed(compiler.guides(request(GrammarKind.REGEX, "ab"))())
+    states = grammars.states(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (8, 9))))
+    thinking, direct = states(), states()
+    assert allowed(thinking) - {5} == allowed(grammars.states(request(GrammarKind.REGEX, "ab"))())
     assert 5 in allowed(thinking)
     for token_id in (5, 6, 50, 8, 9):
         thinking.accept(token_id)
         assert (allowed(thinking) == ANY_BUT_THE_END) == (token_id != 9)
-    for guide in (thinking, direct):
-        assert 5 not in allowed(guide) or guide is direct
-        say(guide, tokenizer, "ab")
-        assert guide.is_complete
+    for state in (thinking, direct):
+        assert 5 not in allowed(state) or state is direct
+        say(state, tokenizer, "ab")
+        assert state.is_complete
 
 
 def test_no_answer_ends_within_a_block_that_comes_before_a_grammar(
-    compiler: LocalGrammars,
+    grammars: LocalGrammars,
 ) -> None:
     """It would be one without what the grammar asks for."""
     opened = ThinkingBlock((), (8, 9))
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", opened))()
+    state = grammars.states(request(GrammarKind.REGEX, "ab", opened))()
     for token_id in (50, 8, 51):
-        assert allowed(guide) == ANY_BUT_THE_END
-        guide.accept(token_id)
-    called = compiler.guides(request(GrammarKind.REGEX, "ab", behind=(7,)))()
+        assert allowed(state) == ANY_BUT_THE_END
+        state.accept(token_id)
+    called = grammars.states(request(GrammarKind.REGEX, "ab", behind=(7,)))()
     assert called.choice is None, "who need not call may end"
 
 
-def test_an_end_token_that_ends_the_block_may_come(compiler: LocalGrammars) -> None:
+def test_an_end_token_that_ends_the_block_may_come(grammars: LocalGrammars) -> None:
     block = ThinkingBlock((), (END,))
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", block))()
-    assert END in allowed(guide)
-    guide.accept(END)
-    assert END not in allowed(guide)
+    state = grammars.states(request(GrammarKind.REGEX, "ab", block))()
+    assert END in allowed(state)
+    state.accept(END)
+    assert END not in allowed(state)
 
 
 def test_what_ends_a_block_may_begin_as_the_block_does(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     """As Harmony's channels do: the final one may be the first."""
-    guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (5, 9))))
+    states = grammars.states(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (5, 9))))
     for block in ((5, 6, 50, 5, 9), (5, 9)):
-        guide = guides()
+        state = states()
         for token_id in block:
-            guide.accept(token_id)
-        say(guide, tokenizer, "ab")
-        assert guide.is_complete
+            state.accept(token_id)
+        say(state, tokenizer, "ab")
+        assert state.is_complete
 
 
 def test_white_space_may_stand_between_a_block_and_the_grammar(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     space = (60, 61)
-    grammar = allowed(compiler.guides(request(GrammarKind.REGEX, "ab"))())
+    grammar = allowed(grammars.states(request(GrammarKind.REGEX, "ab"))())
     for begin in ((), (5,)):
         block = ThinkingBlock(begin, (8,), space)
-        guides = compiler.guides(request(GrammarKind.REGEX, "ab", block))
+        states = grammars.states(request(GrammarKind.REGEX, "ab", block))
         for said in ((), (61,)):
-            guide = guides()
+            state = states()
             for token_id in (*begin, 50, 61, 8):
-                guide.accept(token_id)
-            assert allowed(guide) == grammar | {*space}
+                state.accept(token_id)
+            assert allowed(state) == grammar | {*space}
             for token_id in said:
-                guide.accept(token_id)
-                assert allowed(guide) == grammar, "once"
-            say(guide, tokenizer, "ab")
-            assert guide.is_complete
-    assert allowed(guides()) == grammar | {5}, "in front there is none"
+                state.accept(token_id)
+                assert allowed(state) == grammar, "once"
+            say(state, tokenizer, "ab")
+            assert state.is_complete
+    assert allowed(states()) == grammar | {5}, "in front there is none"
 
 
 BEGIN = 7
@@ -180,35 +180,35 @@ def either(thinking: ThinkingBlock | None, calls: Constraint | None) -> Request:
     ],
 )
 def test_the_first_token_of_an_answer_tells_which_of_two_grammars_holds(
-    compiler: LocalGrammars,
+    grammars: LocalGrammars,
     tokenizer: LLTokenizer,
     thinking: ThinkingBlock | None,
     thoughts: Sequence[int],
 ) -> None:
-    guides = compiler.guides(either(thinking, CALL))
-    grammar = allowed(compiler.guides(request(GrammarKind.REGEX, "yes|no"))())
+    states = grammars.states(either(thinking, CALL))
+    grammar = allowed(grammars.states(request(GrammarKind.REGEX, "yes|no"))())
     for other, text in ((True, "call"), (False, "no")):
-        guide = guides()
+        state = states()
         for token_id in thoughts:
             if token_id == BEGIN:
-                assert allowed(guide) == ANY_BUT_THE_END, "within a block it begins nothing"
-            guide.accept(token_id)
+                assert allowed(state) == ANY_BUT_THE_END, "within a block it begins nothing"
+            state.accept(token_id)
         may_think = {5} if thinking is not None and thinking.begin and not thoughts else set()
-        assert allowed(guide) == grammar | {BEGIN} | may_think
-        assert not guide.is_complete
+        assert allowed(state) == grammar | {BEGIN} | may_think
+        assert not state.is_complete
         if other:
-            guide.accept(BEGIN)
-        say(guide, tokenizer, text[0])
-        assert allowed(guide).isdisjoint({BEGIN, 5})
-        say(guide, tokenizer, text[1:])
-        assert guide.is_complete
+            state.accept(BEGIN)
+        say(state, tokenizer, text[0])
+        assert allowed(state).isdisjoint({BEGIN, 5})
+        say(state, tokenizer, text[1:])
+        assert state.is_complete
 
 
 def test_an_alternative_without_a_constraint_is_free(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guides = compiler.guides(either(None, None))
-    free, held = guides(), guides()
+    states = grammars.states(either(None, None))
+    free, held = states(), states()
     for token_id in (BEGIN, 50, BEGIN, 51):
         free.accept(token_id)
         assert free.choice is None
@@ -218,107 +218,107 @@ def test_an_alternative_without_a_constraint_is_free(
 
 
 def test_an_alternative_that_is_no_grammar_is_refused_by_its_own_field(
-    compiler: LocalGrammars,
+    grammars: LocalGrammars,
 ) -> None:
     wrong = Constraint(Grammar(GrammarKind.REGEX, "("), "tools", behind=(BEGIN,))
     with pytest.raises(InvalidRequest, match=r"^tools: ."):
-        compiler.guides(either(None, wrong))
+        grammars.states(either(None, wrong))
 
 
-def test_a_complete_sentence_may_only_end(compiler: LocalGrammars, tokenizer: LLTokenizer) -> None:
-    guide = compiler.guides(request(GrammarKind.REGEX, "yes|no"))()
-    assert allowed(guide) <= {t for t in range(VOCAB_SIZE) if tokenizer.decode_str([t])[:1] in "yn"}
-    say(guide, tokenizer, "yes")
-    assert guide.is_complete
+def test_a_complete_sentence_may_only_end(grammars: LocalGrammars, tokenizer: LLTokenizer) -> None:
+    state = grammars.states(request(GrammarKind.REGEX, "yes|no"))()
+    assert allowed(state) <= {t for t in range(VOCAB_SIZE) if tokenizer.decode_str([t])[:1] in "yn"}
+    say(state, tokenizer, "yes")
+    assert state.is_complete
 
 
 def test_a_ban_gives_way_where_nothing_else_is_left(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guide = compiler.guides(request(GrammarKind.LARK, 'start: "a"+'))()
-    say(guide, tokenizer, "a")
-    assert END in allowed(guide)
-    assert END not in allowed(guide, banned=[END])
-    assert allowed(guide, banned=range(VOCAB_SIZE)) == allowed(guide)
+    state = grammars.states(request(GrammarKind.LARK, 'start: "a"+'))()
+    say(state, tokenizer, "a")
+    assert END in allowed(state)
+    assert END not in allowed(state, banned=[END])
+    assert allowed(state, banned=range(VOCAB_SIZE)) == allowed(state)
 
 
 def test_free_until_a_marker_and_behind_it_a_grammar(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     marker = (7, 8)
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=marker))()
+    state = grammars.states(request(GrammarKind.REGEX, "ab", behind=marker))()
     for token_id in (7, 5, 8, 7, 7):
-        guide.accept(token_id)
-        assert guide.choice is None
-    guide.accept(8)
-    assert guide.choice is not None
-    say(guide, tokenizer, "ab")
-    assert guide.is_complete
+        state.accept(token_id)
+        assert state.choice is None
+    state.accept(8)
+    assert state.choice is not None
+    say(state, tokenizer, "ab")
+    assert state.is_complete
 
 
 def test_a_repeated_grammar_makes_room_for_free_text_again(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=(7,), repeats=True))()
+    state = grammars.states(request(GrammarKind.REGEX, "ab", behind=(7,), repeats=True))()
     for _ in range(2):
-        assert guide.choice is None
-        guide.accept(7)
-        assert guide.choice is not None
-        say(guide, tokenizer, "ab")
-        assert not guide.is_complete
-    assert guide.choice is None
+        assert state.choice is None
+        state.accept(7)
+        assert state.choice is not None
+        say(state, tokenizer, "ab")
+        assert not state.is_complete
+    assert state.choice is None
 
 
 @pytest.mark.parametrize("start", [(), (3,)])
 def test_a_thinking_budget_forces_the_end_marker(
-    compiler: LocalGrammars, start: tuple[int, ...]
+    grammars: LocalGrammars, start: tuple[int, ...]
 ) -> None:
     budget = ThinkingBudget(tokens=2, start=start, end=(8, 9))
-    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
     for token_id in (*start, 50, 51):
-        assert guide.choice is None
-        guide.accept(token_id)
+        assert state.choice is None
+        state.accept(token_id)
     for forced in (8, 9):
-        assert allowed(guide) == {forced}
-        guide.accept(forced)
+        assert allowed(state) == {forced}
+        state.accept(forced)
     for _ in range(5):
-        assert guide.choice is None
-        guide.accept(50)
+        assert state.choice is None
+        state.accept(50)
 
 
-def test_a_block_that_ends_by_itself_is_not_ended_again(compiler: LocalGrammars) -> None:
+def test_a_block_that_ends_by_itself_is_not_ended_again(grammars: LocalGrammars) -> None:
     budget = ThinkingBudget(tokens=3, start=(), end=(8, 9))
-    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
     for token_id in (50, 8, 9, 60, 61, 62):
-        guide.accept(token_id)
-        assert guide.choice is None
+        state.accept(token_id)
+        assert state.choice is None
 
 
-def test_a_budget_of_none_ends_the_block_at_once(compiler: LocalGrammars) -> None:
+def test_a_budget_of_none_ends_the_block_at_once(grammars: LocalGrammars) -> None:
     budget = ThinkingBudget(tokens=0, start=(), end=(8,))
-    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
-    assert allowed(guide) == {8}
+    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
+    assert allowed(state) == {8}
 
 
 def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     budget = ThinkingBudget(tokens=1, start=(), end=(8,))
-    guide = compiler.guides(
+    state = grammars.states(
         request(GrammarKind.REGEX, "ab", ThinkingBlock((), (8,)), budget=budget)
     )()
-    guide.accept(50)
-    assert allowed(guide) == {8}
-    guide.accept(8)
-    say(guide, tokenizer, "ab")
-    assert guide.is_complete
+    state.accept(50)
+    assert allowed(state) == {8}
+    state.accept(8)
+    say(state, tokenizer, "ab")
+    assert state.is_complete
 
 
 def test_the_sequences_of_a_request_do_not_move_each_other(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guides = compiler.guides(request(GrammarKind.REGEX, "ab"))
-    first, second = guides(), guides()
+    states = grammars.states(request(GrammarKind.REGEX, "ab"))
+    first, second = states(), states()
     before = allowed(second)
     say(first, tokenizer, "a")
     assert allowed(second) == before
@@ -329,65 +329,64 @@ AB, REFUSED = Grammar(GrammarKind.REGEX, "ab"), Grammar(GrammarKind.REGEX, "(")
 
 @pytest.mark.parametrize("weaker", [(AB,), (REFUSED, AB, None)])
 def test_where_a_grammar_is_refused_the_first_weaker_one_that_is_not_holds(
-    compiler: LocalGrammars, tokenizer: LLTokenizer, weaker: tuple[Grammar | None, ...]
+    grammars: LocalGrammars, tokenizer: LLTokenizer, weaker: tuple[Grammar | None, ...]
 ) -> None:
     constraint = Constraint(REFUSED, "tools", weaker=weaker)
-    guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
-    say(guide, tokenizer, "ab")
-    assert guide.is_complete
+    state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
+    say(state, tokenizer, "ab")
+    assert state.is_complete
 
 
 @pytest.mark.parametrize("weaker", [(), (REFUSED,)])
 def test_a_constraint_whose_grammars_are_all_refused_is_an_error_unless_it_may_be_none(
-    compiler: LocalGrammars, weaker: tuple[Grammar | None, ...]
+    grammars: LocalGrammars, weaker: tuple[Grammar | None, ...]
 ) -> None:
     asked = Request("r", (1,), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
     with pytest.raises(InvalidRequest, match=r"^tools: ."):
-        compiler.guides(asked)
+        grammars.states(asked)
     assert not is_dispensable(asked)
     free = Constraint(REFUSED, "tools", behind=(7,), weaker=(*weaker, None))
     asked = Request("r", (1,), 100, constraint=free)
     assert is_dispensable(asked)
-    guide = compiler.guides(asked)()
-    guide.accept(7)
-    assert guide.choice is None
+    state = grammars.states(asked)()
+    state.accept(7)
+    assert state.choice is None
 
 
 @pytest.mark.parametrize("answer", [Refused("too costly"), Unanswerable("nobody is there")])
 def test_a_grammar_that_may_be_none_is_let_go_where_it_cannot_be_followed(answer: Answer) -> None:
     constraint = Constraint(AB, "tools", behind=(7,), repeats=True, weaker=(None,))
     asked = Request("r", (1,), 100, constraint=constraint)
-    new_guide = GuideMaker(frozenset()).guides(asked, {AB: Verdict(None, 0.0)})
-    assert new_guide is not None
-    guide = new_guide()
-    guide.accept(7)
-    matcher = matcher_of(guide.choice)
-    assert matcher is not None
-    matcher.answer = answer
-    guide.answered()
-    assert guide.choice is None
-    assert not guide.is_complete
+    plan = grammar_plan(asked, {AB: Verdict(None, 0.0)}, end_tokens=())
+    assert plan is not None
+    state = GrammarState(plan)
+    state.accept(7)
+    assert state.matcher is not None
+    state.matcher.answer = answer
+    state.advance()
+    assert state.choice is None
+    assert not state.is_complete
 
 
 def test_a_marker_within_reasoning_begins_nothing(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     begin, end, marker = 7, 8, 9
     opened, closed = ThinkingBlock((), (end,)), ThinkingBlock((begin,), (end,))
     for thinking, before in ((opened, (marker, 5)), (closed, (begin, marker, 5))):
         constraint = Constraint(AB, "tools", thinking, behind=(marker,), repeats=True)
-        guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
+        state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
         for token in (*before, end, 5):
-            guide.accept(token)
-            assert guide.choice is None
-        guide.accept(marker)
-        assert guide.choice is not None
-        say(guide, tokenizer, "ab")
-        assert guide.choice is None
+            state.accept(token)
+            assert state.choice is None
+        state.accept(marker)
+        assert state.choice is not None
+        say(state, tokenizer, "ab")
+        assert state.choice is None
     constraint = Constraint(AB, "tools", closed, behind=(marker,))
-    guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
-    guide.accept(marker)
-    assert guide.choice is not None
+    state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
+    state.accept(marker)
+    assert state.choice is not None
 
 
 @pytest.mark.parametrize(
@@ -406,28 +405,28 @@ def test_a_marker_within_reasoning_begins_nothing(
     ],
 )
 def test_a_bad_or_too_costly_grammar_is_refused_by_field(
-    compiler: LocalGrammars, kind: GrammarKind, text: str
+    grammars: LocalGrammars, kind: GrammarKind, text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"^response_format: .") as refused:
-        compiler.guides(request(kind, text))
+        grammars.states(request(kind, text))
     assert refused.value.param == "response_format"
     assert len(str(refused.value)) < 600
 
 
 def test_a_matcher_that_went_wrong_rules_out_every_token(
-    compiler: LocalGrammars, tokenizer: LLTokenizer
+    grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab"))()
-    say(guide, tokenizer, "x")
-    assert allowed(guide) == set()
-    assert not guide.is_complete
+    state = grammars.states(request(GrammarKind.REGEX, "ab"))()
+    say(state, tokenizer, "x")
+    assert allowed(state) == set()
+    assert not state.is_complete
 
 
 def test_a_marker_that_the_model_does_not_have_rules_out_every_token_of_its_row_alone(
-    compiler: LocalGrammars,
+    grammars: LocalGrammars,
 ) -> None:
     budget = ThinkingBudget(tokens=0, start=(), end=(VOCAB_SIZE,))
-    lost = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
-    sound = compiler.guides(request(GrammarKind.REGEX, "ab"))()
+    lost = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
+    sound = grammars.states(request(GrammarKind.REGEX, "ab"))()
     bits = masks_of([lost.choice, sound.choice], [(), ()], mask_words(VOCAB_SIZE))
     assert [row.any() for row in bits] == [False, True]

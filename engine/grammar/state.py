@@ -1,0 +1,183 @@
+"""A sequence's constraint as a state machine: phases, and a state that goes through them.
+
+A request's constraint and thinking budget become a `GrammarPlan`, which its sequences share. Each
+sequence has a `GrammarState`, which accepts its tokens and says what may come next.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from engine.grammar.matcher import Answer, Complete, Matcher, Refused, Unanswerable
+from engine.values.request import Grammar
+
+TokenIds: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarChoice:
+    """The tokens that a matcher's `answer` allows, and some others. None: it is not known yet."""
+
+    answer: Answer | None
+    others: TokenIds = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AllBut:
+    """Any token that is none of these."""
+
+    token_ids: TokenIds
+
+
+Choice: TypeAlias = GrammarChoice | AllBut | int | None
+"""Which tokens may come next. An int is the one token that must come; None allows any token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TriedGrammar:
+    """A grammar that has passed its trial, which took `trial_seconds` of the processor. `param` is
+    the request's field that asks for it.
+    """
+
+    grammar: Grammar
+    param: str
+    trial_seconds: float
+
+    def matcher(self) -> Matcher:
+        """A new matcher, which has accepted no tokens."""
+        return Matcher(self.grammar, self.param, self.trial_seconds)
+
+
+@dataclass(slots=True, eq=False)
+class Phase:
+    """A part of a sequence's output. Phases refer to each other, and do not change once built.
+
+    A phase with a grammar lasts until that is complete, or cannot be followed any further. Any
+    other phase allows what `choice` says until the marker `until` has come, or `limit` tokens have:
+    without both it lasts forever.
+    """
+
+    grammar: TriedGrammar | None = None
+    choice: AllBut | int | None = None
+    until: TokenIds = ()
+    next: "Phase | None" = None  # after the grammar or the marker; None: the sequence ends
+    is_dispensable: bool = False  # if the grammar fails, anything may follow; else an error
+    limit: int | None = None
+    at_limit: "Phase | None" = None  # after `limit` tokens without the marker
+    jumps: Mapping[int, "Phase"] = field(default_factory=dict)
+    """Where the phase would begin with one of these tokens, another begins with it instead."""
+    skips: Mapping[int, "Phase"] = field(default_factory=dict)
+    """One of these tokens may come before the phase. Another phase follows it in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarPlan:
+    """The phases of a request's output. Where several phases run next to each other, the choice of
+    the first that has one holds. `grammars` are those of all phases.
+    """
+
+    firsts: tuple[Phase, ...]
+    grammars: tuple[TriedGrammar, ...] = ()
+
+
+class _Position:
+    """A place in a phase: after `n_tokens` of its tokens, the last of which are the `tail`."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.enter(phase)
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.n_tokens = 0
+        self.tail: TokenIds = ()
+
+    def accept(self, token_id: int) -> Phase | None:
+        """Move on by a token. Returns the phase that the token belongs to, if there is one."""
+        phase = self.phase
+        if self.n_tokens == 0:
+            if token_id in phase.skips:
+                self.enter(phase.skips[token_id])
+                return None
+            if token_id in phase.jumps:
+                self.enter(phase.jumps[token_id])
+                return self.accept(token_id)
+        self.n_tokens += 1
+        if phase.until:
+            self.tail = (*self.tail, token_id)[-len(phase.until) :]
+            if self.tail == phase.until:
+                assert phase.next is not None, "a marker leads to another phase"
+                self.enter(phase.next)
+                return phase
+        if phase.at_limit is not None and self.n_tokens == phase.limit:
+            self.enter(phase.at_limit)
+        return phase
+
+
+class GrammarState:
+    """What one sequence may generate next.
+
+    state.accept(token_id)    the token was sampled
+    state.matcher             has to be answered now, if there is one
+    state.advance()           `choice` and `is_complete` are valid again
+    """
+
+    def __init__(self, plan: GrammarPlan) -> None:
+        self.is_complete = False
+        self._positions = [_Position(phase) for phase in plan.firsts]
+        self._matchers = {grammar: grammar.matcher() for grammar in plan.grammars}
+
+    @property
+    def choice(self) -> Choice:
+        """What may come next."""
+        for position in self._positions:
+            phase = position.phase
+            if phase.grammar is not None:
+                others = () if position.n_tokens else (*phase.jumps, *phase.skips)
+                return GrammarChoice(self._matchers[phase.grammar].answer, others)
+            if phase.choice is not None:
+                return phase.choice
+        return None
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """The matcher that has to be answered before `choice` is known."""
+        for position in self._positions:
+            phase = position.phase
+            if phase.grammar is not None:
+                return self._matchers[phase.grammar]
+            if phase.choice is not None:
+                return None
+        return None
+
+    def accept(self, token_id: int) -> None:
+        """Take a token that was sampled."""
+        for position in self._positions:
+            phase = position.accept(token_id)
+            if phase is not None and phase.grammar is not None:
+                self._matchers[phase.grammar].accept(token_id)
+
+    def advance(self) -> None:
+        """Go on to another phase if the grammar is complete or has failed. Its matcher has been
+        answered.
+        """
+        for position in self._positions:
+            phase = position.phase
+            if phase.grammar is None:
+                continue
+            match self._matchers[phase.grammar].answer:
+                case Complete():
+                    if phase.next is None:
+                        self.is_complete = True
+                    else:
+                        position.enter(phase.next)
+                        self._matchers = {grammar: grammar.matcher() for grammar in self._matchers}
+                case Refused() | Unanswerable() if phase.is_dispensable:
+                    position.phase = replace(phase, grammar=None)  # which may still be jumped from
+
+    def copy(self) -> "GrammarState":
+        """A state at the same place, to go on along a draft. Its matchers are forks."""
+        copied = copy(self)
+        copied._positions = [copy(position) for position in self._positions]
+        copied._matchers = {grammar: one.fork() for grammar, one in self._matchers.items()}
+        return copied
