@@ -130,25 +130,20 @@ class GrammarState:
     @property
     def choice(self) -> Choice:
         """What may come next."""
-        for position in self._positions:
-            phase = position.phase
-            if phase.grammar is not None:
-                others = () if position.n_tokens else (*phase.jumps, *phase.skips)
-                return GrammarChoice(self._matchers[phase.grammar].answer, others)
-            if phase.choice is not None:
-                return phase.choice
-        return None
+        if (position := self._deciding()) is None:
+            return None
+        phase = position.phase
+        if phase.grammar is None:
+            return phase.choice
+        others = () if position.n_tokens else (*phase.jumps, *phase.skips)
+        return GrammarChoice(self._matchers[phase.grammar].answer, others)
 
     @property
     def matcher(self) -> Matcher | None:
         """The matcher that has to be answered before `choice` is known."""
-        for position in self._positions:
-            phase = position.phase
-            if phase.grammar is not None:
-                return self._matchers[phase.grammar]
-            if phase.choice is not None:
-                return None
-        return None
+        position = self._deciding()
+        grammar = None if position is None else position.phase.grammar
+        return None if grammar is None else self._matchers[grammar]
 
     def accept(self, token_id: int) -> None:
         """Take a token that was sampled."""
@@ -158,22 +153,23 @@ class GrammarState:
                 self._matchers[phase.grammar].accept(token_id)
 
     def advance(self) -> None:
-        """Go on to another phase if the grammar is complete or has failed. Its matcher has been
-        answered.
+        """Go on to another phase if `matcher` has been answered: its grammar is complete, or has
+        failed.
+
+        While another phase decides, an answer that only a look-ahead has asked for changes nothing.
         """
-        for position in self._positions:
-            phase = position.phase
-            if phase.grammar is None:
-                continue
-            match self._matchers[phase.grammar].answer:
-                case Complete():
-                    if phase.next is None:
-                        self.is_complete = True
-                    else:
-                        position.enter(phase.next)
-                        self._matchers = {grammar: grammar.matcher() for grammar in self._matchers}
-                case Refused() | Unanswerable() if phase.is_dispensable:
-                    position.phase = replace(phase, grammar=None)  # which may still be jumped from
+        position = self._deciding()
+        if position is None or (phase := position.phase).grammar is None:
+            return
+        match self._matchers[phase.grammar].answer:
+            case Complete():
+                if phase.next is None:
+                    self.is_complete = True
+                else:
+                    position.enter(phase.next)
+                    self._matchers = {grammar: grammar.matcher() for grammar in self._matchers}
+            case Refused() | Unanswerable() if phase.is_dispensable:
+                position.phase = replace(phase, grammar=None)  # which may still be jumped from
 
     def copy(self) -> "GrammarState":
         """A state at the same place, to go on along a draft. Its matchers are forks."""
@@ -181,3 +177,10 @@ class GrammarState:
         copied._positions = [copy(position) for position in self._positions]
         copied._matchers = {grammar: one.fork() for grammar, one in self._matchers.items()}
         return copied
+
+    def _deciding(self) -> _Position | None:
+        """The position whose phase decides on the next token."""
+        for position in self._positions:
+            if position.phase.grammar is not None or position.phase.choice is not None:
+                return position
+        return None

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.grammar.masks import mask_words, masks_of
-from engine.grammar.matcher import Answer, Refused, Unanswerable
+from engine.grammar.matcher import Answer, Complete, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan, is_dispensable
 from engine.grammar.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.grammar.state import GrammarState
@@ -312,6 +312,23 @@ def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
     state.accept(8)
     say(state, tokenizer, "ab")
     assert state.is_complete
+
+
+def test_a_grammar_does_not_end_a_sequence_while_a_thinking_budget_forces_tokens() -> None:
+    """Its answer is known from a look-ahead alone: what a sequence says depends on no draft."""
+    budget = ThinkingBudget(tokens=0, start=(7,), end=(8,))
+    asked = Request("r", (1,), 100, constraint=Constraint(AB, "tools"), thinking_budget=budget)
+    plan = grammar_plan(asked, {AB: Verdict(None, 0.0)}, end_tokens=())
+    assert plan is not None
+    state = GrammarState(plan)
+    hidden = state.matcher
+    assert hidden is not None
+    state.accept(7)
+    assert state.choice == 8
+    hidden.answer = Complete()
+    state.advance()
+    assert state.choice == 8
+    assert not state.is_complete
 
 
 def test_the_sequences_of_a_request_do_not_move_each_other(
