@@ -30,6 +30,7 @@ class Happening(StrEnum):
     CLEARED_BOTH = "clears of both"
     ANSWER_LATE = "answers of grammars that came late"
     ANSWER_FAILED = "grammars that could not be answered"
+    GRAMMAR_DROPPED = "grammars that failed and were dropped"
     SAT_OUT = "rows that sat a step out"
     POOLED = "prompts that were pooled"
     POOLED_SHARED = "of which something was cached"

@@ -11,7 +11,7 @@ from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
 from engine.grammar.phases import grammar_plan, untried
 from engine.grammar.remote.trials import Verdict
 from engine.grammar.state import GrammarPlan
-from engine.values.request import Request
+from engine.values.request import Grammar, Request
 from tests.looking_ahead import told_ahead
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain
@@ -25,11 +25,21 @@ def plan_of(request: Request) -> GrammarPlan | None:
     return grammar_plan(request, verdicts, {EOS})
 
 
-def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete:
-    """What may follow depends on the grammar and on all tokens that it has been told."""
+def is_dispensable(grammar: Grammar) -> bool:
+    """Whether the requests with this grammar may go on without it."""
+    return int(grammar.text) >= 3
+
+
+def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete | Refused:
+    """What may follow, which depends on the grammar and on all tokens that it has accepted.
+
+    Dispensable grammars fail after some tokens, always after the same ones.
+    """
     state = chain(ROOT, int(matcher.grammar.text))
     for token_id in matcher.tokens:
         state = chain(state, token_id)
+    if is_dispensable(matcher.grammar) and state % 7 == 1:
+        return Refused("reported to nobody")
     if matcher.tokens and state % 11 == 0:
         return Complete()
     bits = np.zeros(32 * mask_words(vocab_size), dtype=np.uint8)
@@ -47,17 +57,24 @@ def follow(request: Request, generated: list[int], vocab_size: int) -> Answer | 
     constraint = request.constraint
     if constraint is None:
         return None
-    told: list[int] | None = None if constraint.behind else []
+    accepted: list[int] | None = None if constraint.behind else []
+    said = answer_after(constraint.grammar, accepted, vocab_size)
     for token_id in generated:
-        if told is None:
-            told = [] if token_id == constraint.behind[0] else None
-        else:
-            told.append(token_id)
-            said = answer(Matcher(constraint.grammar, "", tokens=told), vocab_size)
-            told = None if isinstance(said, Complete) and constraint.repeats else told
-    return (
-        None if told is None else answer(Matcher(constraint.grammar, "", tokens=told), vocab_size)
-    )
+        if isinstance(said, Refused):
+            return None  # free from there on
+        if accepted is not None:
+            accepted = [*accepted, token_id]
+        elif token_id == constraint.behind[0]:
+            accepted = []
+        said = answer_after(constraint.grammar, accepted, vocab_size)
+        if isinstance(said, Complete) and constraint.repeats:
+            accepted = said = None
+    return None if isinstance(said, Refused) else said
+
+
+def answer_after(grammar: Grammar, accepted: list[int] | None, vocab_size: int) -> Answer | None:
+    """The answer after these tokens of the grammar; None before its first."""
+    return None if accepted is None else answer(Matcher(grammar, "", tokens=accepted), vocab_size)
 
 
 def ruled_out(said: Answer | None, banned: frozenset[int], vocab_size: int) -> frozenset[int]:
@@ -70,7 +87,9 @@ def ruled_out(said: Answer | None, banned: frozenset[int], vocab_size: int) -> f
 
 
 class LateAnswers:
-    """Answers come at any time, and seldom an error in their place."""
+    """Answers come at any time. Seldom there is an error in their place, but for a grammar that is
+    dispensable: then nobody would know what its sequence generates.
+    """
 
     def __init__(
         self,
@@ -126,8 +145,9 @@ class LateAnswers:
         question.answers = told[:n_told]
 
     def _answer(self, matcher: Matcher) -> None:
-        if self._fails():
+        if not is_dispensable(matcher.grammar) and self._fails():
             self._census[Happening.ANSWER_FAILED] += 1
             matcher.answer = Refused("injected")
         else:
             matcher.answer = answer(matcher, self._vocab_size)
+            self._census[Happening.GRAMMAR_DROPPED] += isinstance(matcher.answer, Refused)

@@ -14,6 +14,7 @@ from engine.values.request import (
     SamplingParams,
     ThinkingBudget,
 )
+from tests.simulation.grammars import is_dispensable
 from tests.simulation.model import ADAPTERS
 
 
@@ -93,12 +94,13 @@ class Workload:
         return {"constraint": self._constraint()}
 
     def _constraint(self) -> Constraint | None:
-        """One that holds from the start on, or again and again behind a marker."""
+        """A grammar that holds from the start on, or again and again after a marker."""
         if self._random.random() < 0.4:
             return None
         grammar = Grammar(GrammarKind.REGEX, str(self._random.randrange(5)))
         behind = self._random.choice([(), (), tuple(self.tokens(1, 1))])
-        return Constraint(grammar, "regex", behind=behind, repeats=bool(behind))
+        weaker = (None,) if is_dispensable(grammar) else ()
+        return Constraint(grammar, "regex", behind=behind, repeats=bool(behind), weaker=weaker)
 
     def _client(self) -> str:
         """One of several, of which the first may send most of what there is."""
