@@ -49,24 +49,21 @@ def grammar_plan(
     tried. The model ends its answers with `end_tokens`.
     """
     budget, constraint = request.thinking_budget, request.constraint
-    firsts, grammars = list[Phase](), list[TriedGrammar]()
+    firsts, builder = list[Phase](), _Builder(verdicts, frozenset(end_tokens))
     if budget is not None:
         firsts.append(_budget_phase(budget))
     if constraint is not None:
-        builder = _Builder(verdicts, frozenset(end_tokens), grammars)
         firsts.append(builder.first_phase(constraint, after=None))
-    return GrammarPlan(tuple(firsts), tuple(grammars)) if firsts else None
+    return GrammarPlan(tuple(firsts), tuple(builder.grammars)) if firsts else None
 
 
 class _Builder:
-    """Builds the phases of constraints, and collects their grammars."""
+    """Builds the phases of constraints, and collects their `grammars`."""
 
-    def __init__(
-        self, verdicts: Verdicts, end_tokens: frozenset[int], grammars: list[TriedGrammar]
-    ) -> None:
+    def __init__(self, verdicts: Verdicts, end_tokens: frozenset[int]) -> None:
+        self.grammars: list[TriedGrammar] = []
         self._verdicts = verdicts
         self._end_tokens = end_tokens
-        self._grammars = grammars
 
     def first_phase(self, constraint: Constraint | None, after: Phase | None) -> Phase:
         """The phase that a constraint's output begins with. `after` comes when its grammar is
@@ -103,7 +100,7 @@ class _Builder:
             return Phase(jumps=jumps)
         seconds = self._verdicts[standing].seconds
         tried = TriedGrammar(standing, constraint.param, seconds)
-        self._grammars.append(tried)
+        self.grammars.append(tried)
         is_dispensable = None in constraint.weaker
         return Phase(tried, next=after, is_dispensable=is_dispensable, jumps=jumps)
 

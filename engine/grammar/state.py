@@ -66,9 +66,9 @@ class Phase:
     limit: int | None = None
     at_limit: "Phase | None" = None  # after `limit` tokens without the marker
     jumps: Mapping[int, "Phase"] = field(default_factory=dict)
-    """Where the phase would begin with one of these tokens, another begins with it instead."""
+    """Phases that may begin in place of this one, by their first tokens."""
     skips: Mapping[int, "Phase"] = field(default_factory=dict)
-    """One of these tokens may come before the phase. Another phase follows it in its place."""
+    """Tokens of which one may come before this phase, and the phase that begins after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,13 @@ class _Position:
 
 
 class GrammarState:
-    """What one sequence may generate next.
+    """What one sequence may generate next. The sequence ends once it `is_complete`.
 
-    state.accept(token_id)    the token was sampled
-    state.matcher             has to be answered now, if there is one
-    state.advance()           `choice` and `is_complete` are valid again
+        state.accept(token_id)    a token was sampled
+        state.matcher             has to be answered now, if there is one
+        state.advance()           `choice` and `is_complete` are valid again
+
+    Engine thread only.
     """
 
     def __init__(self, plan: GrammarPlan) -> None:

@@ -1,4 +1,4 @@
-"""The tokens that grammars choose from."""
+"""The tokens that grammars choose from, as worker processes read them."""
 
 import json
 from tempfile import TemporaryFile
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """The model's tokens, padding included, and those that the tokenizer may have beyond them."""
+    """The model's tokens, padding included, and any tokens that the tokenizer has beyond them."""
 
     def __init__(
         self,
@@ -22,13 +22,15 @@ class Vocabulary:
         self.size = max(vocab_size, self._backend.get_vocab_size(with_added_tokens=True))
 
     def file(self) -> BinaryIO:
-        """What grammar processes read of it; some 10 MB for 150,000 tokens. It has no name."""
-        told = {
+        """A file without a name that worker processes read the vocabulary from, as JSON: some 10
+        MB for 150,000 tokens.
+        """
+        content = {
             "tokenizer": self._backend.to_str(),
             "size": self.size,
             "eos": self._eos_token_ids,
         }
-        file = TemporaryFile()  # noqa: SIM115  # it lives as long as the engine
-        file.write(json.dumps(told).encode())
+        file = TemporaryFile()  # noqa: SIM115  # it is open as long as the engine runs
+        file.write(json.dumps(content).encode())
         file.flush()
         return file

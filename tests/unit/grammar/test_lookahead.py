@@ -1,0 +1,50 @@
+"""What is known of a draft's masks when its grammar is complete within it, or before it."""
+
+import numpy as np
+import pytest
+
+from engine.grammar.lookahead import GuidedDraft
+from engine.grammar.matcher import Allowed, Complete
+from engine.grammar.phases import grammar_plan
+from engine.grammar.remote.trials import Verdict
+from engine.grammar.state import GrammarChoice, GrammarState
+from engine.values.request import Alternative, Constraint, Grammar, GrammarKind, Request
+
+MARKER, FREE = 7, 5
+ALLOWED = Allowed(np.full(1, -1, dtype=np.int32))
+
+
+@pytest.fixture
+def state() -> GrammarState:
+    """A state after the marker of a call. A call may come again, or free text in its place."""
+    grammar = Grammar(GrammarKind.REGEX, "a*")
+    constraint = Constraint(
+        grammar, "tools", behind=(MARKER,), repeats=True, instead=Alternative(FREE)
+    )
+    request = Request("r", (1,), 100, constraint=constraint)
+    plan = grammar_plan(request, {grammar: Verdict(None, 0.0)}, end_tokens=())
+    assert plan is not None
+    state = GrammarState(plan)
+    state.accept(MARKER)
+    return state
+
+
+def test_a_draft_goes_on_in_free_text_after_its_grammar_is_complete(state: GrammarState) -> None:
+    draft = GuidedDraft(state, (1, 2, 3, MARKER))
+    assert draft.question is not None
+    assert draft.question.matcher is state.matcher
+    draft.question.matcher.answer = ALLOWED
+    draft.question.answers = (ALLOWED, Complete())
+    state.advance()
+    assert draft.choices() == [GrammarChoice(ALLOWED), None, None], "the next call is unknown"
+
+
+def test_a_draft_of_a_grammar_that_was_complete_before_is_read_as_what_follows(
+    state: GrammarState,
+) -> None:
+    """It was planned as the free text that may come in place of a call."""
+    draft = GuidedDraft(state, (FREE, MARKER))
+    assert state.matcher is not None
+    state.matcher.answer = Complete()
+    state.advance()
+    assert draft.choices() == [None], "a call begins after the marker, and needs a mask"
