@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := kvstore engine server rootstock_serve load_tests tools tests
+SOURCES := kvstore engine measuring server rootstock_serve load_tests tools tests
 CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*)))
 NPM_FLAGS := --no-package-lock --no-audit --no-fund --silent
 WARNING = echo "$* could not be installed"

@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from engine.measuring.random_checkpoint import CHATML, write_checkpoint
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from load_tests.shapes import CONFIGS, Shape
 from load_tests.tokenizer import build_tokenizer, word_ids
+from measuring.random_checkpoint import CHATML, write_checkpoint
 
 TEMPLATES: Mapping[Shape, str] = {
     "qwen3": CHATML,

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.measuring.random_checkpoint import (
+from measuring.random_checkpoint import (
     CONFIGS,
     QuantizationRule,
     tiny_tokenizer,

@@ -10,8 +10,8 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from engine.measuring.random_checkpoint import VOCAB_SIZE, train_tokenizer, write_checkpoint
 from engine.values.request import Pooling
+from measuring.random_checkpoint import VOCAB_SIZE, train_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES, Family, write_family
 
 END = "<|endoftext|>"

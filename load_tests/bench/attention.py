@@ -18,7 +18,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from engine.measuring.attention import (
+from engine.mlx_backend.model.rows import TokenSpan
+from kvstore.pool import blocks_for
+from load_tests.report import Table
+from measuring.attention import (
     alternate,
     contiguous_stepper,
     filled_arena,
@@ -27,10 +30,7 @@ from engine.measuring.attention import (
     stepper,
     strategies,
 )
-from engine.measuring.device import BLOCK_SIZE
-from engine.mlx_backend.model.rows import TokenSpan
-from kvstore.pool import blocks_for
-from load_tests.report import Table
+from measuring.device import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

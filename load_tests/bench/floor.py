@@ -19,8 +19,8 @@ from engine.mlx_backend.cpu.blas import load_blas
 from load_tests.client import message
 
 if TYPE_CHECKING:
-    from engine.measuring.bare import BareModel
     from load_tests.scenarios.workloads import Conversation, Workload
+    from measuring.bare import BareModel
 
 PREFILL_TOKENS = 512
 """Computed at once where the speed is measured: as many as the daemon's step has."""
@@ -113,9 +113,9 @@ def main(checkpoint: Path, scenario: str, seed: int = 0) -> None:
     load_blas()
     from mlx_lm.tokenizer_utils import load as load_tokenizer  # noqa: PLC0415 - behind the BLAS
 
-    from engine.measuring.bare import load_bare  # noqa: PLC0415
     from load_tests.scenarios.kinds import Load  # noqa: PLC0415
     from load_tests.scenarios.workloads import build  # noqa: PLC0415
+    from measuring.bare import load_bare  # noqa: PLC0415
 
     tokenizer = load_tokenizer(checkpoint)
 

@@ -17,13 +17,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.measuring.engine_step import MAX_TOKENS, EngineHarness, StepTimes, step_times
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
 from load_tests.shapes import Shape
+from measuring.engine_step import MAX_TOKENS, EngineHarness, StepTimes, step_times
 
 ROWS = (1, 8, 16, 32)
 CONTEXTS = (256,)

@@ -14,12 +14,12 @@ from typing import TypeAlias
 import typer
 from rich.console import Console
 
-from engine.measuring.engine_step import EngineHarness
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
+from measuring.engine_step import EngineHarness
 
 ROWS, CONTEXT_TOKENS = 8, 256
 STEPS = 6

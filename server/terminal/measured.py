@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import TypeAdapter
 
-from engine.measuring.messages import MeasuredCase, Measurements, Section
+from measuring.messages import MeasuredCase, Measurements, Section
 
 _ADAPTER = TypeAdapter(Measurements)
 

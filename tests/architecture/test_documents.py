@@ -20,7 +20,7 @@ PLACES = (
 )
 TEXTS = {path: path.read_text("utf-8") for place in PLACES for path in ROOT.glob(place)}
 
-PACKAGES = ("engine", "kvstore", "server", "tests")
+PACKAGES = ("engine", "kvstore", "measuring", "server", "tests")
 SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -29,7 +29,7 @@ COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
 TARGET = re.compile(r"(?:^|`|RUN |run: |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
-ROOMS = "configs|engine|kvstore|load_tests|server|tests|tools"
+ROOMS = "configs|engine|kvstore|load_tests|measuring|server|tests|tools"
 FILE = re.compile(rf"`((?:{ROOMS})/[\w/.-]*\w)/?`|`([\w/]+/\w+\.py)`")
 LENGTH = re.compile(r"`([\w/]+\.py)`\*\* \((\d+) lines\)")
 VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")

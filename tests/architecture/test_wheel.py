@@ -15,7 +15,7 @@ from server import __version__
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("server", "engine", "kvstore", "configs")
+PARTS = ("server", "measuring", "engine", "kvstore", "configs")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_the_command_says_its_version(installed: Path, command: list[str]) -> No
 
 
 def test_the_tree_is_out_of_reach_there_and_so_is_every_name_but_one(installed: Path) -> None:
-    for name in ("server", "engine", "kvstore"):
+    for name in ("server", "measuring", "engine", "kvstore"):
         assert "No module named" in run(installed, "python", "-c", f"import {name}").stderr
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.convert import convert
 
-from engine.measuring.random_checkpoint import CONFIGS, tiny_tokenizer, write_checkpoint
+from measuring.random_checkpoint import CONFIGS, tiny_tokenizer, write_checkpoint
 
 _QUANTIZED = ("llama", "gemma3_text", "qwen3_next")
 _QUANTIZATIONS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_model
 
-from engine.measuring.random_checkpoint import CONFIGS
+from measuring.random_checkpoint import CONFIGS
 from tests.checkpoints import FAMILIES, write_family
 from tests.conformance import document
 from tests.conformance.cases import CASES

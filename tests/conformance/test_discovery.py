@@ -11,9 +11,9 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
-from engine.measuring.random_checkpoint import CONFIGS, random_model
 from engine.mlx_backend.loading.loader import named_weights
 from engine.mlx_backend.model.layout import discover
+from measuring.random_checkpoint import CONFIGS, random_model
 
 REFUSED = {"deepseek_v41", "olmo"}
 """On any device: a cache of its own kind, a package of its own."""

@@ -13,11 +13,11 @@ import pytest
 from engine.api import Engine
 from engine.build import load
 from engine.launch import launch
-from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from kvstore.tier.types import MIB, TierError
+from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched

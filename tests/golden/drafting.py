@@ -24,9 +24,9 @@ from engine.core.step import (
     Verify,
 )
 from engine.grammar.masks import mask_words
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.values.request import SamplingParams
 from kvstore import invariants
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.driving import Driver, Subject, compute
 
 Drafts = Callable[["Speaker"], Sequence[int]]

@@ -23,7 +23,6 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.edits import SamplingRow
@@ -34,6 +33,7 @@ from kvstore.lease import Lease, Refusal
 from kvstore.pool import BlockPool
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import SERVING_LAUNCH, tolerance
 from tests.offline import Room as EngineRoom
 from tests.offline import Served, cached_model, new_store

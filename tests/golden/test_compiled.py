@@ -15,7 +15,6 @@ import pytest
 
 from engine.core.step import Sampled, StepMasks, StepPlan, StepResult
 from engine.drafts.sources import Draft
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.decode import choice
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.model.cached_model import CachedModel
@@ -24,6 +23,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import launches
 from tests.golden.compiling import (
     UNFIT,

@@ -10,15 +10,15 @@ import mlx.core as mx
 import pytest
 
 from engine.core.step import StepPlan
-from engine.measuring import device
-from engine.measuring.device import compiled_in_flight
-from engine.measuring.random_checkpoint import CONFIGS
 from engine.mlx_backend.decode import compiled as compiled_module
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import process_bytes
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.values.request import Request, SamplingParams
+from measuring import device
+from measuring.device import compiled_in_flight
+from measuring.random_checkpoint import CONFIGS
 from tests.checkpoints import Family, write_family
 from tests.devices import cpu_memory
 from tests.golden.compiling import Compiled

@@ -14,9 +14,9 @@ from mlx.nn.layers.base import Module
 
 from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
 from engine.grammar.masks import mask_words
-from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.model.batching import LADDER
 from engine.values.request import SamplingParams
+from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from tests.checkpoints import Family, write_family
 from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION

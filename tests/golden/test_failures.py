@@ -18,7 +18,6 @@ from engine.core.step import (
     SequenceId,
     StepPlan,
 )
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.views import Attention
@@ -27,6 +26,7 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.types import SlotId
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, compute, compute_one, random_tokens
 from tests.offline import Room, Served, cached_model

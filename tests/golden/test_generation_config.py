@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from engine.launch import launch
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.backend import load_backend
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.checkpoints import FAMILIES, write_family
 
 PROMPT = tuple(range(5, 25))

@@ -14,12 +14,12 @@ from engine.grammar.masks import mask_words
 from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.phases import grammar_plan
 from engine.grammar.remote.trials import Verdict
-from engine.measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from tests.golden.compiling import compile_at_once
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars

@@ -16,7 +16,6 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
-from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
@@ -31,6 +30,7 @@ from engine.mlx_backend.model.views import Attention, BlockAttention
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
+from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from tests.checkpoints import FAMILIES, Family, write_family
 from tests.devices import tolerance
 from tests.golden.driving import Driver, compute_one, random_tokens, reference, rms, sampled_token

@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import quantize
 
-from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model.patches import install_output_head
+from measuring.random_checkpoint import random_model
 
 CONFIG = {
     "model_type": "qwen3",

@@ -20,14 +20,14 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.measuring.device import steps_in_flight
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend import runner
 from engine.mlx_backend.model.views import Attention, LayerView
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams
 from kvstore.ops import TablePatch
+from measuring.device import steps_in_flight
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import cpu_attention, launches
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import compute, random_tokens

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -26,6 +25,7 @@ from kvstore.pool import blocks_for
 from kvstore.recurrent import RecurrentState
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowState
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, Subject, compute, random_tokens
 from tests.offline import Room, Served, cached_model

@@ -8,10 +8,10 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.scheduler import Step
-from engine.measuring.random_checkpoint import VOCAB_SIZE
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams
+from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import SERVING_LAUNCH, launches
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.measuring.random_checkpoint import random_model
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.storage import Storage
@@ -23,6 +22,7 @@ from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
+from measuring.random_checkpoint import random_model
 from tests.devices import cpu_memory
 
 HEADS = 8

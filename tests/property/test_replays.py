@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.measuring.random_checkpoint import tiny_tokenizer
 from engine.text.tokenizer import CheckpointTokenizer
+from measuring.random_checkpoint import tiny_tokenizer
 from tests.answering import (
     FAMILIES,
     OUTSPOKEN,

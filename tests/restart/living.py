@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from engine.measuring.random_checkpoint import tiny_tokenizer
 from load_tests.processes import Process, free_port, running
+from measuring.random_checkpoint import tiny_tokenizer
 from tests.checkpoints import FAMILIES, write_family
 from tests.restart.asking import PATIENCE
 

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 
-from engine.measuring.device import checked_dtypes
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
 from engine.mlx_backend.runner import LaunchAhead, LaunchWhenIdle
+from measuring.device import checked_dtypes
 from tests.devices import launches, rounding, strategies, tolerance
 from tests.golden.test_exact import FLOAT32_BOUND, ULP, bound
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.measuring import engine_step
-from engine.measuring.engine_step import STEPS, EngineHarness, median_times, step_times
 from engine.mlx_backend import assembly
 from engine.values.settings import EngineConfig
 from engine.values.stats import DecodeStats
 from load_tests.bench.forward import Found, table
+from measuring import engine_step
+from measuring.engine_step import STEPS, EngineHarness, median_times, step_times
 from tests.devices import cpu_attention
 
 EAGER = EngineConfig("", decode="eager")

@@ -8,9 +8,9 @@ from itertools import repeat
 import pytest
 
 from engine.api import PromptTooLong
-from engine.measuring.random_checkpoint import tiny_tokenizer
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import Replay
+from measuring.random_checkpoint import tiny_tokenizer
 from tests.answering import (
     CONTROL,
     FAMILIES,

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from engine.measuring.messages import MeasureConfig, MeasuredCase, Measurements, Section
 from engine.values.stats import MachineReport
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierLimits
+from measuring.messages import MeasureConfig, MeasuredCase, Measurements, Section
 from server import __version__
 from server.cli import app
 from server.settings import Settings

@@ -7,7 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.measuring.attention import (
+from engine.mlx_backend import host
+from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
+from engine.values.settings import EngineConfig
+from measuring.attention import (
     DIM,
     HEADS,
     KV_HEADS,
@@ -22,19 +25,16 @@ from engine.measuring.attention import (
     layout_cases,
     random,
 )
-from engine.measuring.device import BLOCK_SIZE, checked_dtypes
-from engine.measuring.engine_step import (
+from measuring.device import BLOCK_SIZE, checked_dtypes
+from measuring.engine_step import (
     NotApplicable,
     command_buffer_cases,
     memory_cases,
     step_cases,
 )
-from engine.measuring.measure import SECTIONS, SectionPlan
-from engine.measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
-from engine.measuring.worker import cases_of
-from engine.mlx_backend import host
-from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
-from engine.values.settings import EngineConfig
+from measuring.measure import SECTIONS, SectionPlan
+from measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
+from measuring.worker import cases_of
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.measuring.measure import (
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.values.settings import EngineConfig
+from measuring.measure import (
     BUFFER_OPERATIONS,
     SECTIONS,
     MeasuringProcess,
     end_of_share,
     measure,
 )
-from engine.measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
-from engine.values.settings import EngineConfig
+from measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
 
 CASES = ("one", "two", "three")
 CONFIG = MeasureConfig(EngineConfig("/home/somebody/model"))

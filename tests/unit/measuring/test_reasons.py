@@ -3,7 +3,7 @@
 import pytest
 
 from engine.api import ModelError
-from engine.measuring.worker import reason
+from measuring.worker import reason
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.measuring.measure import MeasuringProcess
-from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasureConfig, Task
-from engine.measuring.worker import serve
 from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
+from measuring.measure import MeasuringProcess
+from measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasureConfig, Task
+from measuring.worker import serve
 
 PATIENCE_SECONDS = 120.0
 

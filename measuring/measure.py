@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from engine.api import Report
-from engine.measuring.messages import (
+from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.process.child import ending, start_child
+from measuring.messages import (
     MEASURED,
     NAMES,
     TASK,
@@ -20,8 +22,6 @@ from engine.measuring.messages import (
     Section,
     Task,
 )
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
-from engine.process.child import ending, start_child
 
 BUFFER_OPERATIONS = (50, 200, 2000)
 """The limits on a command buffer's operations that are compared. MLX's own are 20 to 100."""
@@ -34,7 +34,7 @@ _EXIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
-    """A section to measure. `engine.measuring.worker` has its cases, by the section's name."""
+    """A section to measure. `measuring.worker` has its cases, by the section's name."""
 
     name: str
     weight: float  # its share of the time, relative to the sections after it
@@ -103,13 +103,13 @@ SECTIONS = (
 
 
 class MeasuringProcess:
-    """One `engine.measuring.worker`, and the connection to it."""
+    """One `measuring.worker`, and the connection to it."""
 
     def __init__(self, task: Task) -> None:
         """Raises OSError if no process can be started."""
         # A library that crashes prints long reports.
         ours, self._process = start_child(
-            "engine.measuring.worker", errors=subprocess.DEVNULL, variables=task.variables
+            "measuring.worker", errors=subprocess.DEVNULL, variables=task.variables
         )
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(TASK.dump_json(task))

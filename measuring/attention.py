@@ -15,13 +15,13 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from engine.measuring.messages import Cases, Figures, Sizes, rounds
 from engine.mlx_backend import host
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
 from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
 from kvstore.pool import blocks_for
+from measuring.messages import Cases, Figures, Sizes, rounds
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
 SCALE = DIM**-0.5

@@ -13,9 +13,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
-from engine.measuring.attention import require_bytes
-from engine.measuring.messages import Cases, Figures, Sizes
-from engine.measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, write_checkpoint
 from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.cpu.blas import load_blas
@@ -30,6 +27,9 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from kvstore.sizes import StorageSizes
+from measuring.attention import require_bytes
+from measuring.messages import Cases, Figures, Sizes
+from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, write_checkpoint
 
 BLOCK_SIZE = 8
 ROWS, PROMPT_TOKENS, CHUNK_TOKENS, STEPS = 4, 40, 30, 20

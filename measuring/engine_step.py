@@ -18,9 +18,6 @@ import mlx.core as mx
 from engine.build import assemble
 from engine.core.inbox import Inbox
 from engine.core.request import prepare
-from engine.measuring.bare import BareModel
-from engine.measuring.measure import BUFFER_OPERATIONS
-from engine.measuring.messages import Cases, Figures, MeasureConfig, rounds
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
@@ -32,6 +29,9 @@ from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import DecodeStats
 from kvstore.pool import blocks_for
+from measuring.bare import BareModel
+from measuring.measure import BUFFER_OPERATIONS
+from measuring.messages import Cases, Figures, MeasureConfig, rounds
 
 STEPS = 8
 """Steps of one round."""

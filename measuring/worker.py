@@ -1,4 +1,4 @@
-"""The process that measures a section: `python -m engine.measuring.worker SOCKET`.
+"""The process that measures a section: `python -m measuring.worker SOCKET`.
 
 The device may end it: Metal does when a command buffer gets no memory. What it has sent by then
 counts, and another process continues after the case that ended it.
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 
-from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasuredCase, Task
 from engine.mlx_backend.backend import mlx_imports
 from engine.mlx_backend.errors import one_line
+from measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasuredCase, Task
 
 _PATH = re.compile(r"\S*[/\\]\S*")
 _HIDDEN = "..."
@@ -78,7 +78,7 @@ def cases_of(task: Task) -> Cases:
     nothing of the kind.
     """
     with mlx_imports():
-        from engine.measuring import attention, device, engine_step  # noqa: PLC0415 - BLAS first
+        from measuring import attention, device, engine_step  # noqa: PLC0415 - BLAS first
 
     config, sizes = task.config, task.config.sizes
     sections: dict[str, Callable[[], Cases]] = {
