@@ -22,6 +22,7 @@ from engine.mlx_backend.model.rows import TokenSpan
 from kvstore.pool import blocks_for
 from load_tests.report import Table
 from measuring.attention import (
+    BLOCK_SIZE,
     alternate,
     contiguous_stepper,
     filled_arena,
@@ -30,7 +31,6 @@ from measuring.attention import (
     stepper,
     strategies,
 )
-from measuring.device import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

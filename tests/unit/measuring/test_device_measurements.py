@@ -11,6 +11,7 @@ from engine.mlx_backend import host
 from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
 from measuring.attention import (
+    BLOCK_SIZE,
     DIM,
     HEADS,
     KV_HEADS,
@@ -25,7 +26,7 @@ from measuring.attention import (
     layout_cases,
     random,
 )
-from measuring.device import BLOCK_SIZE, checked_dtypes
+from measuring.device import checked_dtypes
 from measuring.engine_step import (
     NotApplicable,
     command_buffer_cases,
