@@ -5,13 +5,12 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
 import psutil
 
-PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
+from measuring.doctor import package_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def observe(
         load_average=os.getloadavg()[0],
         system=f"{platform.system()} {platform.machine()}",
         blas=blas,
-        versions={"python": platform.python_version(), **_versions(), **others},
+        versions={"python": platform.python_version(), **package_versions(), **others},
     )
 
 
@@ -69,13 +68,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -21,7 +21,7 @@ from rich.console import Console
 from engine.mlx_backend.model.rows import TokenSpan
 from kvstore.pool import blocks_for
 from load_tests.report import Table
-from measuring.attention import (
+from measuring.device import (
     BLOCK_SIZE,
     alternate,
     contiguous_stepper,

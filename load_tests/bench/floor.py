@@ -20,7 +20,7 @@ from load_tests.client import message
 
 if TYPE_CHECKING:
     from load_tests.scenarios.workloads import Conversation, Workload
-    from measuring.bare import BareModel
+    from measuring.engine_step import BareModel
 
 PREFILL_TOKENS = 512
 """Computed at once where the speed is measured: as many as the daemon's step has."""
@@ -115,7 +115,7 @@ def main(checkpoint: Path, scenario: str, seed: int = 0) -> None:
 
     from load_tests.scenarios.kinds import Load  # noqa: PLC0415
     from load_tests.scenarios.workloads import build  # noqa: PLC0415
-    from measuring.bare import load_bare  # noqa: PLC0415
+    from measuring.engine_step import load_bare  # noqa: PLC0415
 
     tokenizer = load_tokenizer(checkpoint)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import TypeAdapter
 
-from measuring.messages import MeasuredCase, Measurements, Section
+from measuring.doctor import MeasuredCase, Measurements, Section
 
 _ADAPTER = TypeAdapter(Measurements)
 

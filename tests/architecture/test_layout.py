@@ -39,7 +39,7 @@ def test_files_stay_small() -> None:
         "kvstore.invariants",
         "engine.core.scheduler",
         "engine.core.thread",
-        "measuring.measure",
+        "measuring.doctor",
         "server.app",
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from engine.mlx_backend.kv.arena import Arena
 from load_tests.bench import attention
-from measuring.attention import filled_arena
+from measuring.device import filled_arena
 
 LINES = {
     "decode": lambda: attention.decode_line(attention.Decode("2 x 64", [64, 64]), mx.float32, 1),

@@ -11,8 +11,8 @@ from rich.table import Table
 from engine.launch import describe_machine
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
-from measuring.measure import measure as take_measurements
-from measuring.messages import MeasureConfig
+from measuring.doctor import MeasureConfig
+from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings

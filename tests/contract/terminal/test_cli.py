@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from engine.values.stats import MachineReport
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierLimits
-from measuring.messages import MeasureConfig, MeasuredCase, Measurements, Section
+from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from server import __version__
 from server.cli import app
 from server.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 from engine.mlx_backend import host
 from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
 from engine.values.settings import EngineConfig
-from measuring.attention import (
+from measuring.device import (
     BLOCK_SIZE,
     DIM,
     HEADS,
@@ -20,22 +20,29 @@ from measuring.attention import (
     attend_together,
     attending,
     attention_cases,
+    checked_dtypes,
     filled_arena,
     gather_blocks,
     gather_heads,
     layout_cases,
     random,
 )
-from measuring.device import checked_dtypes
+from measuring.doctor import (
+    LEAST_ROUNDS,
+    SECTIONS,
+    MeasureConfig,
+    SectionPlan,
+    Sizes,
+    Task,
+    cases_of,
+    rounds,
+)
 from measuring.engine_step import (
     NotApplicable,
     command_buffer_cases,
     memory_cases,
     step_cases,
 )
-from measuring.measure import SECTIONS, SectionPlan
-from measuring.messages import LEAST_ROUNDS, MeasureConfig, Sizes, Task, rounds
-from measuring.worker import cases_of
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 

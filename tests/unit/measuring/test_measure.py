@@ -9,14 +9,19 @@ import pytest
 
 from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
-from measuring.measure import (
+from measuring.doctor import (
     BUFFER_OPERATIONS,
+    MEASURED,
+    NAMES,
     SECTIONS,
+    MeasureConfig,
+    MeasuredCase,
     MeasuringProcess,
+    Section,
+    Task,
     end_of_share,
     measure,
 )
-from measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
 
 CASES = ("one", "two", "three")
 CONFIG = MeasureConfig(EngineConfig("/home/somebody/model"))

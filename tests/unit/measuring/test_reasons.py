@@ -3,7 +3,7 @@
 import pytest
 
 from engine.api import ModelError
-from measuring.worker import reason
+from measuring.doctor import reason
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,17 @@ import pytest
 
 from engine.mlx_backend.command_buffers import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
-from measuring.measure import MeasuringProcess
-from measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasureConfig, Task
-from measuring.worker import serve
+from measuring.doctor import (
+    MEASURED,
+    NAMES,
+    TASK,
+    Cases,
+    Figures,
+    MeasureConfig,
+    MeasuringProcess,
+    Task,
+    serve,
+)
 
 PATIENCE_SECONDS = 120.0
 

@@ -1,46 +1,141 @@
-"""Measures all sections within a time limit, each in child processes. Imports no MLX."""
+"""`rootstock doctor --measure`: the report, its sections, and the processes that measure them.
 
+The driver measures each section in child processes, within a time limit: the device may end a
+process, as Metal does when a command buffer gets no memory. What the process has sent by then
+counts, and another process continues after the case that ended it. A child runs
+`python -m measuring`, receives one Task, and answers with JSON. This module imports no MLX.
+
+A report can be sent to anybody: it has no path, no name of a user, a host or a model, and no text
+of a prompt.
+"""
+
+import getpass
+import platform
+import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
 
+from pydantic import TypeAdapter
+
 from engine.api import Report
+from engine.mlx_backend.backend import mlx_imports
 from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.errors import one_line
 from engine.process.child import ending, start_child
-from measuring.messages import (
-    MEASURED,
-    NAMES,
-    TASK,
-    MeasureConfig,
-    MeasuredCase,
-    Measurements,
-    Section,
-    Task,
-)
+from engine.values.settings import EngineConfig
 
 BUFFER_OPERATIONS = (50, 200, 2000)
 """The limits on a command buffer's operations that are compared. MLX's own are 20 to 100."""
 
+LEAST_ROUNDS = 3
+"""Rounds of a case that are measured however long they take."""
+
+PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
+
 Clock: TypeAlias = Callable[[], float]
 """Seconds since some fixed moment."""
 
+Figures: TypeAlias = Mapping[str, float | int | str]
+"""The figures of a case by name. Names end in a unit: `_ms`, `_mib`, `_gib`, `_times` (a ratio)."""
+
+Cases: TypeAlias = Mapping[str, Callable[[], Figures]]
+"""The cases of a section by name, in order. A call measures the case. It may raise any exception.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured. Tests measure less."""
+
+    contexts: tuple[int, ...] = (1024, 4096, 16_384)  # tokens of a row, where attention is measured
+    rows: tuple[int, ...] = (1, 4, 8)
+    rounds: int = 9  # at most; a case's figures are medians over its rounds
+    case_seconds: float = 4.0  # after which no round of a case begins, except the first few
+    step_contexts: tuple[int, ...] = (256, 2048)  # tokens of a row, where steps are measured
+    prompt_tokens: int = 8192  # of all prompts together, where memory is measured
+    pool_bytes: int = 64 << 20  # one layer's K or V, where donation is measured
+    architectures: tuple[str, ...] = ()  # whose check at load is measured; empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureConfig:
+    """What to measure, and in how many seconds."""
+
+    engine: EngineConfig
+    sizes: Sizes = field(default_factory=Sizes)
+    seconds: float = 570.0  # ten minutes, less what the command itself takes
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCase:
+    """The figures of one case, or why there are none."""
+
+    case: str
+    figures: Figures
+    seconds: float  # that it took in all
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The cases of one measurement, in the order in which they were measured."""
+
+    name: str
+    about: str  # what the figures mean
+    cases: tuple[MeasuredCase, ...]
+    seconds: float
+    cut: str = ""  # why cases are missing; "" if none are
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """The report: all sections, and the seconds from the start to the end."""
+
+    sections: tuple[Section, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The cases of a section to measure: those from index `first` on, before index `stop`."""
+
+    section: str
+    first: int
+    config: MeasureConfig
+    scratch: Path  # an empty directory for temporary files
+    stop: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of its process
+
+
+TASK = TypeAdapter(Task)
+NAMES = TypeAdapter(list[str])
+"""The names of all cases of the section: the first answer to a task."""
+MEASURED = TypeAdapter(MeasuredCase)
+"""One case: every later answer."""
+
 _EXIT_SECONDS = 10.0
+_PATH = re.compile(r"\S*[/\\]\S*")
+_HIDDEN = "..."
 
 
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
-    """A section to measure. `measuring.worker` has its cases, by the section's name."""
+    """A section to measure. `cases_of` has its cases, by the section's name."""
 
     name: str
     weight: float  # its share of the time, relative to the sections after it
     about: str
     variables: tuple[Mapping[str, str], ...] = ()
-    """The environment of each case's process, for what MLX reads only once in the life of a
+    """The environment of each case's process: MLX reads some variables only once in the life of a
     process. Empty: all cases share one process.
     """
 
@@ -103,13 +198,13 @@ SECTIONS = (
 
 
 class MeasuringProcess:
-    """One `measuring.worker`, and the connection to it."""
+    """A child process that measures one task, and the connection to it."""
 
     def __init__(self, task: Task) -> None:
         """Raises OSError if no process can be started."""
         # A library that crashes prints long reports.
         ours, self._process = start_child(
-            "measuring.worker", errors=subprocess.DEVNULL, variables=task.variables
+            "measuring", errors=subprocess.DEVNULL, variables=task.variables
         )
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(TASK.dump_json(task))
@@ -133,7 +228,7 @@ class MeasuringProcess:
         return f"its process ended: {ending(code)}" if code else ""
 
     def kill(self) -> None:
-        """End the process, whatever it does. Does nothing to one that has ended."""
+        """End the process, whatever it does. Does nothing if the process has ended."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -261,3 +356,110 @@ class SectionRun:
                 return False
             self._cases.append(MEASURED.validate_json(measured))
         return True
+
+
+def serve(connection: Connection, begin: Callable[[Task], Cases]) -> None:
+    """Receive a task, make its cases with `begin`, and send their names, then each result.
+
+    If `begin` fails, the only case has the section's name and the reason.
+    """
+    task = TASK.validate_json(connection.recv_bytes())
+    try:
+        cases = begin(task)
+    except (Exception, SystemExit) as error:
+        connection.send_bytes(NAMES.dump_json([task.section]))
+        failed = MeasuredCase(task.section, {}, 0, reason(error))
+        connection.send_bytes(MEASURED.dump_json(failed))
+        return
+    names = list(cases)
+    connection.send_bytes(NAMES.dump_json(names))
+    for name in names[task.first : task.stop]:
+        connection.send_bytes(MEASURED.dump_json(_measured(name, cases[name])))
+
+
+def _measured(name: str, measure: Callable[[], Figures]) -> MeasuredCase:
+    started, problem = time.perf_counter(), ""
+    figures: Figures = {}
+    try:
+        figures = measure()
+    # Models raise all kinds of exceptions, and one exits when a package of its own is missing.
+    except (Exception, SystemExit) as error:
+        problem = reason(error)
+    return MeasuredCase(name, figures, time.perf_counter() - started, problem)
+
+
+def reason(error: BaseException) -> str:
+    """The error's type and message on one line, without paths and without the names of the user
+    and the host. Any word with a slash counts as a path.
+    """
+    message = one_line(error).removeprefix(type(error).__name__).strip()
+    if not message:
+        return type(error).__name__
+    message = _PATH.sub(_HIDDEN, message)
+    for name in filter(None, (_user(), platform.node(), platform.node().partition(".")[0])):
+        whole_word = rf"(?<!\w){re.escape(name)}(?!\w)"
+        message = re.sub(whole_word, _HIDDEN, message, flags=re.IGNORECASE)
+    return f"{type(error).__name__}: {message}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return ""
+
+
+def cases_of(task: Task) -> Cases:
+    """The cases of the task's section. Raises ModelError, and NotApplicable if the device has
+    nothing that the section measures.
+    """
+    with mlx_imports():
+        from measuring import device, engine_step  # noqa: PLC0415 - BLAS first
+
+    config, sizes = task.config, task.config.sizes
+    sections: dict[str, Callable[[], Cases]] = {
+        "machine": lambda: {
+            "machine": device.machine_facts,
+            "model": partial(engine_step.model_facts, config.engine),
+        },
+        "attention": lambda: device.attention_cases(sizes),
+        "layouts": lambda: device.layout_cases(sizes),
+        "step": lambda: engine_step.step_cases(config),
+        "memory": lambda: engine_step.memory_cases(config),
+        "donation": lambda: device.donation_cases(sizes, task.scratch),
+        "command buffers": lambda: engine_step.command_buffer_cases(config),
+        "load check": lambda: device.load_check_cases(sizes, task.scratch),
+    }
+    return sections[task.section]()
+
+
+def main(descriptor: str) -> None:
+    """Serve the driver at the other end of the socket with this file descriptor."""
+    warnings.simplefilter("ignore")
+    with Connection(int(descriptor)) as connection:
+        serve(connection, cases_of)
+
+
+def rounds(
+    most: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[int]:
+    """Count rounds from 0, at most `most`. No round begins after `seconds`, except the first
+    LEAST_ROUNDS.
+    """
+    end = clock() + seconds
+    for done in range(most):
+        if done >= LEAST_ROUNDS and clock() > end:
+            return
+        yield done
+
+
+def package_versions() -> dict[str, str]:
+    """The version of each of PACKAGES, or "not installed"."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
