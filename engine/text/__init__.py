@@ -1,1 +1,1 @@
-"""Text to tokens and back: the tokenizer, chat templates, replayed answers."""
+"""Text to token ids and back: the tokenizer, chat templates, control tokens, replays."""

@@ -1,4 +1,4 @@
-"""Which control tokens of a rendered conversation the template wrote, and which the callers did."""
+"""Tells the control tokens that a chat template wrote from those that callers wrote."""
 
 import re
 import secrets
@@ -15,17 +15,17 @@ _EDGE = "\U0010fffd"  # a private-use character around stand-ins
 
 
 class ControlTokens:
-    """Lets a control token be one only where the chat template wrote it.
+    """Encodes rendered conversations: only the chat template can write control tokens.
 
-    Before rendering, callers' strings get a mark behind each character of a control token; marks
-    travel with the text through whatever the template does. Afterwards the control tokens without
-    marks are the template's: stand-ins take their places, the marks go, and a tokenizer that knows
-    the stand-ins instead of the control tokens encodes the whole. Text is thus split where the
-    template wrote a token and nowhere else, in one call of the tokenizer.
+    Before rendering, a mark is put after each character of a control token in callers' strings.
+    Marks stay with the text, whatever the template does with it. After rendering, the control
+    tokens without marks are the template's: stand-ins replace them, the marks are removed, and a
+    tokenizer that knows the stand-ins instead of the control tokens encodes the text. So the text
+    is split where the template wrote a token and nowhere else, in one call of the tokenizer.
+
+    `replay` is the stand-in for an answer whose tokens are known already.
 
     Safe in several threads: nothing changes after the constructor.
-
-    `replay` is a stand-in as well: for an answer whose tokens are known already.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -57,7 +57,7 @@ class ControlTokens:
         self._ids |= _spelled_out(backend.model, control)
 
     def written_in(self, strings: Sequence[str]) -> list[str]:
-        """Those of the strings that have control tokens in them."""
+        """The strings that contain control tokens."""
         found = self._finder.encode_batch_fast(strings, add_special_tokens=False)
         return [
             text
@@ -66,7 +66,7 @@ class ControlTokens:
         ]
 
     def marked(self, text: str, mark: str) -> str:
-        """The text with the mark behind each character of its control tokens."""
+        """The text with the mark after each character of its control tokens."""
         parts, end = [], 0
         for start, stop, _ in self._find(text):
             parts += [text[end:start], *(character + mark for character in text[start:stop])]
@@ -74,9 +74,9 @@ class ControlTokens:
         return "".join([*parts, text[end:]])
 
     def encode(self, rendered: str, mark: str, replays: Iterable[Sequence[int]] = ()) -> list[int]:
-        """Token ids of a rendered conversation; control tokens with marks in them are text.
+        """Token ids of a rendered conversation. Control tokens with marks in them are text.
 
-        `replays`: the tokens for each occurrence of `replay`, in order.
+        `replays` has the tokens for each occurrence of `replay`, in order.
         """
         parts, end = [], 0
         for start, stop, stand_in in self._find(rendered):
@@ -93,22 +93,22 @@ class ControlTokens:
         ]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, AddedToken]]:
-        """Start and end, in characters, and stand-in of each control token in the text."""
+        """The start and end, in characters, and the stand-in of each control token in the text."""
         encoding = self._finder.encode_batch([text], add_special_tokens=False)[0]
         for (start, stop), found_id in zip(encoding.offsets, encoding.ids, strict=True):
             stand_in = self._stand_ins.get(found_id)
             if stand_in is not None:
-                found = text[start:stop]  # with the white space that the token swallows
+                found = text[start:stop]  # with the white space that the token includes
                 left = len(found) - len(found.lstrip()) if stand_in.lstrip else 0
                 right = len(found) - len(found.rstrip()) if stand_in.rstrip else 0
                 yield start + left, stop - right, stand_in
 
 
 def is_control(token: AddedToken) -> bool:
-    """Whether callers may not write the token: special ones, and those named `<|...|>`.
+    """Whether the token is special or named `<|...|>`: callers may not write it.
 
-    Some tokenizers (DeepSeek's) do not call those special that begin a turn. Other added tokens,
-    `<think>` and `<tool_call>` for instance, are words that anybody may use.
+    Some tokenizers (DeepSeek's) do not mark the tokens that begin a turn as special. Callers may
+    write other added tokens, such as `<think>` and `<tool_call>`.
     """
     if token.content.isspace():
         return False
@@ -116,7 +116,7 @@ def is_control(token: AddedToken) -> bool:
 
 
 def new_mark(strings: Iterable[str]) -> str:
-    """A character that none of the strings has. Raises ValueError when there is none."""
+    """A character that none of the strings has. Raises ValueError if they have all candidates."""
     used = set().union(*strings)
     for mark in _MARKS:
         if mark not in used:
@@ -125,9 +125,9 @@ def new_mark(strings: Iterable[str]) -> str:
 
 
 def _finder(backend: Tokenizer, added: Iterable[AddedToken]) -> Tokenizer:
-    """Finds added tokens where the tokenizer itself does; the text between them is one token.
+    """A tokenizer that finds the same added tokens, and makes one token of the text between them.
 
-    Unlike Python's `re` it lets other threads run, and takes time in proportion to the text.
+    Unlike Python's `re`, it lets other threads run and takes time in proportion to the text.
     """
     finder = Tokenizer(models.WordLevel({_EDGE: 0}, unk_token=_EDGE))
     finder.normalizer = backend.normalizer
@@ -136,7 +136,7 @@ def _finder(backend: Tokenizer, added: Iterable[AddedToken]) -> Tokenizer:
 
 
 def _encoder(backend: Tokenizer, added: list[AddedToken], nonce: str) -> Tokenizer:
-    """The same tokenizer, its model shared, with other added tokens."""
+    """A tokenizer with the backend's model, which it shares, and with other added tokens."""
     encoder = Tokenizer(backend.model)
     encoder.normalizer = backend.normalizer
     encoder.pre_tokenizer = backend.pre_tokenizer
@@ -148,9 +148,8 @@ def _encoder(backend: Tokenizer, added: list[AddedToken], nonce: str) -> Tokeniz
 
 
 def _spelled_out(model: Any, control: Mapping[int, AddedToken]) -> dict[int | None, list[int]]:
-    """Smaller pieces for the control tokens that a model's own vocabulary has too.
-
-    Unigram models would put them together from their characters.
+    """Smaller pieces for each control token that is in the model's own vocabulary as well: a
+    Unigram model would put it together from its characters.
     """
     unknown = {token.id for token in model.tokenize(_EDGE)}
     return {

@@ -1,4 +1,4 @@
-"""Answers that come back in a conversation, as the tokens that were generated."""
+"""Replaces answers in a rendered conversation by the tokens that were generated for them."""
 
 import re
 import secrets
@@ -14,9 +14,10 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Placeholder:
-    """Where a rendered outline has the words that stand for an answer.
+    """The place of an answer in a rendered outline.
 
-    `index`: of the message. `fields`: which words are there, `r` for reasoning, `c` for content.
+    `index` is the index of the message. `fields` are the words that were rendered, in order: `r`
+    for reasoning, `c` for content.
     """
 
     index: int
@@ -28,12 +29,12 @@ class _Placeholder:
 class Outline:
     """A conversation in which each answer to be replayed is replaced by a random word.
 
-    A template renders a call as JSON of its own, and the model may have written it otherwise. So
-    the conversation and its outline are both rendered: where they differ is an answer to replay.
+    A template may render a tool call as different JSON than the model wrote. So the conversation
+    and its outline are both rendered: an answer to replay is where they differ.
     """
 
     def __init__(self, messages: Sequence[Message], replays: Mapping[int, Replay]) -> None:
-        """The replays' keys are indices of messages."""
+        """The keys of `replays` are indices of messages."""
         nonce = secrets.token_hex(16)  # no caller can write the words
         self._replays = dict(sorted(replays.items()))
         self._words = re.compile(f"{nonce}x([0-9]+)x([rc])")
@@ -47,9 +48,9 @@ class Outline:
     ) -> tuple[str, list[tuple[int, ...]]]:
         """The rendered conversation with a stand-in for each answer, and the answers' tokens.
 
-        `messages` are those that the conversation was rendered from. An answer stays as the
-        template wrote it where the outline does not tell its place, the template leaves its
-        reasoning out, or what is there does not say what the message says.
+        The conversation was rendered from `messages`. An answer stays as the template wrote it if
+        the outline does not show its place, if the template leaves out its reasoning, or if the
+        text there differs from the message.
         """
         placeholders = list(self._placeholders(outline))
         if [one.index for one in placeholders] != list(self._replays):
@@ -81,7 +82,7 @@ class Outline:
 
 
 def _outlined(message: Message, replay: Replay, word: str) -> Message:
-    """The message with words for its content and its reasoning, and without its calls."""
+    """The message with random words as content and reasoning, and without its tool calls."""
     fields = {
         key: f"{word}r" if _is_reasoning(value, replay) else value
         for key, value in message.items()
@@ -91,22 +92,22 @@ def _outlined(message: Message, replay: Replay, word: str) -> Message:
 
 
 def _is_reasoning(value: object, replay: Replay) -> bool:
-    """Whether a field says what the model thought: clients and templates call it many names."""
+    """Whether a field is the reasoning. Clients and templates have many names for it."""
     reasoning = replay.reasoning.strip()
     return isinstance(value, str) and bool(reasoning) and value.strip() == reasoning
 
 
 def _trimmed(pieces: Sequence[str]) -> list[str]:
-    """The pieces without the white space next to answers: templates put it there for content."""
+    """The pieces without the white space next to answers, which templates add around content."""
     first, *others = pieces
     *inner, last = others
     return [first.rstrip(), *(piece.strip() for piece in inner), last.lstrip()]
 
 
 def _gaps(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Where the text has what lies between the pieces; None unless there is just one way to see it.
-
-    Looking for the pieces from the left and from the right finds the same when there is.
+    """The start and end of each gap between the pieces in the text. None if the pieces are not
+    there in this order, or if there is more than one way to place them: then searching from the
+    left and from the right finds different places.
     """
     first, *inner, last = pieces
     start, stop = len(first), len(text) - len(last)
@@ -130,7 +131,7 @@ def _gaps(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
 
 
 def _common(one: str, other: str) -> str:
-    """The longest common prefix."""
+    """The longest common prefix of two texts."""
     pairs = zip(one, other, strict=False)
     return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -148,7 +149,7 @@ def _says(answer: str, message: Message) -> bool:
 
 
 def _has_reasoning(answer: str, placeholder: _Placeholder, replay: Replay) -> bool:
-    """Whether all that the model thought, if anything, is still there."""
+    """Whether the rendered answer still has all of the reasoning, if there was any."""
     reasoning = replay.reasoning.strip()
     if not reasoning:
         return placeholder.fields == "c"
@@ -156,10 +157,10 @@ def _has_reasoning(answer: str, placeholder: _Placeholder, replay: Replay) -> bo
 
 
 def _without(text: str, replay: Replay) -> str:
-    """The text without the markup at its end with which the answer itself begins.
+    """The text without the markup at its end that the replayed answer begins with.
 
-    Templates write the reasoning's markers in every answer; of the answer that was generated they
-    are part, or were opened for it.
+    Templates write the markers of reasoning in every answer. In a replay they are part of the
+    generated tokens, or of what was opened before them.
     """
     markup = (replay.opened + replay.thinking).partition(replay.reasoning.strip() or "\0")[0]
     position = len(text)

@@ -1,52 +1,68 @@
 """The tokenizer of a checkpoint, as the server and the detokenizer use it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from tokenizers import Encoding
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.text.chat_template import ChatTemplate
-from engine.text.prompt_limit import CUT_TOKENS, USUAL_CHARACTERS, PromptLimit
+from engine.api import PromptTooLong
+from engine.text.control_tokens import ControlTokens, new_mark
+from engine.text.replays import Outline
 from engine.text.templates import template_of
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
 
 _SPACE = "▁"  # SentencePiece's space
 
+_REFUSALS = (
+    *(TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError),
+    *(AssertionError, NotImplementedError),  # raised by mlx-lm's templates in Python
+)
+
+USUAL_CHARACTERS = 4
+"""Characters of a token: a text of no more for each token of the limit is likely to fit."""
+
+SLICE_CHARACTERS = 1 << 17
+"""Characters of a long text that are tokenized at once to count its tokens."""
+
+CUT_TOKENS = 64
+"""More tokens than a cut through a text adds to it."""
+
 
 class CheckpointTokenizer:
-    """Implements `Tokenizer` on the Rust tokenizer below transformers' one.
+    """Implements `Tokenizer` with the Rust tokenizer inside transformers' tokenizer.
 
-    Texts go through its batch calls: only those let other Python threads run.
+    Texts are encoded with its batch calls: only those let other Python threads run.
 
-    Safe in several threads: the Rust objects are never changed after this constructor, and
-    rendering a template (transformers' sandboxed Jinja) keeps no state.
+    Safe in several threads: the Rust objects do not change after the constructor, and rendering a
+    template (transformers' sandboxed Jinja) keeps no state.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, kind: TemplateKind, max_tokens: int
     ) -> None:
-        """`max_tokens` bounds what is encoded."""
+        """Texts of more than `max_tokens` tokens are refused with PromptTooLong."""
         self._backend = tokenizer.backend_tokenizer
         # transformers switches these on and off around its own calls, which is not thread-safe.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._limit = PromptLimit(self._backend, max_tokens)
-        template = template_of(tokenizer, kind)
-        self._template = ChatTemplate(template, self._backend, self._limit)
+        self._template = template_of(tokenizer, kind)
+        self._control_tokens = ControlTokens(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.added_tokens = {token.content: id for id, token in added.items()}
         self.special_tokens = frozenset(token.content for token in added.values() if token.special)
-        self.chat_template = template.source
+        self.chat_template = self._template.source
         self._byte_level = _is_byte_level(self._backend.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         self._limit.check_text(text)
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding[0].ids
-        return ids
+        return self._encode(text, add_special_tokens=add_special_tokens)
 
     def encode_beginning(
         self, text: str, most_tokens: int, *, add_special_tokens: bool
@@ -61,7 +77,10 @@ class CheckpointTokenizer:
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         self._limit.check_text(first + second)
-        encoding = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        return self._encode((first, second), add_special_tokens=True)
+
+    def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> list[int]:
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding[0].ids
         return ids
 
@@ -70,7 +89,7 @@ class CheckpointTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token; empty for ids beyond the tokenizer's vocabulary."""
+        """The exact bytes of one token; empty for ids outside the tokenizer's vocabulary."""
         if token_id in self._added:
             return self._added[token_id].encode()
         token: str | None = self._backend.id_to_token(token_id)
@@ -89,17 +108,131 @@ class CheckpointTokenizer:
         /,
         **template_arguments: object,
     ) -> list[int]:
-        return self._template.encode(messages, replays, template_arguments)
+        if not self._template.source:
+            raise ValueError("the model has no chat template; /v1/completions takes any prompt")
+        try:
+            return self._encode_conversation(list(messages), replays, template_arguments)
+        except SecurityError as error:  # no other messages would help
+            raise ValueError(f"the chat template does what no template may: {error}") from error
+        except _REFUSALS as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+
+    def _encode_conversation(
+        self,
+        messages: list[Any],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
+    ) -> list[int]:
+        strings = list(_strings([messages, arguments]))
+        self._limit.check_characters(sum(map(len, strings)))
+        written = self._control_tokens.written_in(list(dict.fromkeys(strings)))
+        if not written and not replays:
+            return self._encode(self._render(messages, arguments), add_special_tokens=False)
+        mark = new_mark(strings)
+        marked = {text: self._control_tokens.marked(text, mark) for text in written}
+        shown, arguments = _replaced(messages, marked), _replaced(arguments, marked)
+        text = self._render(shown, arguments)
+        text, replayed = self._with_stand_ins(text, shown, replays, arguments)
+        return self._control_tokens.encode(text, mark, replayed)
+
+    def _with_stand_ins(
+        self,
+        text: str,
+        messages: list[Any],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
+    ) -> tuple[str, list[tuple[int, ...]]]:
+        """The rendered messages with stand-ins for replayed answers, and the answers' tokens."""
+        if not replays:
+            return text, []
+        self._limit.check_tokens(sum(len(replay.tokens) for replay in replays.values()))
+        outline = Outline(messages, replays)
+        try:
+            rendered = self._template.render_any(outline.messages, arguments)
+            self._limit.check_text(rendered)
+            return outline.spliced(text, rendered, messages, self._control_tokens.replay)
+        except (*_REFUSALS, ValueError):  # the template cannot render answers without their calls
+            return text, []
+
+    def _render(self, messages: Sequence[Any], arguments: Mapping[str, Any]) -> str:
+        text = self._template.render(messages, arguments)
+        self._limit.check_text(text)
+        return text
 
 
 def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
-    """The tokenizer of a model that another process has loaded. Reads its checkpoint."""
+    """The tokenizer of a model that another process has loaded, read from its checkpoint."""
     tokenizer = AutoTokenizer.from_pretrained(card.checkpoint)
     return CheckpointTokenizer(tokenizer, card.template, card.max_sequence_tokens)
 
 
+class PromptLimit:
+    """Refuses texts of more than `tokens` tokens.
+
+    Tokenizing takes 200 bytes of memory and more for each character, so the tokens of a text that
+    is not likely to fit are counted first, slice by slice, up to the limit.
+    """
+
+    def __init__(self, backend: Tokenizer, tokens: int) -> None:
+        self._backend = backend
+        self._tokens = tokens
+        longest_token = max(map(len, backend.get_vocab()), default=1)
+        self._most_characters = 2 * longest_token  # of a token: some tokenizers drop the spaces
+
+    def check_characters(self, characters: int) -> None:
+        """Raise PromptTooLong if this many characters are too many even in the longest tokens."""
+        self.check_tokens(-(-characters // self._most_characters))
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raise PromptTooLong if this many tokens are over the limit."""
+        if tokens > self._tokens:
+            raise PromptTooLong(tokens)
+
+    def check_text(self, text: str) -> None:
+        """Raise PromptTooLong if the text is far over the limit."""
+        self.check_characters(len(text))
+        if len(text) <= self._tokens * USUAL_CHARACTERS:
+            return
+        at_least_tokens = 0
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            piece = text[start : start + SLICE_CHARACTERS]
+            encoding = self._backend.encode_batch_fast([piece], add_special_tokens=False)[0]
+            at_least_tokens += max(len(encoding) - CUT_TOKENS, 0)
+            self.check_tokens(at_least_tokens)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All strings in nested lists and mappings, keys included."""
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for key, item in value.items():
+                yield from _strings(key)
+                yield from _strings(item)
+        case list() | tuple():
+            for item in value:
+                yield from _strings(item)
+
+
+def _replaced(value: Any, replacements: Mapping[str, str]) -> Any:
+    """The value with its strings replaced, in nested lists and mappings, keys included."""
+    match value:
+        case str():
+            return replacements.get(value, value)
+        case Mapping():
+            return {
+                _replaced(key, replacements): _replaced(item, replacements)
+                for key, item in value.items()
+            }
+        case list() | tuple():
+            return [_replaced(item, replacements) for item in value]
+        case _:
+            return value
+
+
 def _beginning(encoding: Encoding, most_tokens: int) -> list[int]:
-    """What is too much goes from the text, not from the special tokens around it."""
+    """The first `most_tokens` token ids. The text is cut, not the special tokens after it."""
     ids: list[int] = encoding.ids
     is_special: list[int] = encoding.special_tokens_mask
     after = next((at for at, special in enumerate(reversed(is_special)) if not special), 0)

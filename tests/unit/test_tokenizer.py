@@ -10,8 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.api import PromptTooLong
-from engine.text.prompt_limit import PromptLimit
-from engine.text.tokenizer import CheckpointTokenizer
+from engine.text.tokenizer import CheckpointTokenizer, PromptLimit
 from server.parsing.registry import detect
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family

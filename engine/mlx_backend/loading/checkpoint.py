@@ -26,7 +26,7 @@ from engine.mlx_backend.loading.purpose import (
     read_json,
     sampling_defaults,
 )
-from engine.text.python_templates import python_template
+from engine.text.templates import python_template
 from engine.values.model import SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME
 
