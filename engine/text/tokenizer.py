@@ -2,19 +2,21 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.api import PromptTooLong
 from engine.text.control_tokens import ControlTokens, new_mark
 from engine.text.replays import Outline
 from engine.text.templates import template_of
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
+
+if TYPE_CHECKING:  # importing transformers takes a second
+    from transformers import PreTrainedTokenizerBase
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -43,7 +45,7 @@ class CheckpointTokenizer:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, kind: TemplateKind, max_tokens: int
+        self, tokenizer: "PreTrainedTokenizerBase", kind: TemplateKind, max_tokens: int
     ) -> None:
         """Texts of more than `max_tokens` tokens are refused with PromptTooLong."""
         self._backend = tokenizer.backend_tokenizer
@@ -162,6 +164,8 @@ class CheckpointTokenizer:
 
 def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
     """The tokenizer of a model that another process has loaded, read from its checkpoint."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second
+
     tokenizer = AutoTokenizer.from_pretrained(card.checkpoint)
     return CheckpointTokenizer(tokenizer, card.template, card.max_sequence_tokens)
 
