@@ -1,1 +1,1 @@
-"""Where drafts of a sequence's next tokens come from, and how many of them pay. No MLX."""
+"""Speculative decoding without a draft model: sources of drafts, and which drafts pay. No MLX."""

@@ -1,5 +1,5 @@
-"""Decides which drafts are verified: those that give more tokens a second, and now and then one to
-learn what drafts cost.
+"""Decides which drafts to verify: those that give more tokens a second, and sometimes one to learn
+what drafts cost.
 
 A draft continues the last token of its sequence, which must be known. So a step with drafts never
 overlaps with the steps before and after it: each is collected before the next is planned.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.core.scheduler import Step
 
 _MIN_GAIN = 1.03
-"""Drafts must multiply a step's tokens a second by this: estimates are no more exact."""
+"""Drafts must multiply a step's tokens a second by this, since estimates are not exact."""
 
 
 class DraftableRow(NamedTuple):
@@ -41,7 +41,7 @@ class DraftableRow(NamedTuple):
 
 
 class StepPrice(NamedTuple):
-    """A step without drafts gives `n_tokens` in `seconds`. Verifying any draft takes
+    """The cost of a step. Without drafts it gives `n_tokens` in `seconds`. Verifying drafts takes
     `verify_seconds` more. All drafts together may take `most_seconds` and have `most_tokens`.
     """
 
@@ -55,8 +55,8 @@ class StepPrice(NamedTuple):
 def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
     """Return for each row how many tokens of its draft to verify; all 0 if drafts do not pay.
 
-    A draft token pays if it gives more tokens a second than the step does without it. The tokens
-    that are chosen raise that rate, so the choice is made again by the higher rate.
+    A draft token pays if it gives more tokens a second than the step does without it. The chosen
+    tokens raise the step's rate, so the choice is made again with the higher rate.
     """
     value = price.n_tokens / price.seconds
     counts, gained = _choose(rows, price, value)
@@ -68,8 +68,8 @@ def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
 def _choose(
     rows: Sequence[DraftableRow], price: StepPrice, value: float
 ) -> tuple[list[int], float]:
-    """Choose for each row how many tokens to verify: those that give more than `value` tokens a
-    second, the best that fit. Return these numbers and the tokens a second of such a step.
+    """Choose for each row how many tokens to verify: as many as fit, the best first, of those that
+    give more than `value` tokens a second. Return the counts and the tokens a second of the step.
     """
     counts = [_n_worth(row, value) for row in rows]
     left_seconds = price.most_seconds - price.verify_seconds
@@ -84,7 +84,7 @@ def _choose(
 
 
 def _n_worth(row: DraftableRow, value: float) -> int:
-    """Count the row's tokens that pay; 0 if together they do not pay for `row.seconds`, too."""
+    """Count the row's tokens that pay; 0 if together they do not pay for `row.seconds` as well."""
     least = value * row.token_seconds
     count = bisect_left(row.chances, -least, key=neg)
     return count if sum(row.chances[:count]) - count * least > value * row.seconds else 0
@@ -93,7 +93,7 @@ def _n_worth(row: DraftableRow, value: float) -> int:
 def _best(
     rows: Sequence[DraftableRow], wanted: Sequence[int], left_tokens: int, left_seconds: float
 ) -> list[int]:
-    """Choose among the wanted tokens those that give the most a second, as many as fit."""
+    """Choose among the wanted tokens the ones that give the most a second, as many as fit."""
     counts = [0] * len(rows)
     by_gain = sorted(
         (-chance / row.token_seconds, index)
@@ -111,7 +111,7 @@ def _best(
 
 
 def _totals(rows: Sequence[DraftableRow], counts: Sequence[int]) -> tuple[float, float]:
-    """The tokens that are expected of these numbers of draft tokens, and their seconds."""
+    """The expected tokens and the seconds of these counts of draft tokens."""
     tokens = seconds = 0.0
     for row, count in zip(rows, counts, strict=True):
         if count:
@@ -121,16 +121,16 @@ def _totals(rows: Sequence[DraftableRow], counts: Sequence[int]) -> tuple[float,
 
 
 _MIN_GAP, _MAX_GAP = 4, 512
-"""Steps from one probe to the next. The gap doubles with each probe as long as no draft pays."""
+"""Steps from one probe to the next. The gap doubles with each probe until a draft pays."""
 
 _PROBE_TOKENS = 8
-"""Of a probe: enough to tell what a token takes from what verifying takes."""
+"""The most draft tokens of a probe: enough to learn the cost of a token and that of verifying."""
 
 
 class Probes:
-    """Verifies a draft now and then although it does not pay, if it is expected to give a token.
+    """Sometimes verifies a draft that does not pay, if it is expected to give a token.
 
-    Otherwise a cost that was learned too high once would end all drafts for good: in a first step
+    Otherwise a cost that was once learned too high would end all drafts for good: in the first step
     of a new shape a kernel may be compiled.
     """
 
@@ -138,11 +138,11 @@ class Probes:
         self._gap = self._left_steps = _MIN_GAP
 
     def count_step(self) -> None:
-        """Another step is planned."""
+        """Count a planned step."""
         self._left_steps = max(self._left_steps - 1, 0)
 
     def paid(self) -> None:
-        """Drafts are verified because they pay: start again with the smallest gap."""
+        """Start again with the smallest gap, because drafts pay."""
         self._gap = self._left_steps = _MIN_GAP
 
     def is_due(self, rows: Sequence[DraftableRow]) -> bool:
@@ -150,7 +150,7 @@ class Probes:
         return self._left_steps == 0 and max(map(_gain, rows)) >= 1
 
     def take(self, rows: Sequence[DraftableRow], most_tokens: int) -> list[int]:
-        """Return for each row how many draft tokens to verify: a few of the best if one is due."""
+        """Return for each row how many tokens to verify: some of the best row if a probe is due."""
         counts = [0] * len(rows)
         if self.is_due(rows):
             self._gap = self._left_steps = min(2 * self._gap, _MAX_GAP)
@@ -164,10 +164,10 @@ def _gain(row: DraftableRow) -> float:
     return sum(row.chances[:_PROBE_TOKENS])
 
 
-_MIN_SECONDS = 1e-9  # keeps divisions sound where costs were learned to be nothing
+_MIN_SECONDS = 1e-9  # a divisor for costs that were learned to be 0
 
 INDEXED_TOKENS = 1 << 15
-"""The last tokens of a prompt. They are sorted between two steps, in some milliseconds."""
+"""The most tokens of a prompt, its last, that are indexed. Sorting them takes some milliseconds."""
 
 
 class DraftPolicy:
@@ -185,8 +185,8 @@ class DraftPolicy:
     def begin(
         self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced | None
     ) -> Proposer | None:
-        """Return a new sequence's proposer; None if it is not to be drafted. `tokens` are the
-        sequence's own, only the prompt so far. `forced` is None without a grammar.
+        """Return a new sequence's proposer, or None if the request allows no drafts. `tokens` are
+        the sequence's own, so far only the prompt. `forced` is None without a grammar.
         """
         if not request.speculate or request.max_tokens <= 1:
             return None
@@ -203,11 +203,11 @@ class DraftPolicy:
         return Proposer(drafter.draft, self._rates, max_backoff)
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
-        """A sequence has ended: remember what it generated after the prompt."""
+        """Remember what a sequence that has ended generated after its prompt."""
         self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))
 
     def clear(self, namespace: Namespace | None = None) -> None:
-        """Forget what the sequences of one namespace have generated, or of all."""
+        """Forget what the sequences of one namespace have generated, or of all namespaces."""
         self._answers.clear(namespace)
 
     def prefers_sync(
@@ -266,10 +266,10 @@ class DraftPolicy:
                 continue  # if its logits are saved, it cannot return to before these tokens
             draft = proposer.draft(count)
             if draft is None or max(draft.tokens) >= limits.vocab_size:
-                continue  # a grammar may know tokens that the model does not have
+                continue  # a grammar may have tokens that the model does not have
             n_tokens = lease.max_step_tokens(len(draft.tokens))
             if n_tokens < 1:
-                continue  # a window's room ends with the decode's own token
+                continue  # a sliding window has room only for the decode's own token
             start = lease.planned_tokens - 1
             if self._store.plan_draft(lease, n_tokens) is None:
                 sequence.draft_source = draft.source
@@ -279,7 +279,7 @@ class DraftPolicy:
     def _row(self, start: int, chances: Sequence[float], costs: StepCosts) -> DraftableRow:
         """The row that decodes the token at position `start` and verifies a draft.
 
-        A store that cannot truncate computes the right tokens again if any of the draft is wrong.
+        A store that cannot truncate has the accepted tokens recomputed if any draft token is wrong.
         """
         seconds = costs.draft_seconds(start, 0)
         token_seconds = max(costs.draft_seconds(start, 1) - seconds, _MIN_SECONDS)
@@ -291,8 +291,8 @@ class DraftPolicy:
 
 
 def _n_unknown(sequence: LiveSequence) -> int:
-    """Tokens that steps in flight are sampling, where the next step decodes the sequence; else -1:
-    all of its tokens are planned, or its logits are saved and a draw is due.
+    """Tokens of the sequence that steps in flight are sampling. -1 if the next step does not decode
+    it: all of its tokens are planned, or it is to be sampled from saved logits.
     """
     planned = sequence.planned_tokens
     if planned >= sequence.end_tokens or type(sequence.pending) is Late:
@@ -301,7 +301,7 @@ def _n_unknown(sequence: LiveSequence) -> int:
 
 
 def _price(budget: StepBudget, costs: StepCosts, most_tokens: int) -> StepPrice:
-    """The price of drafts in addition to what the budget has."""
+    """The price of a step with the work in the budget, before drafts are added."""
     return StepPrice(
         n_tokens=budget.shape.decode_rows,
         seconds=max(budget.decode_seconds, _MIN_SECONDS),

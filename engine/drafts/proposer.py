@@ -1,4 +1,4 @@
-"""The draft that is expected of one sequence, and how likely its tokens are."""
+"""The draft that is expected for one sequence, and how likely its tokens are."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,15 +13,16 @@ from engine.values.stats import DraftSource
 MAX_DRAFT_TOKENS = 32  # of one row, in one step
 
 MAX_BACKOFF = 16
-"""Most tokens between two attempts to make a draft: an attempt in vain takes longer than planning
-the rest of a row. Each makes the gap a token longer, up to this after 136 tokens no source knew.
+"""The most tokens between two attempts to make a draft. A failed attempt takes longer than planning
+the rest of a row, so each makes the gap one token longer: it is largest after 136 tokens without a
+draft.
 """
 
-_MEMORY_TOKENS, _OWN_MEMORY_TOKENS = 64.0, 16.0  # of common rates, and of a sequence's own
+_MEMORY_TOKENS, _OWN_MEMORY_TOKENS = 64.0, 16.0  # of the common rates, of a sequence's own
 _COMMON_WEIGHT = 4.0  # the common rates weigh as much as this many tokens of the sequence
 
 _MAX_BITS = 6
-_MAX_MATCHED = 1 << _MAX_BITS - 1  # longer matches are not told apart
+_MAX_MATCHED = 1 << _MAX_BITS - 1  # longer matches count as equal
 _BITS = tuple(n.bit_length() for n in range(_MAX_MATCHED)) + (_MAX_BITS,) * MAX_DRAFT_TOKENS
 """Bit lengths of match lengths: `_BITS[n : n + k]` is for k draft tokens after a match of n."""
 
@@ -67,8 +68,8 @@ MakeDraft: TypeAlias = Callable[[Sequence[int], int], Draft | None]
 
 
 class Proposer:
-    """Expects a draft of one sequence and compares it with the tokens that are generated, whether
-    or not the draft is verified. So how likely it is can be known without trying it.
+    """Keeps an expected draft for one sequence and compares it with the generated tokens, whether
+    or not the draft is verified. So acceptance rates are known without verifying drafts.
 
     A draft is expected until a token differs or none is left; then another is made. While none can
     be made, attempts back off to one in `max_backoff` tokens; with 0 they do not. A planner skips
@@ -83,18 +84,18 @@ class Proposer:
         self._make_draft = make_draft
         self._max_backoff = max_backoff
         self._output: list[int] = []
-        self._n_misses = 0  # attempts in vain since the last draft, up to `max_backoff`
+        self._n_misses = 0  # failed attempts since the last draft, up to `max_backoff`
         self._rates = rates
         self._own_rates: dict[DraftSource, Rate] = defaultdict(lambda: Rate(_OWN_MEMORY_TOKENS))
         self._expected: Draft | None = None
-        self._n_right = 0  # tokens of the expected draft that have come true
+        self._n_right = 0  # tokens of the expected draft that were generated
         self._common: list[Rate] = []  # of the expected draft's source
         self._own = Rate(_OWN_MEMORY_TOKENS)
         self._bits: tuple[int, ...] = ()  # index in `_common` for each token of the expected draft
         self._chances: list[float] | None = None  # of its tokens from `_n_right` on
 
     def accept(self, token_id: int) -> None:
-        """The sequence has generated this token."""
+        """Take a token that the sequence has generated."""
         self._output.append(token_id)
         expected = self._expected
         if expected is None:
@@ -110,8 +111,8 @@ class Proposer:
             self._expected = None
 
     def chances(self, n_unknown: int, most: int) -> Sequence[float]:
-        """Return the chances of up to `most` expected tokens after `n_unknown` tokens that are not
-        sampled yet: each chance is that this token and all before it come as expected.
+        """Return the chances of up to `most` expected tokens, after `n_unknown` tokens that are not
+        sampled yet. Each is the chance that this token and all before it are right.
         """
         if self._expected is None and not self.backoff_tokens:
             self._attempt()
@@ -127,8 +128,8 @@ class Proposer:
         return self._chances[n_unknown : n_unknown + most]
 
     def draft(self, most: int) -> Draft | None:
-        """Return up to `most` tokens to verify next. If tokens have come since the draft was made,
-        it is made anew, because sources know more now.
+        """Return up to `most` tokens to verify next. A draft from which tokens were generated is
+        made anew, because its sources know more now.
         """
         if self._n_right or self._expected is None:
             self._attempt()

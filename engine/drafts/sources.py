@@ -16,7 +16,7 @@ from kvstore.types import Namespace
 class Draft(NamedTuple):
     """Tokens that may come next, at least one, and the source that proposed them.
 
-    `matched`: how many tokens before them are the same in the source, as far as it compared.
+    `matched` is how many tokens before them are the same in the source, as far as it compared.
     """
 
     tokens: TokenIds
@@ -25,16 +25,16 @@ class Draft(NamedTuple):
 
 
 MAX_SKIPPED_TOKENS = 512
-"""After a divergence the output may continue this many tokens further on in its prediction."""
+"""The most tokens of a prediction that the output may leave out at once."""
 _TOKEN_BYTES = array("I").itemsize
 
 
 class Prediction:
     """The predicted output of a request, and the position in it that the output has reached.
 
-    An edit changes few tokens between many that are kept. So after a divergence the output
-    continues at the first place further on that has its last three tokens. Until then the
-    prediction is searched for the end of the output, as any other text is.
+    An edit changes a few tokens and keeps most. So when the output has diverged, it is taken to
+    continue at the first later place that has its last three tokens. Until there is such a place,
+    the whole prediction is searched for the end of the output, as any other text is.
     """
 
     def __init__(self, tokens: TokenIds) -> None:
@@ -42,7 +42,7 @@ class Prediction:
         self._packed = array("I", tokens).tobytes()
         self._text = SuffixIndex(tokens)
         self._n_read = 0  # tokens of the output that were compared
-        self._at = 0  # of the token that comes next, or of the first that did not come
+        self._at = 0  # position of the token expected next, or of the first that did not come
         self._n_followed: int | None = 0  # tokens that came without a gap; None: the last did not
 
     def propose(self, output: Sequence[int], most: int) -> Match:
@@ -63,7 +63,7 @@ class Prediction:
             self._n_followed = MIN_MATCH if self._find(last) else None
 
     def _find(self, last: Sequence[int]) -> bool:
-        """Move to the first place further on that has these tokens. False where there is none."""
+        """Move to the first later place that has these tokens. Return False if there is none."""
         if len(last) < MIN_MATCH:
             return False
         packed, start = array("I", last).tobytes(), self._at * _TOKEN_BYTES
@@ -78,7 +78,7 @@ class Prediction:
 
 
 MAX_ANSWER_TOKENS = 1 << 17
-"""Remembered for all namespaces together: about 15 MB."""
+"""Tokens of answers that are remembered for all namespaces together: about 15 MB."""
 _END = (1 << 32) - 1
 """Ends each answer. No token has this id, so no match crosses from one answer to the next."""
 
@@ -86,7 +86,7 @@ _END = (1 << 32) - 1
 class Answers:
     """The latest answers of each namespace, at most `max_tokens` tokens for all together.
 
-    There are two generations. When the new one has half of the tokens it replaces the old one.
+    There are two generations. When the new one has half of these tokens, it replaces the old one.
     """
 
     def __init__(self, max_tokens: int = MAX_ANSWER_TOKENS) -> None:
@@ -96,11 +96,11 @@ class Answers:
         self._old: dict[Namespace, SuffixIndex] = {}
 
     def __len__(self) -> int:
-        """The number of tokens, with one for the end of each answer."""
+        """The number of tokens, including one for the end of each answer."""
         return sum(len(text) for texts in (self._new, self._old) for text in texts.values())
 
     def add(self, namespace: Namespace, tokens: Sequence[int]) -> None:
-        """Remember an answer; only the end of one that is longer than a generation."""
+        """Remember an answer, or only its end if it is longer than a generation."""
         kept = tokens[max(len(tokens) + 1 - self._generation_tokens, 0) :]
         if not kept:
             return
@@ -137,14 +137,14 @@ def _within_answer(match: Match) -> Match:
 
 
 TREE_TOKENS = 512
-"""Tokens that one look-up in the prefix cache returns at most."""
+"""The most tokens that one look-up in the prefix cache returns."""
 LOOKUP_TOKENS = 16
-"""Tokens generated between two look-ups in the prefix cache, if the last one is of no more use."""
+"""Tokens generated between two look-ups in the prefix cache, once a look-up is used up."""
 
 
 class CachedText:
-    """What the prefix cache has after the tokens of a sequence. It is proposed as long as the
-    output follows it, and is then looked up again.
+    """The text that the prefix cache has after the tokens of a sequence. It is proposed as long as
+    the output follows it, and is then looked up again.
     """
 
     def __init__(self, look_up: Callable[[int], TokenIds]) -> None:
@@ -182,7 +182,7 @@ class OwnText:
 
 
 Forced: TypeAlias = Callable[[], TokenIds]
-"""Returns the tokens that a grammar leaves no choice about, from the next one on."""
+"""Returns the next tokens, as far as a grammar allows only one."""
 
 
 class Drafter:
@@ -201,8 +201,8 @@ class Drafter:
         answers: Callable[[Sequence[int], int], Match],
         forced: Forced | None = None,
     ) -> None:
-        """`cached(n)`: up to n tokens that the prefix cache has after all tokens of the sequence.
-        `answers(output, n)`: up to n tokens that followed the end of the output in other answers.
+        """`cached(n)` returns up to n tokens that the prefix cache has after the sequence, and
+        `answers(output, n)` up to n tokens that followed the end of the output in other answers.
         """
         self._forced = forced
         self._sources = [

@@ -15,14 +15,16 @@ from typing import TypeAlias
 import numpy as np
 
 MIN_MATCH, MAX_MATCH = 3, 32
-"""Tokens: the fewest that must match, and the most that are compared."""
+"""The fewest tokens that must match, and the most that are compared."""
+
 MAX_OCCURRENCES = 8
+"""The most recent occurrences of the last three tokens that are compared."""
+
 EXTRA_TOKENS = 4
 """A match of n tokens makes the next n + EXTRA_TOKENS likely."""
 _ID_BITS = 20
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * array("I").itemsize
-
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -33,8 +35,8 @@ NO_MATCH: Match = (), 0
 
 
 class SortedText:
-    """A text that does not grow. The first query to any index that continues the text sorts it, in
-    about 100 ns a token; the result is shared by all of these indexes.
+    """A text that does not grow, and its sorted index, which all SuffixIndexes that continue the
+    text share. The first query to any of them sorts the text, in about 100 ns a token.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -77,8 +79,8 @@ class SuffixIndex:
         """Return up to `most` likely tokens that followed the longest occurrence of the end of
         `last`.
 
-        The last MAX_OCCURRENCES of its last three tokens are compared. Among equally long ones the
-        next token that most of them have wins, then the most recent occurrence.
+        Among equally long occurrences, the next token that most of them have wins, then the most
+        recent occurrence.
         """
         end, matched = self._longest(array("I", last[-MAX_MATCH:]), len(self._ids))
         most = min(most, matched + EXTRA_TOKENS)
@@ -88,7 +90,7 @@ class SuffixIndex:
         """Return up to `most` likely tokens that followed the longest earlier occurrence of the
         text's own end. An occurrence that overlaps the end repeats without limit.
 
-        If the last three tokens occur nowhere else, one of them may be an edit of what is repeated.
+        If the last three tokens occur nowhere else, one of them may be an edit of repeated text.
         """
         end, matched = self._longest(self._ids[-MAX_MATCH:], len(self._ids))
         if matched:
@@ -150,7 +152,7 @@ class SuffixIndex:
             at -= 1
 
     def _catch_up(self) -> None:
-        """Index the tokens that have come since the last query. The first query sorts them."""
+        """Index the tokens that were appended since the last query. The first query sorts them."""
         n_indexed = self._n_sorted + len(self._ends_before)
         if n_indexed == 0:
             text = self._text or SortedText(self._ids)

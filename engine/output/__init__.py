@@ -1,1 +1,1 @@
-"""From sampled tokens to text, and to the end of a sequence."""
+"""Turns sampled tokens into text, and decides when a sequence ends."""

@@ -1,4 +1,4 @@
-"""Token ids to text, one token at a time."""
+"""Turns token ids into text, one token at a time."""
 
 import json
 from codecs import utf_8_decode
@@ -16,34 +16,34 @@ Decode = Callable[[Sequence[int]], str]
 """Decodes a run of tokens in one call of the tokenizer."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What decoders write for bytes that are not UTF-8, or not yet."""
+"""Decoders write it for bytes that are not UTF-8, or that begin an unfinished character."""
 
 UNFINISHED_CHARACTERS = 3
-"""Most replacement characters that an unfinished UTF-8 sequence decodes to: one for each byte."""
+"""The most replacement characters that an unfinished character decodes to: one for each byte."""
 
 MAX_PENDING_TOKENS = 32
-"""More tokens without complete text are a run of invalid bytes or of special tokens."""
+"""More tokens than this without complete text are invalid bytes or special tokens."""
 
 KEPT_PENDING_TOKENS = 16
-"""Tokens kept of such a run: their bytes cover every character that may still change."""
+"""Tokens that are kept of invalid bytes: they cover every character that may still change."""
 
 MAX_CONTEXT_TOKENS = 8
-"""Within this many tokens some are whole characters, unless the text ends within a character."""
+"""The most tokens before a sequence that are decoded to find whole characters."""
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence as it grows. Never raises.
+    """Decodes the tokens of one sequence as they come. Never raises.
 
-    All pieces together equal the tokenizer's text of all tokens. A character that is not complete
-    yet is held back. Clean-up of spaces, which some checkpoints configure, is never applied.
+    All pieces together equal the tokenizer's text of all tokens. An incomplete character is held
+    back. The clean-up of spaces that some checkpoints configure is never applied.
     """
 
     def add(self, token_id: int) -> str:
-        """Return the text that this token completes: whole characters, or nothing yet."""
+        """Return the text that this token completes: whole characters, or nothing."""
         ...
 
     def finish(self) -> str:
-        """Return the rest, with U+FFFD for bytes that never became a character."""
+        """Return the text that is held back, with U+FFFD for bytes that are no character."""
         ...
 
 
@@ -52,7 +52,7 @@ def detokenizer_factory(
 ) -> Callable[[Request], Detokenizer]:
     """Return a function that makes a request's detokenizer in a few microseconds.
 
-    Special tokens have no text where the request skips them. Ids without a token have none either.
+    Ids without a token have no text, nor have special tokens if the request skips them.
     """
     if tokenizer.is_fast and _joins_bytes(tokenizer.backend_tokenizer):
         pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
@@ -64,7 +64,7 @@ def detokenizer_factory(
 
 
 class TokenPieces(dict[int, str | bytes]):
-    """What each token of a byte-level vocabulary adds to a text, computed at its first use.
+    """The piece of text of each token of a byte-level vocabulary, computed at its first use.
 
     A token of whole characters is a `str`; one that begins or ends within a character is `bytes`.
     """
@@ -90,8 +90,8 @@ class TokenPieces(dict[int, str | bytes]):
 class ByteLevelDetokenizer:
     """Decodes the bytes of a byte-level vocabulary as UTF-8.
 
-    The bytes of a token do not depend on its neighbours, so the tokenizer is not called, and a text
-    that goes on after whole characters needs no context.
+    The bytes of a token do not depend on its neighbours. So the tokenizer is not called, and text
+    after whole characters needs no context.
     """
 
     __slots__ = ("_pending", "_pieces")
@@ -122,17 +122,17 @@ class WindowDetokenizer:
     A token's text may depend on its neighbours (leading spaces, characters of several tokens). So
     the window holds the tokens of the last piece returned and the incomplete tokens after them, as
     in Text Generation Inference. `tokenizers.decoders.DecodeStream` takes 1 us less a token, but it
-    cannot be flushed, and it raises where an invalid byte changes text before it.
+    cannot be flushed, and it raises if an invalid byte changes the text before it.
     """
 
     __slots__ = ("_decode", "_given", "_pending", "_window")
 
     def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
-        """`before`: tokens of text that stands before the sequence's first token."""
+        """`before` are the tokens of the text before the sequence's first token."""
         self._decode = decode
         self._window = _context(decode, before)
-        self._pending = len(self._window)  # where the incomplete tokens begin in the window
-        self._given = decode(self._window)  # beginning of the window's text that was returned
+        self._pending = len(self._window)  # index of the first incomplete token in the window
+        self._given = decode(self._window)  # the beginning of the window's text, returned already
 
     def add(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -156,7 +156,7 @@ class WindowDetokenizer:
         return rest
 
     def _text(self) -> str:
-        """The window's text. It begins with what was returned."""
+        """The window's text. It begins with the text that was returned."""
         text = self._decode(self._window)
         if text.startswith(self._given):
             return text
@@ -167,9 +167,9 @@ class WindowDetokenizer:
 
 
 def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """The fewest last tokens whose text is whole characters; none where a few have no such text.
+    """The fewest last tokens whose text is whole characters; none if MAX_CONTEXT_TOKENS are not.
 
-    After these a word keeps its space, which many decoders take from the beginning of a text.
+    A word after these tokens keeps its space, which many decoders drop at the beginning of a text.
     """
     for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
         text = decode(last := list(token_ids[-count:]))
@@ -179,16 +179,16 @@ def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
 
 
 def _complete(text: str) -> str:
-    """The text without an end that the next bytes may change."""
+    """The text without the replacement characters at its end that the next bytes may change."""
     replacements = len(text) - len(text.rstrip(REPLACEMENT))
     return text[: len(text) - min(replacements, UNFINISHED_CHARACTERS)]
 
 
 def _joins_bytes(backend: Any) -> bool:
-    """Whether the Rust tokenizer's decoder does nothing but join the bytes of byte-level tokens.
+    """Whether the Rust tokenizer's decoder only joins the bytes of byte-level tokens.
 
-    It does where it is ByteLevel alone, or a sequence of ByteLevel and then Fuse, which joins the
-    one string that ByteLevel returns. Another part of a sequence may change the text.
+    That is so if it is ByteLevel alone, or ByteLevel and then Fuse, which joins the one string that
+    ByteLevel returns. Other decoders may change the text.
     """
     if backend.decoder is None:
         return False

@@ -1,4 +1,4 @@
-"""From sampled tokens to text, and to the reason why a sequence ends."""
+"""Turns the sampled tokens of a sequence into text, and decides when and why the sequence ends."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from engine.values.request import Request
 
 
 class TextDelta(NamedTuple):
-    """Text that has become safe to show, and why the sequence ends with it, if it does."""
+    """Text that is safe to show, and why the sequence ends with it; None if it does not end."""
 
     text: str
     finish_reason: FinishReason | None = None
@@ -18,13 +18,13 @@ class TextDelta(NamedTuple):
 
 
 class StopChecker:
-    """Finds the first stop string that is completed, however the text is cut into pieces.
+    """Finds the first stop string that is completed in a text that comes in pieces.
 
-    Text that may turn out to begin a stop string is held back: at most one character less than the
-    longest stop string. If several end at the same character, the longest counts, so no part of a
-    stop string is ever shown. The time for a character depends on the stop strings that match
-    there, not on their number. Nothing may be added after a stop. Raises ValueError for an empty
-    stop string.
+    Text that may be the beginning of a stop string is held back: at most one character less than
+    the longest stop string. If several stop strings end at the same character, the longest counts,
+    so no part of a stop string is ever shown. The time for a character depends on the stop strings
+    that match there, not on how many there are. Nothing may be added after a stop. Raises
+    ValueError for an empty stop string.
     """
 
     __slots__ = ("_begun", "_by_first", "_held")
@@ -37,7 +37,7 @@ class StopChecker:
         self._held = ""
 
     def add(self, text: str) -> TextDelta:
-        """Take the next piece and return what has become safe to show."""
+        """Take the next piece of the text and return what is safe to show now."""
         begun, by_first = self._begun, self._by_first
         if not begun and by_first.keys().isdisjoint(text):
             return TextDelta(text)
@@ -57,7 +57,7 @@ class StopChecker:
         return TextDelta(seen[: len(seen) - n_held])
 
     def finish(self) -> str:
-        """Return what is held back, when the sequence has ended for another reason."""
+        """Return the text that is held back. Call it if the sequence ends for another reason."""
         held, self._held = self._held, ""
         return held
 
@@ -81,8 +81,8 @@ class _Matcher:
         self.matched = 0
 
     def advance(self, character: str) -> int:
-        """Take one more character of text and return `matched`. Must not be called on a complete
-        match.
+        """Take one more character of the text and return `matched`. Must not be called after the
+        stop string is complete.
         """
         matched, stop = self.matched, self.stop
         while matched and stop[matched] != character:
@@ -92,7 +92,7 @@ class _Matcher:
 
 
 class Output:
-    """The text of one sequence. `add` is called with every sampled token, in order."""
+    """The text of one sequence. Call `add` with every sampled token, in order."""
 
     __slots__ = (
         "_detokenizer",
@@ -115,9 +115,9 @@ class Output:
         self._n_tokens = 0
 
     def add(self, token_id: int) -> TextDelta:
-        """Return the text that the token completes. A stop token has none.
+        """Return the text that the token completes. A stop token has no text.
 
-        Before `min_tokens` no stop string ends the sequence, and none is looked for.
+        Before `min_tokens`, stop strings are ignored.
         """
         self._n_tokens = n_tokens = self._n_tokens + 1
         if token_id in self.stop_token_ids:
@@ -133,11 +133,13 @@ class Output:
         return self._end(text, FinishReason.LENGTH)
 
     def complete(self) -> TextDelta:
-        """End the sequence after its last token, because nothing may follow. Return the rest."""
+        """End the sequence after its last token, because its grammar is complete. Return the text
+        that was held back.
+        """
         return self._end("", FinishReason.STOP)
 
     def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> TextDelta:
-        """Return `text` and all that is held back, up to a stop string if one is in it."""
+        """Return `text` and the text that is held back, up to a stop string if it contains one."""
         text_left = self._detokenizer.finish()
         if self._stop is not None:
             rest = self._stop.add(text_left)
