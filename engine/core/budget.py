@@ -1,4 +1,4 @@
-"""What a step costs, learned from earlier steps, and how many prompt tokens it has time for."""
+"""Predicts a step's time from earlier steps, and decides how many prompt tokens it has time for."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -6,38 +6,41 @@ from typing import NamedTuple
 
 
 class StepShape(NamedTuple):
-    """What determines a step's time. All decodes share one forward, which drafts widen. Each chunk
-    of a prompt has a forward of its own.
+    """The work of a step, which determines its time. All decodes share one forward, which drafts
+    widen. Each chunk of a prompt has a forward of its own.
     """
 
     decode_rows: int = 0
     decode_keys: int = 0  # positions that the decodes attend to, over all rows
-    chunks: tuple[tuple[int, int], ...] = ()  # of each: start, tokens
-    drafts: tuple[tuple[int, int], ...] = ()  # of each: position of the row's own token, tokens
+    chunks: tuple[tuple[int, int], ...] = ()  # start and tokens of each
+    drafts: tuple[tuple[int, int], ...] = ()  # position of the row's own token, draft tokens
 
 
 _FIRST_STEPS = 3
-"""Where one of these takes less than half of its prediction, the steps before it are discarded:
-first steps compile, and touch memory for the first time."""
+"""If one of the first steps takes less than half of its prediction, the steps before it are
+discarded: they compile kernels, and touch memory for the first time.
+"""
 
-_FIRST_WIDTH = 8  # from here on each octave of a table has a shape of its own
+_FIRST_WIDTH = 8  # each octave of a table beyond this width has a factor of its own
 
-_FIRST_VARIANCE, _SHAPE_VARIANCE = 4.0, 0.25  # relative, of what was never measured
+_FIRST_VARIANCE, _SHAPE_VARIANCE = 4.0, 0.25  # relative, of costs that were never measured
 _FORGETTING, _COMMON_DOUBT, _OWN_DOUBT = 0.02, 0.02, 0.005
 """Each observation moves the variances by this share towards these doubts. So costs can follow a
-machine that changes, and no run of steps makes the model sure of what it does not measure. Most
-doubt is common to all costs: a machine changes its speed, and rarely the ratio of two costs."""
+machine that changes, and steps do not make the model sure of costs that they do not measure. Most
+doubt is common to all costs: a machine changes its speed, and rarely the ratio of two costs.
+"""
 
 _USUAL_SQUARE, _MOST_EXCESS, _JUMP_DOUBT = 4.0, 5.0, 0.005
-"""A surprise beyond two standard deviations (squared: 4) adds to the doubt of the common factor: a
-machine that slows down surprises at once, a cost that was learned wrong a little at a time."""
+"""A surprise beyond two standard deviations (squared: 4) adds to the doubt of the common factor. A
+machine that slows down surprises at once; a cost that was learned wrong surprises gradually.
+"""
 
 _LEAST_FACTOR = 0.25  # a cost is corrected as if it were at least this share of the prior
 _MOST_FALL = 0.5  # of a cost, by one observation
 _MOST_DEVIATIONS = 3.0  # a surprise counts for at most this many: it may be a pause
 _SPREAD_SHARE = 0.05  # of the latest step in the spread
 _LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
-_LEAST_SECONDS = 1e-6  # keeps divisions sound where a test's clock stands still
+_LEAST_SECONDS = 1e-6  # a divisor if a test's clock stands still
 
 
 class _Cost:
@@ -53,9 +56,9 @@ _Parts = list[tuple[_Cost, float]]  # costs, each with how many units of it a st
 
 
 class _Table:
-    """Seconds by width: those of a token, and for each octave beyond the first widths a factor on
-    them. So the seconds never fall with the width, and what is learned of one width is the first
-    guess for all others.
+    """Seconds by width: the seconds of a token, and a factor on them for each octave beyond
+    _FIRST_WIDTH. So the seconds never fall with the width, and the seconds of one width are the
+    first guess for all others.
     """
 
     def __init__(self, token_seconds: float) -> None:
@@ -63,7 +66,7 @@ class _Table:
         self._octaves = [(_FIRST_WIDTH << n, _Cost(1.0, _SHAPE_VARIANCE)) for n in range(24)]
 
     def weighted(self, width: int) -> float:
-        """The width, weighted by the factors of the octaves that it spans."""
+        """The width, with each octave in it multiplied by its factor."""
         weighted: float = min(width, _FIRST_WIDTH)
         for start, factor in self._octaves:
             if width <= start:
@@ -84,9 +87,9 @@ class _Table:
 class StepCosts:
     """Predicts the seconds of a step, and learns from the steps that were measured.
 
-    A forward takes a base, seconds by its width from a table, and seconds for the keys that it
-    reads. Decodes have a table of their own, because each row samples. All costs share one factor:
-    the machine's speed.
+    The time of a forward is a base, plus seconds by its width from a table, plus seconds for the
+    keys that it reads. Decodes have a table of their own, because each row samples. All costs share
+    one factor: the machine's speed.
     """
 
     def __init__(self) -> None:
@@ -108,7 +111,7 @@ class StepCosts:
         return self._factor * max(_total(self._parts(shape)), 0.0)
 
     def begin_seconds(self, start: int) -> float:
-        """Seconds of a prompt's chunk from `start` on that do not depend on its length."""
+        """Seconds of a prompt's chunk from `start` on that its length does not affect."""
         return self._factor * self._forward.seconds + self.gather_seconds(start)
 
     def gather_seconds(self, n_keys: int) -> float:
@@ -116,13 +119,13 @@ class StepCosts:
         return self._factor * self._gather.seconds * n_keys
 
     def prompt_seconds(self, start: int, n_tokens: int) -> float:
-        """Seconds of `n_tokens` prompt tokens from `start` on, without what each chunk takes."""
+        """Seconds of `n_tokens` prompt tokens from `start` on, without `begin_seconds`."""
         seconds = self._tokens.token.seconds * self._tokens.weighted(n_tokens)
         seconds += self._gather.seconds * n_tokens + self._key.seconds * _attended(start, n_tokens)
         return self._factor * seconds
 
     def verify_seconds(self) -> float:
-        """Seconds that any drafts cost a step: it is collected before the next one is planned."""
+        """Seconds that any drafts add to a step: it is collected before the next is planned."""
         return self._factor * self._verify.seconds
 
     def draft_seconds(self, start: int, n_tokens: int) -> float:
@@ -133,11 +136,11 @@ class StepCosts:
         return self._factor * (_total(parts) - self._verify.seconds)
 
     def tokens_within(self, seconds: float, start: int, wanted: int) -> int:
-        """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without what
-        each chunk takes: all, or else one of eight lengths in each octave.
+        """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without
+        `begin_seconds`: all of them, or else one of eight lengths in each octave.
 
-        MLX finds its buffers again by their size, and memory that is touched for the first time
-        costs a page fault for each 4 KiB: a quarter of a step's time, with chunks of any length.
+        MLX reuses buffers of the same size, and memory that is touched for the first time costs a
+        page fault for each 4 KiB: a quarter of a step's time, if chunks may have any length.
         """
         if self.prompt_seconds(start, wanted) <= seconds:
             return wanted
@@ -193,8 +196,8 @@ class StepCosts:
             cost.seconds = moved if moved > 0.0 else 0.0
         self._factor = factor * max(1 + common * predicted * share, 1 - _MOST_FALL)
         self._variance = common - (common * predicted) ** 2 / variance
-        # Of a normal distribution the mean deviation is 0.8 standard deviations. Where costs are in
-        # doubt the surprise says less of the noise.
+        # The mean deviation of a normal distribution is 0.8 standard deviations. If costs are in
+        # doubt, less of the surprise is noise.
         deviation = 1.25 * abs(surprise) / size
         spread = self.spread + _SPREAD_SHARE * math.sqrt(noise / variance) * (
             deviation - self.spread
@@ -202,7 +205,7 @@ class StepCosts:
         self.spread = min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
 
     def _parts(self, shape: StepShape) -> _Parts:
-        """The costs of such a step's work, without the octaves' factors."""
+        """The costs of a step's work, without the octaves' factors."""
         rows, keys, chunks, drafts = shape
         parts = _Parts()
         if rows:
@@ -233,7 +236,7 @@ def _total(parts: _Parts) -> float:
 
 
 def _attended(start: int, n_tokens: int) -> int:
-    """Positions that a chunk's tokens attend to, over all of them."""
+    """The number of positions that a chunk's tokens attend to, over all tokens."""
     return n_tokens * start + n_tokens * (n_tokens + 1) // 2
 
 
@@ -246,31 +249,32 @@ _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""
 
 _LEAST_SHARE = 0.25
-"""What the tokens of a step's first chunk may take, of what all else in the step takes."""
+"""The share of the rest of the step's time that the tokens of its first chunk may always take."""
 
 _TRANSFER_SHARE = 0.5
-"""What transfers from and to the disk may take, of what all else in the step takes: so a gap
-between two tokens grows by half at most."""
+"""The share of the rest of the step's time that transfers from and to the disk may take: a gap
+between two tokens grows by half at most.
+"""
 
 
 class StepBudget:
     """The time of one step while it is planned: first its decodes, then chunks of prompts.
 
-    Next to decodes a step is planned to end within `stretch` times what decodes alone take, less a
-    margin for errors of prediction: 2% of normal ones exceed it. So a slow model behaves as a fast
-    one does in slow motion. Without decodes nobody waits for a next token, and there is no limit.
+    A step with decodes is planned to end within `stretch` times the time of its decodes alone, less
+    a margin that 2% of normal prediction errors exceed. So the limit scales with the model's speed.
+    Without decodes nobody waits for a next token, and there is no limit.
 
     Every prompt goes on: the first chunk of a step has at least one token, and may always take a
-    quarter of what decodes and a forward take, or as long as it takes to gather what lies before
-    it. Otherwise a long prompt would spend its time on gathering the same keys again and again.
+    quarter of the time of the decodes and a forward, or the time of gathering the keys before it.
+    Otherwise a long prompt would spend its time on gathering the same keys again and again.
     """
 
-    shape = StepShape()  # what has been added
+    shape = StepShape()  # the work added so far
 
     def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
-        """`stretch` is at least 1 and may be infinite. The limit is that of `batch_rows` decodes
-        where that is more than the step has: rows that wait for their prompts will decode, too, and
-        where many wait for few, the few wait for longer.
+        """`stretch` is at least 1 and may be infinite. The limit is that of `batch_rows` decodes if
+        the step has fewer: rows whose prompts are being prefilled will decode as well, and
+        a few decodes wait longer if many prompts wait.
         """
         self._costs = costs
         self._stretch = stretch
@@ -301,12 +305,12 @@ class StepBudget:
 
     @property
     def left_seconds(self) -> float:
-        """What may still be added next to the decodes."""
+        """Seconds of work that may still be added to the decodes."""
         return max(self._aim_seconds - self._spent_seconds, 0.0)
 
     @property
     def transfer_seconds(self) -> float:
-        """How long bytes may be transferred next to what was added; infinite without decodes."""
+        """How long transfers may take in addition to the work so far; infinite without decodes."""
         if self.shape.decode_rows == 0:
             return math.inf
         step_seconds = self._costs.predict(self.shape)
@@ -314,10 +318,10 @@ class StepBudget:
         return max(most_seconds - self._transfer_seconds, 0.0)
 
     def chunk_tokens(self, start: int, wanted: int) -> int:
-        """How many of `wanted` prompt tokens from position `start` on may join, at least one.
+        """How many of `wanted` prompt tokens from position `start` on may join.
 
-        Returns 0 only where the step has a chunk already, and the tokens that fit would take less
-        time than beginning another chunk does.
+        At least one may, unless the step has a chunk already and the tokens that fit would take
+        less time than beginning another chunk.
         """
         if self.shape.decode_rows == 0 or math.isinf(self._stretch):
             return wanted

@@ -53,8 +53,8 @@ class Commit:
     ) -> None:
         """Apply each row's result to its sequence.
 
-        Sequences that have ended or been preempted since the step was planned are skipped: one that
-        was preempted samples again what it has sampled here.
+        Sequences that have ended or been preempted since the step was planned are skipped. A
+        preempted sequence will draw the same tokens again.
         """
         self._now = self._metrics.now()
         for sequence, row, result in zip(sequences, rows, results, strict=True):
@@ -79,27 +79,27 @@ class Commit:
                 self.end(sequence, FinishReason.LENGTH)
 
     def admitted(self, sequence: LiveSequence) -> None:
-        """The sequence has been admitted for the first time."""
+        """Count and report the sequence's first admission."""
         self._metrics.admitted(sequence)
         usage = Usage(sequence.prompt_tokens, sequence.cached_tokens, 0)
         self.events.append(OutputEvent(sequence.request.id, sequence.index, admission=usage))
 
     def emit_unblocked(self) -> None:
-        """Emit the pending tokens of the sequences whose grammars have been answered meanwhile."""
+        """Emit the pending tokens of sequences whose grammar has answered since."""
         self._now = self._metrics.now()
         for sequence in self._sequences.take_answered():
             if self._emit(sequence, sequence.pending_token):
                 self._retire(sequence)
 
     def end(self, sequence: LiveSequence, reason: FinishReason) -> None:
-        """The sequence ends without another token. It keeps what it has computed in the cache."""
+        """End the sequence without another token. What it has computed goes to the cache."""
         vector = sequence.vector if reason is FinishReason.LENGTH else None
         pooled = b"" if vector is None else vector.astype("<f4").tobytes()
         self._emit_end(sequence, reason, pooled=pooled)
         self._retire(sequence)
 
     def fail(self, sequence: LiveSequence, message: str) -> None:
-        """The KV of the sequence is undefined: none of it goes to the cache."""
+        """End the sequence with an error. Its KV is undefined, so none of it goes to the cache."""
         self._emit_end(sequence, FinishReason.ERROR, message)
         if (lease := self._remove(sequence)) is not None:
             self._store.release(lease)
@@ -107,7 +107,7 @@ class Commit:
     def _prefilled(
         self, sequence: LiveSequence, lease: Lease, row: Prefill, result: RowResult
     ) -> None:
-        """Known tokens of the sequence have KV now."""
+        """Publish the KV of the row's tokens, and take its scores and its pooled vector."""
         assert not isinstance(result, Verified | Failed)
         n_tokens = len(row.tokens)
         self._store.commit(lease, n_tokens)
@@ -129,10 +129,10 @@ class Commit:
     def _verified(
         self, sequence: LiveSequence, lease: Lease, row: Verify, result: RowResult
     ) -> None:
-        """Append the accepted draft tokens and the one after them, until the sequence ends.
+        """Append the accepted draft tokens and the token after them, until the sequence ends.
 
-        Each token that is appended has the one before it computed: as many positions are right. If
-        the store had to restore an earlier state, all tokens after it are prefilled again.
+        As many computed positions are right as tokens are appended. If the store had to restore an
+        earlier state, the tokens after it are prefilled again.
         """
         n_draft = len(row.draft)
         if not isinstance(result, Verified) or sequence.status is not Status.RUNNING:
@@ -156,7 +156,7 @@ class Commit:
             self._sequences.prefill_again(sequence)
 
     def _append(self, sequence: LiveSequence, token: SampledToken) -> bool:
-        """Append a sampled token, and emit it unless its grammar has yet to answer. Returns whether
+        """Append a sampled token, and emit it unless its grammar has yet to answer. Return whether
         the sequence ends with it.
         """
         sequence.tokens.append(token.token_id)
@@ -171,8 +171,8 @@ class Commit:
         return self._emit(sequence, token)
 
     def _emit(self, sequence: LiveSequence, token: SampledToken | None) -> bool:
-        """Emit the sequence's last token, if there is one that was not emitted yet. Returns whether
-        the sequence ends: with this token, or because its grammar cannot be followed further.
+        """Emit the sequence's last token, unless it was emitted before. Return whether the sequence
+        ends: with this token, or because its grammar cannot be followed further.
         """
         if sequence.grammar is not None:
             sequence.grammar.advance()
@@ -225,7 +225,7 @@ class Commit:
         )
 
     def _retire(self, sequence: LiveSequence) -> None:
-        """The sequence has ended. What it has computed goes to the cache."""
+        """Remove a sequence that has ended. What it has computed goes to the cache."""
         lease = self._remove(sequence)
         if self._drafts is not None:
             self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
@@ -233,7 +233,7 @@ class Commit:
             self._store.donate(lease)
 
     def _remove(self, sequence: LiveSequence) -> Lease | None:
-        """Take the sequence out of the queue or the batch. Returns its lease, if it has one."""
+        """Take the sequence out of the queue or the batch. Return its lease, if it has one."""
         if sequence.lease is None:  # aborted, or preempted before its grammar has answered
             self._admission.withdraw(sequence)
         lease = self._sequences.remove(sequence)

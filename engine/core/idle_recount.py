@@ -1,4 +1,4 @@
-"""Recounts the store while the engine has nothing to do, and logs what does not add up."""
+"""Recounts the store while the engine is idle, and logs contradictions."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from kvstore.types import Finding
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""How long nothing is computed before the store is recounted: a conversation goes on sooner."""
+"""Idle time before the store is recounted. Most conversations go on sooner."""
 
 MOST_SHARE = 0.1
-"""The largest share of the time that recounts take if steps cut short one after another."""
+"""The largest share of the time spent in recounts, if steps interrupt one after another."""
 
 MOST_LOGGED = 20  # problems in one line of the log
 
@@ -22,35 +22,35 @@ MOST_LOGGED = 20  # problems in one line of the log
 class IdleRecount:
     """Recounts the store once in each pause of the engine.
 
-    A recount is interrupted by every call to the engine. It goes on after the call, from the
-    beginning if the call has changed the store. A reference too many would hold its block until the
-    daemon ends, one too few would give a block to two requests.
+    Every call to the engine interrupts a recount. It goes on after the call, or starts again if the
+    call has changed the store. A reference too many would hold its block until the daemon ends; one
+    too few would give a block to two requests.
     """
 
     def __init__(self, store: KVStore, inbox: Inbox, clock: Callable[[], float]) -> None:
         self._store = store
         self._inbox = inbox
         self._clock = clock
-        self._due_seconds: float | None = None  # of the clock; None: not before another change
+        self._due_seconds: float | None = None  # of the clock; None: not until the store changes
         self._spent_seconds = 0.0  # on the last recount
         self._pieces: Iterator[Finding] = iter(())
         self._version = -1  # of the store, when the recount began
         self._found: list[str] = []
-        self._known: set[str] = set()  # all that were logged
+        self._known: set[str] = set()  # problems that were logged
 
     @property
     def n_problems(self) -> int:
-        """Number of different problems found since the start."""
+        """The number of different problems found since the start."""
         return len(self._known)
 
     def changed(self) -> None:
-        """The store is being changed: what has been counted says nothing any more."""
+        """Note that the store is being changed, so that a recount starts again."""
         pause_seconds = max(IDLE_SECONDS, self._spent_seconds / MOST_SHARE)
         self._due_seconds = self._clock() + pause_seconds
         self._version = -1
 
     def rest(self, seconds: float | None) -> None:
-        """Recount if that is due, else sleep until there is a call, for `seconds` at most."""
+        """Recount if it is due, or else sleep until there is a call, for at most `seconds`."""
         if self._due_seconds is None:
             self._inbox.wait(seconds)
         elif (left_seconds := self._due_seconds - self._clock()) > 0:

@@ -1,4 +1,4 @@
-"""Calls from other threads to the engine thread."""
+"""Queues calls from other threads to the engine thread."""
 
 import threading
 from collections import deque
@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 from engine.api import EngineStopped
 
 CALLS_AT_ONCE = 64
-"""Calls run between two steps: a millisecond or two of submissions, for which running sequences
-wait."""
+"""The most calls run between two steps: one or two milliseconds of submissions, which delay running
+sequences.
+"""
 
 STOPPED = "the engine has stopped"
 
@@ -21,8 +22,8 @@ _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]
 
 
 class Inbox:
-    """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps. Urgent calls
-    run first, and all of them. After `close`, every call is refused.
+    """Runs calls in the order in which they were posted, CALLS_AT_ONCE between two steps. Urgent
+    calls run first, all of them. After `close`, every call is refused.
     """
 
     def __init__(self) -> None:
@@ -32,15 +33,15 @@ class Inbox:
         self._posted = threading.Condition()
 
     def post(self, function: Callable[[], T], *, urgent: bool = False) -> Future[T]:
-        """Have `function` called between two steps. Its errors come with the result. A call that is
-        cancelled before it runs is skipped.
+        """Have `function` called between two steps. The future gets its result or its error. A call
+        that is cancelled before it runs is skipped.
 
-        An `urgent` call runs before all queued calls that are not. That is for aborts and shutdown:
-        they free blocks, and there are no more of them than live requests. Raises EngineStopped
-        when the inbox is closed.
+        An `urgent` call runs before all queued calls that are not urgent. This is for aborts and
+        shutdown: they free blocks, and there are at most as many as live requests. Raises
+        EngineStopped if the inbox is closed.
         """
         result = Future[T]()
-        with self._posted:  # so that no call is queued after the last one that `close` refuses
+        with self._posted:  # so that no call is queued after `close` has refused the queued ones
             if self.is_closed:
                 raise EngineStopped(STOPPED)
             (self._urgent if urgent else self._calls).append((function, result))
@@ -49,7 +50,7 @@ class Inbox:
 
     @property
     def n_calls(self) -> int:
-        """Number of calls that wait to be run. On any thread."""
+        """The number of queued calls. On any thread."""
         return len(self._urgent) + len(self._calls)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
@@ -58,7 +59,7 @@ class Inbox:
             self._posted.wait_for(lambda: self.n_calls > 0, timeout_seconds)
 
     def handle(self) -> None:
-        """Run the calls that are due between these two steps."""
+        """Run the calls that are due before the next step."""
         for _ in range(CALLS_AT_ONCE):
             while self._urgent:
                 _run(*self._urgent.popleft())
@@ -67,7 +68,7 @@ class Inbox:
             _run(*self._calls.popleft())
 
     def close(self) -> None:
-        """Refuse the calls that are still queued, and all later ones."""
+        """Refuse the queued calls, and all later ones."""
         with self._posted:
             self.is_closed = True
         for queue in (self._urgent, self._calls):
@@ -81,5 +82,5 @@ def _run(function: Callable[[], Any], result: Future[Any]) -> None:
     if result.set_running_or_notify_cancel():
         try:
             result.set_result(function())
-        except Exception as error:  # the caller's to handle, not the loop's
+        except Exception as error:  # for the caller to handle, not for the loop
             result.set_exception(error)

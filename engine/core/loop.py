@@ -1,10 +1,10 @@
-"""The engine's loop. One step is computed while the next is planned and the last one's tokens are
+"""The engine's loop. While a step is computed, the next is planned and the last one's tokens are
 delivered:
 
     plan(2) submit(2) collect(1) commit(1) deliver(1) sample(2) | plan(3) submit(3) collect(2) ...
 
-What a step samples depends on the tokens of the step before: masks, penalties, ends. So a step is
-submitted before that one is collected, and samples after. Everything here is one thread's.
+Sampling depends on the tokens of the previous step: masks, penalties, ends. So a step is submitted
+before the previous one is collected, and sampled after. All of this is on one thread.
 """
 
 import logging
@@ -35,7 +35,7 @@ Deliver = Callable[[list[OutputEvent]], None]
 class EngineLoop:
     """Takes turns until it is stopped, and sleeps in the inbox while there is nothing to compute.
 
-    Any thread may read `step_started_seconds`. Where `waits_for_disk`, nothing is to be computed
+    Any thread may read `step_started_seconds`. While `waits_for_disk`, there is nothing to compute
     until something is loaded.
     """
 
@@ -49,7 +49,7 @@ class EngineLoop:
         grammar: GrammarStage | None = None,
         rest: Callable[[], None] | None = None,
     ) -> None:
-        """`rest`: called when nothing is left to be computed, and before what comes then."""
+        """`rest` is called when there is nothing left to compute, and before work begins again."""
         self.scheduler = scheduler
         self.metrics = scheduler.metrics
         self._runner = runner
@@ -62,14 +62,14 @@ class EngineLoop:
         self.in_flight: Step | None = None
         self.waits_for_disk = False
         self.step_started_seconds: float | None = None  # None between steps
-        self._device_free_seconds = 0.0  # of the clock: when the step in flight got the device
-        self._loading_steps: list[int] = []  # that have filled in blocks since that time
-        self._step_seconds = 0.0  # of the last step, without what it waited for grammars
+        self._device_free_seconds = 0.0  # of the clock, when the step in flight got the device
+        self._loading_steps: list[int] = []  # numbers of steps that filled in blocks since then
+        self._step_seconds = 0.0  # of the last step, without its wait for grammars
         self._stopping = False
         self._idle_waiters: list[Future[None]] = []
 
     def abort(self, request_id: str) -> None:
-        """Does nothing when the request has ended, or never was."""
+        """End a request's sequences. Does nothing if the request has ended, or is unknown."""
         self.scheduler.abort(request_id)
         self._deliver_events()
 
@@ -80,7 +80,7 @@ class EngineLoop:
     def clear(
         self, namespace: Namespace | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
-        """Forget all that no running request holds, of one namespace or of all."""
+        """Forget everything that no running request holds, of one namespace or of all."""
         scheduler = self.scheduler
         if scheduler.disk is not None and CacheTier.DISK in tiers:
             scheduler.disk.clear(namespace)
@@ -95,7 +95,7 @@ class EngineLoop:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """All that can be cleared, except salted ones that the disk alone has."""
+        """All namespaces that can be cleared, except salted ones that are only on disk."""
         scheduler = self.scheduler
         disk, tree = scheduler.disk, scheduler.store.tree
         found = frozenset[Namespace]() if disk is None else disk.namespaces
@@ -104,11 +104,10 @@ class EngineLoop:
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
     ) -> Cleared:
-        """Clear the namespace with this id, in memory or on disk alone, if there is one. `others`
-        are known not to have it.
+        """Clear the namespace with this id, if there is one, in memory or on disk. None of `others`
+        has this id.
 
-        All of it in one turn: what is loaded between a look and a clear would be found in neither
-        place.
+        It is looked up and cleared in one turn, since it may be loaded from disk between two turns.
         """
         namespace = find_namespace(name, self.namespaces.difference(others))
         if namespace is not None:
@@ -121,7 +120,7 @@ class EngineLoop:
         return Cleared(blocks=0, bytes=0)
 
     def when_idle(self) -> Future[None]:
-        """A future that is done as soon as no sequence is live, or the loop has ended."""
+        """Return a future that is done once no sequence is live, or the loop has ended."""
         self._idle_waiters.append(Future())
         return self._idle_waiters[-1]
 
@@ -131,28 +130,28 @@ class EngineLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is to be computed, and nothing is being computed."""
+        """Whether there is nothing to compute, and no step in flight."""
         return self.in_flight is None and not self.scheduler.has_work
 
     def run(self) -> None:
-        """Take turns until stopped. Raises only what is a fault of the loop itself."""
+        """Take turns until stopped. Raises only errors of the loop itself."""
         disk = self.scheduler.disk
         try:
             while not self._stopping:
                 self.turn()
-            if disk is not None:  # write what is dirty, as far as there is time for it
+            if disk is not None:  # write what is dirty, as far as there is time
                 disk.end()
                 while disk.is_ending:
                     self.turn()
         finally:
-            self._notify_idle()  # nobody waits for a loop that has ended
+            self._notify_idle()  # or callers would wait for a loop that has ended
             if disk is not None:
                 disk.close()
             if self._grammar is not None:
                 self._grammar.close()
 
     def turn(self) -> None:
-        """Take in what has arrived, then compute one step if there is one."""
+        """Run the calls that have arrived, then compute one step if there is one."""
         has_rested = self.is_idle
         if has_rested:
             self._recount.rest(self._disk_wait_seconds())
@@ -175,13 +174,13 @@ class EngineLoop:
             self._notify_idle()
 
     def _step(self) -> None:
-        """Plan and submit a step, and collect the one before. A step with drafts is collected
-        before the next is planned: only then is known which tokens its sequences have.
+        """Plan and submit a step, and collect the previous one. A step with drafts is collected
+        before the next is planned: only then are the tokens of its sequences known.
         """
         scheduler, before = self.scheduler, self.in_flight
-        follows = before is not None  # the device turns from the step before to the next
+        follows = before is not None  # the device goes from the previous step to the next
         if before is not None and (before.n_drafts or scheduler.prefers_sync):
-            # While the device then waits for the plan, the next step's time runs.
+            # While the device waits for the plan, the next step's time runs.
             follows, before = self._collect(before), None
         planned = scheduler.plan()
         grammar = self._needed_grammar()
@@ -207,19 +206,19 @@ class EngineLoop:
 
     def _submit(self, step: Step) -> Step | None:
         """Submit a step. Returns it, or None if it fails."""
-        if step.is_loading:  # while the step before has the device
+        if step.is_loading:  # while the previous step has the device
             self._loading_steps.append(step.plan.number)
         try:
             self._runner.submit(step.plan)
         except Exception as error:
-            # Now: a sequence that ends with the step before must not count on this one.
+            # At once: a sequence that ends with the previous step must not count on this one.
             self._fail(error, step)
             return None
         return step
 
     def _collect(self, step: Step, after: Step | None = None) -> bool:
-        """Collect a step and commit it: the next one has the device from now on. If it fails, so
-        does the step that was submitted after it. Returns whether it was computed.
+        """Collect a step and commit it. The next step has the device from then on. If the step
+        fails, so does the step `after` it. Returns whether the step was computed.
         """
         try:
             result = self._runner.collect()
@@ -234,7 +233,7 @@ class EngineLoop:
         if self._grammar is not None:
             waited_seconds, self._grammar.waited_seconds = self._grammar.waited_seconds, 0.0
         self._step_seconds = max(seconds - waited_seconds, 0.0)
-        if self._step_seconds > waited_seconds:  # else it says nothing of the model
+        if self._step_seconds > waited_seconds:  # otherwise waiting hides the model's time
             self.scheduler.observe(step, loading_steps, seconds)
         self.scheduler.commit(step, result)
         if (grammar := self._needed_grammar()) is not None:
@@ -252,7 +251,7 @@ class EngineLoop:
             self._fail(error, step)
 
     def _fail(self, error: Exception, *steps: Step | None) -> None:
-        """The runner has raised `error`: end the sequences of these steps. Raises RunnerLost."""
+        """End the sequences of these steps after an error of the runner. Raises RunnerLost."""
         if isinstance(error, RunnerLost):
             raise error
         logger.exception("a step failed")
@@ -266,7 +265,7 @@ class EngineLoop:
         return self._grammar if self._grammar is not None and self._grammar.is_needed else None
 
     def _disk_wait_seconds(self) -> float | None:
-        """How long the loop may sleep; None: until there is a call."""
+        """How long the loop may sleep: None means until there is a call."""
         disk = self.scheduler.disk
         return None if disk is None else disk.wait_seconds()
 

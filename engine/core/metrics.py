@@ -38,17 +38,17 @@ def observe(histogram: Histogram, seconds: float) -> None:
 
 
 class HitWindows:
-    """Prompt tokens looked up and found in the last minutes.
+    """Counts the prompt tokens looked up and found in the last minutes.
 
-    Both counters change at admissions alone, so that is when they are noted. One entry for each
-    interval in which there was an admission suffices: a window may be an interval too long.
+    Both counters change only at admissions, so they are noted there. One entry for each interval
+    with an admission suffices: a window may be an interval too long.
     """
 
     def __init__(self) -> None:
         self._entries = deque([(-inf, 0, 0)], maxlen=MOST_HIT_COUNTS)  # seconds, queried, hit
 
     def note(self, now: float, queried_tokens: int, hit_tokens: int) -> None:
-        """Note the counters since the start, as an admission at `now` has left them."""
+        """Note the counters since the start, after an admission at `now`."""
         entry, entries = (now, queried_tokens, hit_tokens), self._entries
         if entries[-1][0] // HIT_INTERVAL_SECONDS == now // HIT_INTERVAL_SECONDS:
             entries[-1] = entry
@@ -56,8 +56,8 @@ class HitWindows:
             entries.append(entry)
 
     def recent(self, now: float) -> tuple[RecentHits, ...]:
-        """The tokens of each of HIT_WINDOWS_SECONDS that ends `now`. On any thread."""
-        entries = list(self._entries)  # in one go: the engine thread may append meanwhile
+        """The tokens of each of HIT_WINDOWS_SECONDS, up to `now`. On any thread."""
+        entries = list(self._entries)  # a copy at once: the engine thread may append meanwhile
         _, queried_tokens, hit_tokens = entries[-1]
         windows = []
         for seconds in HIT_WINDOWS_SECONDS:
@@ -69,9 +69,9 @@ class HitWindows:
 
 
 class QueuePace:
-    """Seconds between the last departures from the queue, on the clock of the caller.
+    """Measures the seconds between the last departures from the queue, on the caller's clock.
 
-    Only time in which a sequence waits counts: a quiet night says nothing of the next burst.
+    Only time in which a sequence waits counts, so a quiet night does not affect the next estimate.
     """
 
     def __init__(self) -> None:
@@ -143,11 +143,11 @@ class Metrics:
         return self._hits.recent(self.now())
 
     def queued(self, n_sequences: int) -> None:
-        """Sequences have arrived and wait for admission."""
+        """Count sequences that arrive and wait for admission."""
         self._pace.joined(n_sequences, self.now())
 
     def admitted(self, sequence: LiveSequence) -> None:
-        """The sequence has been admitted for the first time."""
+        """Count the first admission of a sequence."""
         now = self.now()
         self._pace.left(now)
         observe(self.queue_wait_seconds, now - sequence.arrived_seconds)
@@ -168,7 +168,7 @@ class Metrics:
         return self._pace.seconds_until_left(n, self.now())
 
     def token(self, sequence: LiveSequence, now: float) -> None:
-        """A token of the sequence is emitted at `now`."""
+        """Count a token of the sequence that is emitted at `now`."""
         last = sequence.last_token_seconds
         if last is None:
             observe(self.first_token_seconds, now - sequence.arrived_seconds)
@@ -177,7 +177,7 @@ class Metrics:
         sequence.last_token_seconds = now
 
     def finished(self, sequence: LiveSequence) -> None:
-        """The sequence has ended."""
+        """Count the end of a sequence."""
         now = self.now()
         observe(self.request_seconds, now - sequence.arrived_seconds)
         if not sequence.admissions:

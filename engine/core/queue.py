@@ -1,4 +1,4 @@
-"""Which waiting sequence is admitted next, and which running one is preempted for it.
+"""Decides which waiting sequence is admitted next, and which running one is preempted for it.
 
 Clients take turns: a turn is a chunk of a prompt. Slots and blocks are shared max-min fairly: a
 client that holds less than another comes first, and what the other holds beyond that can be
@@ -25,8 +25,8 @@ from kvstore.store import KVStore
 
 
 def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) -> list[LiveSequence]:
-    """The order in which decodes get blocks: those of clients that run few rows first, so that a
-    sequence that is left to be preempted belongs to the client that runs most.
+    """The order in which decodes get blocks: clients with few running rows first. So if blocks run
+    out, a sequence of the client with the most rows is preempted.
     """
     rows = Counter(sequence.request.client for sequence in running)
     return sorted(decodes, key=lambda s: rows[s.request.client])
@@ -35,8 +35,8 @@ def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) ->
 def preemption_victim(
     candidates: Iterable[LiveSequence], running: Sequence[LiveSequence]
 ) -> LiveSequence:
-    """The sequence to preempt for lack of blocks: one of the client that runs most, and of that
-    client's the lowest priority, then the least progress lost, then the latest.
+    """The sequence to preempt for lack of blocks: one of the client with the most running rows. Of
+    its sequences, the lowest priority, then the least progress lost, then the latest.
     """
     rows = Counter(sequence.request.client for sequence in running)
     return max(
@@ -62,11 +62,12 @@ class ClientUsage:
             self.held[sequence.request.client] += amount(sequence)
 
     def victim(self, client: str, wanted: int) -> LiveSequence | None:
-        """The sequence to preempt so that the client can have `wanted`, at least 1, more.
+        """The sequence to preempt so that the client can have `wanted` more, which is at least 1.
 
-        It is the youngest of the client that will have most left. None unless that is at least what
-        `client` will have then. So no client preempts its own sequences, none is left with less
-        than the one it makes room for, and a preempted sequence does not come back by this rule.
+        It is the youngest sequence of the client that keeps the most without it. None unless that
+        client keeps at least as much as `client` will have. So no client preempts its own
+        sequences, none keeps less than the client it makes room for, and a preempted sequence does
+        not come back by this rule.
         """
         youngest = {  # of each client; one that is being aborted ends by itself
             sequence.request.client: sequence
@@ -79,7 +80,7 @@ class ClientUsage:
 
 
 class NoRoom(Exception):
-    """The queue is full. There is room after about `departures` sequences have left it."""
+    """The queue is full. It has room after about `departures` sequences have left."""
 
     def __init__(self, message: str, departures: int) -> None:
         super().__init__(message)
@@ -91,7 +92,7 @@ class _Client:
     """A client with live sequences."""
 
     n_live: int = 0
-    n_places: int = 0  # of the queue, that its sequences take
+    n_places: int = 0  # places of the queue that its sequences take
     waiting: list[LiveSequence] = field(default_factory=list)  # sorted by `admission_key`
 
 
@@ -113,7 +114,7 @@ class WaitingQueue:
         return self._n_waiting
 
     def __iter__(self) -> Iterator[LiveSequence]:
-        """In the order of admission, if all might start."""
+        """All waiting sequences, in the order of admission if all might start."""
         for turns in zip_longest(*(client.waiting for client in self._clients.values())):
             yield from filter(None, turns)
 
@@ -127,16 +128,16 @@ class WaitingQueue:
         return self._clients.keys()
 
     def next(self, client: str, may_start: Callable[[LiveSequence], bool]) -> LiveSequence | None:
-        """The client's first sequence that may start, which is admitted at the client's turn."""
+        """The client's first sequence that may start: the one to admit at the client's turn."""
         waiting = self._clients[client].waiting if client in self else ()
         return next(filter(may_start, waiting), None)
 
     def mark_served(self, client: str) -> None:
-        """The client has had a turn in this step."""
+        """Note that the client has had a turn in this step."""
         self._served.append(client)
 
     def begin_step(self) -> None:
-        """Move the clients that had a turn in the step before after all others."""
+        """Move the clients that had a turn in the previous step after all others."""
         for client in self._served:
             if client in self._clients:
                 self._clients.move_to_end(client)
@@ -145,8 +146,9 @@ class WaitingQueue:
     def check_room(self, client: str, n: int) -> None:
         """Raise NoRoom unless n more sequences of the client may wait.
 
-        A client may have as many waiting as places are free, so that one alone cannot fill the
-        queue: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), with a factor of 1.
+        A client may have as many waiting sequences as there are free places, so that one client
+        cannot fill the queue: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), with a
+        factor of 1.
         """
         places = {name: each.n_places for name, each in self._clients.items() if each.n_places}
         own, taken = places.get(client, 0), sum(places.values())
@@ -172,7 +174,7 @@ class WaitingQueue:
             client.n_places += 1
 
     def remove(self, sequence: LiveSequence) -> None:
-        """Take a live sequence out of the queue. Raises ValueError when it does not wait."""
+        """Take a live sequence out of the queue. Raises ValueError if it does not wait."""
         client = self._clients.get(sequence.request.client, _Client())
         at = bisect_left(client.waiting, admission_key(sequence), key=admission_key)
         if client.waiting[at : at + 1] != [sequence]:
@@ -182,7 +184,7 @@ class WaitingQueue:
         client.n_places -= sequence.status is not Status.PREEMPTED
 
     def end(self, sequence: LiveSequence) -> None:
-        """A sequence that does not wait has ended: the client has one live sequence less."""
+        """Count the end of a sequence that does not wait: its client has one live sequence less."""
         client = self._clients[sequence.request.client]
         client.n_live -= 1
         if not client.n_live:
@@ -190,11 +192,12 @@ class WaitingQueue:
 
 
 class Admission:
-    """Admits the sequences of a waiting queue, each with a lease. `running` are those admitted.
+    """Admits the sequences of a waiting queue, each with a lease, to `running`.
 
-    Of the clients that find no blocks the one that holds least goes first, by turns where several
-    hold as much, and no other overtakes it that holds as much: a long prompt might starve.
-    `refused` has each client's next sequence, if the store had too few blocks for it.
+    If several clients find too few blocks, the one that holds least goes first, and of those that
+    hold as much, the one whose turn is first. No client that holds as much overtakes it, or a long
+    prompt might starve. `refused` has each client's next sequence, if the store had too few blocks
+    for it.
     """
 
     def __init__(
@@ -215,8 +218,8 @@ class Admission:
         self.waiting = WaitingQueue(limits.max_waiting)
 
     def add(self, sequence: LiveSequence) -> None:
-        """Queue a sequence that is new or has been preempted. If a running one computes what both
-        begin with, that will save its state where this one resumes.
+        """Queue a sequence that is new or has been preempted. A running sequence that computes the
+        same prefix will save its state where this one resumes.
         """
         self.waiting.add(sequence)
         prompt = sequence.queued_prompt = _queued_prompt(sequence)
@@ -224,14 +227,12 @@ class Admission:
             self._must_wait(prompt)
 
     def has_slot(self, client: str | None = None) -> bool:
-        """Whether a slot is free; with `client`, whether one is free that is not reserved for
-        another client.
-        """
+        """Whether a slot is free. With `client`, one reserved for another client does not count."""
         is_kept = client is not None and self._reserved_for not in {None, client}
         return len(self._running) + is_kept < self._max_running
 
     def admit(self, client: str) -> tuple[LiveSequence, Lease] | None:
-        """Admit the client's next sequence, if there is room for it and no other goes first."""
+        """Admit the client's next sequence, if there is room and no other client goes first."""
         if not self.has_slot(client):
             return None
         if client == self._reserved_for:
@@ -251,10 +252,10 @@ class Admission:
         return sequence, lease
 
     def victim(self, prompts: Container[str]) -> LiveSequence | None:
-        """The sequence to preempt now for another client's next one, which finds no room.
+        """The sequence to preempt now for another client's next sequence, which finds no room.
 
-        A freed slot is for the first client in turn that runs less than the victim's. It is freed
-        when none of the clients whose `prompts` are prefilled has its turn before.
+        A freed slot goes to the first client in turn that runs less than the victim's client. It is
+        freed only if no client whose prompt is prefilled (`prompts`) has its turn before.
         """
         if not self.waiting or len(self.waiting.clients) == 1:
             return None
@@ -289,10 +290,10 @@ class Admission:
         sequence.load_attempt = LoadAttempt()
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason:
-        """Why the sequence waits, by what kept `admit` from admitting it when it was last tried.
+        """Why the sequence waits: the reason for which `admit` last did not admit it.
 
-        A client that has been refused blocks keeps all others that may start waiting for them:
-        those after it in its own queue, and clients that hold more.
+        While a client waits for blocks, so do the later sequences in its queue, and clients that
+        hold more.
         """
         in_flight, prompt = self._store.in_flight, sequence.queued_prompt
         awaited = None if in_flight is None or prompt is None else in_flight.awaited(prompt)
@@ -307,7 +308,7 @@ class Admission:
         return WaitReason.MEMORY if self.refused else WaitReason.TURN
 
     def _may_start(self, sequence: LiveSequence) -> bool:
-        """Whether it has something to compute that no lease is about to bring."""
+        """Whether the sequence has something to compute that no running lease will provide."""
         awaits_last_check = sequence.pending_token is not None and not sequence.max_new_tokens_left
         if _waits_for_first(sequence) or awaits_last_check:
             return False
@@ -339,10 +340,10 @@ class Admission:
         return sequence
 
     def _may_try(self, sequence: LiveSequence) -> bool:
-        """Whether the sequence may be given blocks, if there are any.
+        """Whether blocks may be requested for the sequence.
 
-        Not while no block has been freed since it was refused, nor while another client that was
-        refused holds less, or as much and has its turn before.
+        Not if no block has been freed since it was refused, and not if another refused client holds
+        less, or holds as much and has its turn before.
         """
         if not self.refused:
             return True
@@ -357,11 +358,11 @@ class Admission:
         return ClientUsage(self._running, lambda sequence: len(sequence.tokens))
 
     def _first_of(self, clients: Set[str], usage: ClientUsage) -> str:
-        """The client that holds least; of several, the one whose turn is first."""
+        """The client that holds least. If several do, the one whose turn is first."""
         return min(filter(clients.__contains__, self.waiting.clients), key=usage.held.__getitem__)
 
     def _lease(self, sequence: LiveSequence) -> Lease | Refusal:
-        """Request blocks for the sequence. One is left for each running sequence's next decode."""
+        """Request blocks for the sequence, leaving one for each running sequence's next decode."""
         tokens, spare_blocks = sequence.tokens, len(self._running)
         reserve_tokens = int(sequence.max_new_tokens_left > 1)  # the last token's KV is not needed
         if (forkable := _forkable(sequence)) is not None:
@@ -385,8 +386,8 @@ def _waits_for_first(sequence: LiveSequence) -> bool:
 
 
 def _forkable(sequence: LiveSequence) -> Lease | None:
-    """The lease of its request's first sequence, if that has computed their prompt, and the
-    sequence need not compute it again.
+    """The lease of the request's first sequence, if it has computed their prompt and this sequence
+    can use that.
     """
     first = sequence.first
     if first is None or sequence.admissions or not sequence.can_use_prefix_cache:
@@ -395,8 +396,8 @@ def _forkable(sequence: LiveSequence) -> Lease | None:
 
 
 def _queued_prompt(sequence: LiveSequence) -> QueuedPrompt | None:
-    """What a waiting sequence is compared by with the prefixes in flight. None where it does not
-    look for its prompt in the prefix cache: the first of its request computes that for it.
+    """The prompt that is compared with the prefixes in flight. None if the sequence does not look
+    for its prompt in the prefix cache: the request's first sequence computes it.
     """
     uses_cache = sequence.can_use_prefix_cache and not _waits_for_first(sequence)
     if not uses_cache or _forkable(sequence) is not None:

@@ -1,4 +1,4 @@
-"""From a request to its sequences: what it must satisfy, and what is made of it."""
+"""Checks requests against the engine's limits, and makes their sequences."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +22,8 @@ from kvstore.types import DEFAULT_NAMESPACE, Namespace
 class Namespaces:
     """The namespaces of one model and its adapters. `unsalted` is the model's own.
 
-    `fingerprints` are the adapters' by their names. A namespace has the fingerprint, so that an
-    adapter that has changed under its name finds nothing.
+    `fingerprints` has the adapters' fingerprints by name. A namespace contains the fingerprint, so
+    that an adapter that has changed under its name finds nothing in the cache.
     """
 
     unsalted: Namespace = DEFAULT_NAMESPACE
@@ -37,7 +37,7 @@ class Namespaces:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one engine can serve. `arena_tokens` is what one sequence may fill."""
+    """The limits of one engine. `arena_tokens` is how many tokens one sequence may have KV for."""
 
     vocab_size: int
     max_context_tokens: int
@@ -45,9 +45,9 @@ class Limits:
     max_running: int
     max_waiting: int
     step_tokens: int
-    step_stretch: float = math.inf  # of a step with prompts, over one of decodes alone
+    step_stretch: float = math.inf  # longest step with prompts over one of decodes alone
     adapters: frozenset[str] = frozenset()
-    pools: bool = False  # whether the model's hidden states can be had
+    pools: bool = False  # whether the model's hidden states can be pooled
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:
@@ -66,14 +66,14 @@ def validate(request: Request, limits: Limits) -> None:
 
 
 def _token_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str]]:
-    """What is wrong with the request's tokens and their number: a message, and the field's name."""
+    """The problems of the request's tokens and their number: messages and field names."""
     n_prompt, n_prediction = len(request.prompt), len(request.prediction)
     if n_prompt == 0:
         yield "the prompt is empty", "prompt"
     if request.max_tokens < 0:
         yield f"max_tokens is {request.max_tokens}; it must be 0 or more", "max_tokens"
     for name, token_ids in ("prompt", request.prompt), ("prediction", request.prediction):
-        # A token beyond the vocabulary would be read from beyond the embeddings.
+        # The embedding of a token outside the vocabulary would be read out of bounds.
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
             yield f"the {name} has a token id outside 0 to {limits.vocab_size - 1}", name
     for limit, what in (
@@ -95,7 +95,7 @@ def _token_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str
 
 
 def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str]]:
-    """What is wrong with the request's other fields: a message, and the field's name."""
+    """The problems of the request's other fields: messages and field names."""
     sampling, shared_tokens = request.sampling, request.shared_tokens
     if shared_tokens is not None and shared_tokens < 0:
         yield f"shared_tokens is {shared_tokens}; it must be 0 or more", "shared_tokens"
@@ -136,8 +136,8 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
 class Submission:
     """A valid request, with a packed prompt for each of its n sequences.
 
-    `block_hashes` are of the prompt, where it may be on disk. Without a `plan` its sequences have
-    no constraint.
+    `block_hashes` are the hashes of the prompt's blocks if there is a disk cache. Without a `plan` its
+    sequences have no constraint.
     """
 
     request: Request
@@ -152,9 +152,9 @@ def prepare(
     plan: GrammarPlan | None = None,
     block_hashes: Callable[[Request], tuple[Digest, ...]] | None = None,
 ) -> Submission:
-    """Check and pack a request, in time proportional to prompt and n. Raises InvalidRequest.
+    """Check and pack a request, in time proportional to the prompt and n. Raises InvalidRequest.
 
-    Without a `plan` its sequences have no constraint; without `block_hashes` there is no disk
+    Without a `plan` its sequences have no constraint. Without `block_hashes` there is no disk
     cache.
     """
     validate(request, limits)
@@ -178,7 +178,7 @@ class SequenceFactory:
     _ids: Iterator[int] = field(default_factory=count, init=False)
 
     def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
-        """The request's n sequences; their seeds are consecutive."""
+        """Make the request's n sequences, with consecutive seeds."""
         request = submission.request
         seed = request.sampling.seed
         base_seed = self.draw_seed() if seed is None else seed

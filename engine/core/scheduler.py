@@ -2,9 +2,9 @@
 
     add / abort ─► plan() ─► Step ─► (runner) ─► StepResult ─► commit() ─► take_events()
 
-It has no threads and no tensors, and reads the clock for its metrics alone. A step may be planned
-before the one before it is committed. Decodes come first, so a long prompt is prefilled in chunks
-next to the others' decodes. The rest of a step goes by the clients' turns (docs/adr/0018).
+It has no threads and no tensors, and reads the clock only for its metrics. A step may be planned
+before the previous one is committed. Decodes come first, so a long prompt is prefilled in chunks
+next to the others' decodes. Clients take turns for the rest of a step (docs/adr/0018).
 """
 
 from collections import defaultdict, deque
@@ -72,16 +72,14 @@ class Step:
         return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
 
     def allow(self, sequence: LiveSequence) -> int:
-        """How many of the sequence's next known tokens may join; one is never refused for lack of
-        time.
-        """
+        """How many of the sequence's next known tokens may join. A single token always may."""
         wanted = sequence.unplanned_tokens
         if wanted == 1:
             return 1
         return self.budget.chunk_tokens(sequence.planned_tokens, min(wanted, self.budget_tokens))
 
     def add(self, sequence: LiveSequence, row: Row) -> None:
-        """The sequence computes this row. What its tables have changed by goes with it."""
+        """Add a row that the sequence computes, and the changes of its tables."""
         plan = self.plan
         if sequence.pending is None:
             plan.enter.append(batch_entry(sequence))
@@ -91,7 +89,7 @@ class Step:
         self.patch_tables(sequence)
 
     def verify(self, index: int, row: Verify) -> None:
-        """The sequence of the decode row `index` verifies a draft in place of that decode."""
+        """Verify a draft in place of the decode in row `index`."""
         sequence = self.sequences[index]
         self.plan.rows[index] = sequence.pending = row
         self.n_drafts += 1
@@ -147,18 +145,18 @@ class Scheduler:
         return bool(self.sequences) or (self.disk is not None and self.disk.is_busy)
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
-        """Why the sequence does not run; None if it does."""
+        """Why the sequence waits; None if it runs."""
         if sequence.lease is not None:
             return None
         return self._admission.wait_reason(sequence)
 
     def take_events(self) -> list[OutputEvent]:
-        """What has happened to sequences since this was last called, in order."""
+        """The events of all sequences since the last call, in order."""
         events, self._commit.events = self._commit.events, []
         return events
 
     def block_hashes(self, request: Request) -> tuple[Digest, ...]:
-        """The hashes of its prompt's blocks; none without a disk cache. On any thread."""
+        """The hashes of the prompt's blocks; none without a disk cache. On any thread."""
         if self.disk is None:
             return ()
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
@@ -181,9 +179,9 @@ class Scheduler:
         self.metrics.queued(request.n)
 
     def abort(self, request_id: str) -> None:
-        """End a request's sequences, if it has any. What they have computed stays in the cache.
+        """End a request's sequences, if it has any. What they have computed goes to the cache.
 
-        A sequence in flight ends when its step is committed, so that this is kept, too.
+        A sequence in flight ends when its step is committed, so that its result is kept as well.
         """
         for sequence in self.sequences.of_request(request_id):
             if sequence.planned_tokens > sequence.computed_tokens:
@@ -201,8 +199,8 @@ class Scheduler:
         )
 
     def plan(self) -> Step | None:
-        """Plan the next step. Allocates its blocks; preempts sequences where there are too few.
-        None where nothing is to be computed, filled in or read.
+        """Plan the next step and allocate its blocks, preempting sequences if blocks are short.
+        Return None if there is nothing to compute, to load or to read.
         """
         batch_rows = min(len(self.running) + len(self.waiting), self._limits.max_running)
         step = Step(
@@ -220,7 +218,7 @@ class Scheduler:
             self._add_prefills(step)
         if self.drafts is not None:
             self.drafts.add(step, self.costs, self._limits)
-        for sequence in step.preempted:  # only now, or this very plan could admit it again
+        for sequence in step.preempted:  # only now, or this plan could admit it again
             self._admission.add(sequence)
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
@@ -231,31 +229,31 @@ class Scheduler:
         return step
 
     def observe(self, step: Step, loading_steps: Collection[int], seconds: float) -> None:
-        """Learn from a step that took `seconds`. The steps numbered `loading_steps` have filled in
-        blocks from disk during that time.
+        """Learn from a step that took `seconds`. During that time, the steps numbered
+        `loading_steps` filled in blocks from disk.
         """
         shape = step.budget.shape
         if loading_steps or step.is_reading:
             assert self.disk is not None
-            if not shape.chunks:  # their prediction is off by more than what the bytes take
+            if not shape.chunks:  # predictions of chunks are off by more than the bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
                 self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
         elif (shape.decode_rows or shape.chunks) and not step.is_scoring:
             self.costs.observe(shape, seconds)
 
     def emit_unblocked(self) -> None:
-        """Emit the pending tokens of the sequences whose grammars have been answered meanwhile."""
+        """Emit the pending tokens of sequences whose grammar has answered since."""
         self._commit.emit_unblocked()
 
     def commit(self, step: Step, result: StepResult) -> None:
-        """The step has been computed: publish its blocks, append its tokens."""
+        """Publish the blocks of a step that was computed, and append its tokens."""
         self.metrics.steps += 1
         if self.disk is not None:
             self.disk.commit(step.plan.number, result.read)
         self._commit.step(step.sequences, step.plan.rows, result.rows)
 
     def fail(self, step: Step, message: str) -> None:
-        """The step has raised: end its sequences, and publish nothing of it."""
+        """End the sequences of a step that has raised, and publish nothing of it."""
         self.store.revoke(step.plan.ops)
         if self.disk is not None:
             self.disk.fail(step.plan.number)
@@ -264,7 +262,7 @@ class Scheduler:
                 self._commit.fail(sequence, message)
 
     def _preempt_for_client(self, step: Step) -> None:
-        """Preempt a sequence of a client that has much for one that has little, once a step."""
+        """Preempt at most one sequence of a client that has much for a client that has little."""
         prompts = {sequence.request.client for sequence in self.sequences.prefilling}
         victim = self._admission.victim(prompts)
         if victim is not None:
@@ -272,8 +270,8 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _add_decodes(self, step: Step) -> None:
-        """A token for each sequence that decodes or has one known token left. Limits leave each of
-        them one.
+        """Add one token of each sequence that decodes or has one known token left. The limits
+        guarantee that all of these fit into a step.
         """
         lasts = [one for one in self.sequences.prefilling if one.unplanned_tokens == 1]
         decoding = [*self.sequences.decoding, *lasts]
@@ -301,7 +299,7 @@ class Scheduler:
             step.budget.add_decodes(n_rows, n_keys)
 
     def _add_prefills(self, step: Step) -> None:
-        """A chunk of each client in turn, and again, for as long as there is budget."""
+        """Add a chunk of each client in turn, and again, as long as there is budget."""
         prompts = defaultdict[str, deque[LiveSequence]](deque)
         for sequence in self.running:
             if sequence in self.sequences.prefilling:
@@ -311,7 +309,7 @@ class Scheduler:
         if not prompts and not may_begin:
             return
         clients = deque(c for c in waiting.clients if c in prompts or (may_begin and c in waiting))
-        held_up = list[str]()  # while another waits for blocks, who goes first
+        held_up = list[str]()  # clients that come after one that waits for blocks
         while clients and step.budget_tokens:
             client = clients.popleft()
             if self._take_turn(client, prompts.get(client, deque()), step):
@@ -324,7 +322,7 @@ class Scheduler:
                 held_up.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], step: Step) -> bool:
-        """Prefill more of one of the client's prompts, else admit one. False if neither can be."""
+        """Prefill more of one of the client's prompts, or admit one. False if neither can be."""
         while prompts:
             sequence = prompts.popleft()
             has_lease = sequence.lease is not None  # not preempted above
@@ -340,7 +338,7 @@ class Scheduler:
         self.sequences.start(sequence, lease)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
-        # In this step: it carries out the copies that the admission has queued.
+        # The admission may have queued copies, which this step carries out.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
         return True
 
@@ -365,8 +363,8 @@ class Scheduler:
             self.sequences.planned(sequence)
 
     def _reserve(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> bool:
-        """Plan the sequence's next positions, and preempt others where blocks are short. False if
-        the sequence itself was preempted.
+        """Plan the sequence's next positions, preempting others if blocks are short. Return False
+        if the sequence itself was preempted.
         """
         position = sequence.sampled_position if n_tokens > 1 else 0
         while self.store.plan(lease, n_tokens, position) is not None:
@@ -381,13 +379,13 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: LiveSequence, step: Step) -> None:
-        """Take its lease. Its blocks go to the cache, where it finds most of them again later."""
+        """Preempt the sequence. Its blocks go to the cache, where it may find them again."""
         self.store.donate(self.sequences.preempt(sequence))
         step.preempted.append(sequence)
 
 
 def batch_entry(sequence: LiveSequence) -> BatchEntry:
-    """The sequence as it enters the runner's batch."""
+    """Describe the sequence to the runner, whose batch it enters."""
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -404,7 +402,7 @@ def batch_entry(sequence: LiveSequence) -> BatchEntry:
 
 
 def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
-    """Known tokens of the sequence from position `start` on; samples after its last one."""
+    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
     tokens, end = sequence.tokens, start + n_tokens
     score = None
     if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
@@ -414,7 +412,7 @@ def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
             score = Score(following, sequence.request.prompt_logprobs)
     pooling = sequence.request.pooling
     if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
-        pooling = None  # none of the tokens that it needs
+        pooling = None  # the row does not have the token that is needed
     return Prefill(
         sequence_id=sequence.id,
         start=start,

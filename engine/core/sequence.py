@@ -1,4 +1,4 @@
-"""The sequences being generated: the tokens, lease and state of each. Engine thread only."""
+"""Live sequences: their tokens, leases and states. Engine thread only."""
 
 from bisect import insort
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Status(Enum):
     WAITING = auto()  # not admitted yet
     RUNNING = auto()  # has a lease
     ABORTING = auto()  # has a lease, and ends when the step in flight is committed
-    PREEMPTED = auto()  # lost its lease, and waits to be admitted again
+    PREEMPTED = auto()  # has lost its lease, and waits to be admitted again
     FINISHED = auto()
 
 
@@ -34,10 +34,10 @@ class Status(Enum):
 class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
-    `tokens` are the prompt and what was generated. Progress is two numbers of the lease: steps have
-    been planned for the first `planned_tokens` positions, and the first `computed_tokens` have KV.
+    `tokens` are the prompt and the generated tokens. The lease has two counters of progress: steps
+    are planned for the first `planned_tokens` positions, and the first `computed_tokens` have KV.
     A sequence *prefills* while it has known tokens for which no step is planned. Then it *decodes*:
-    each step computes the token that the step before has sampled, known to the host or not.
+    each step computes the token that the previous step sampled, known to the host or not.
 
     `pending` is the row that was planned last for the sequence. `Late` replaces it if the mask did
     not arrive in time: the logits are saved, and the next step must draw from them. None: the
@@ -56,8 +56,8 @@ class LiveSequence:
     seed: int
     grammar: GrammarState | None = None
     proposer: Proposer | None = None
-    block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
-    first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
+    block_hashes: tuple[Digest, ...] = ()  # of the prompt, if there is a disk cache
+    first: "LiveSequence | None" = None  # of the request: it computes the prompt for the others
     arrived_seconds: float = 0.0  # of the metrics' clock
     last_token_seconds: float | None = None  # None before the first token
     status: Status = Status.WAITING
@@ -71,12 +71,12 @@ class LiveSequence:
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
     drafted_tokens: int = 0  # verified so far
-    accepted_drafts: int = 0  # those of them that were appended
+    accepted_drafts: int = 0  # drafted tokens that were appended
     n_scores_sent: int = 0  # entries of its prompt's logprobs that were sent in events
-    pooled: Vector | None = None  # the sum of what has been pooled
+    pooled: Vector | None = None  # the sum of the hidden states pooled so far
     prompt_tokens: int = field(init=False)
-    decode: Decode = field(init=False)  # its row in every step of a decode
-    end_tokens: int = field(init=False)  # positions that are computed in all; the last token is not
+    decode: Decode = field(init=False)  # the row of every decode: none is allocated a step
+    end_tokens: int = field(init=False)  # positions computed in all: the last token has no KV
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.request.prompt)
@@ -103,24 +103,24 @@ class LiveSequence:
     @property
     def sampled_position(self) -> int:
         """The position of the last known token, which is computed with the decodes because its
-        logits or hidden state are read. 0 if nothing of it is read.
+        logits or its hidden state are needed. 0 if neither is needed.
         """
         is_read = self.request.max_tokens > 0 or self.request.pooling is Pooling.LAST
         return len(self.tokens) - 1 if is_read else 0
 
     @property
     def lacks_scores(self) -> bool:
-        """Whether its prompt logprobs are still to be computed, from the logits of every token."""
+        """Whether its prompt logprobs are to be computed, which takes the logits of every token."""
         return self.request.prompt_logprobs is not None and self.output_tokens == 0
 
     @property
     def can_use_prefix_cache(self) -> bool:
-        """False where the logits or hidden state of every prompt token are needed."""
+        """False if the logits or the hidden state of every prompt token are needed."""
         return not self.lacks_scores and self.request.pooling in {None, Pooling.LAST}
 
     @property
     def vector(self) -> Vector | None:
-        """What has been pooled of the prompt, once all of it is computed."""
+        """The pooled hidden state of the prompt, once all of it is computed."""
         if self.pooled is None or self.request.pooling is not Pooling.MEAN:
             return self.pooled
         return self.pooled / np.float32(self.prompt_tokens)
@@ -165,9 +165,9 @@ class LiveSequence:
     def take_scores(
         self, start: int, scores: Sequence[TokenLogprob]
     ) -> tuple[TokenLogprob | None, ...]:
-        """Take the logprobs of the prompt's tokens after position `start`. Returns the entries that
-        no event has had: after a preemption the prompt is scored again from its start. The entry of
-        the first token is None.
+        """Take the logprobs of the prompt's tokens after position `start`. Return the entries that
+        were not sent yet: after a preemption the prompt is scored again from its start. The entry
+        of the first token is None.
         """
         if not self.lacks_scores:
             return ()
@@ -180,9 +180,8 @@ class LiveSequence:
         self.pooled = vector if self.pooled is None else self.pooled + vector
 
     def emit(self, sampled: SampledToken) -> TextDelta:
-        """The text that its last token completes, and why the sequence ends with it, if it does.
-
-        The grammar of a guided sequence has been answered on that token, and has advanced.
+        """Return the text that the last token completes, and why the sequence ends with it, if it
+        does. The grammar of a guided sequence must have advanced by that token.
         """
         grammar = self.grammar
         delta = self.output.add(sampled.token_id)
@@ -204,12 +203,13 @@ def admission_key(sequence: LiveSequence) -> tuple[int, int]:
 
 
 class LiveSequences:
-    """All sequences that have not ended, and what each of them is about to do.
+    """All sequences that have not ended, by what each of them does next.
 
-    `running` are those with a lease, by `admission_key`. Each of them is in `prefilling`, if it has
-    known tokens that are not planned yet, in `decoding`, if it generates, or in neither, if it is
-    being aborted or only waits for its prompt to be committed. `unanswered` are those whose grammar
-    has yet to be answered. `leaving` must be removed from the runner's batch with the next step.
+    `running` has the sequences with a lease, sorted by `admission_key`. A running sequence is in
+    `prefilling` if it has known tokens that are not planned yet, in `decoding` if it generates, and
+    in neither if it is being aborted or only waits for its prompt to be committed. `unanswered` has
+    the sequences whose grammar has yet to answer. `leaving` has the sequences that the next step
+    removes from the runner's batch.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class LiveSequences:
         self.n_guided += sequence.grammar is not None
 
     def start(self, sequence: LiveSequence, lease: Lease) -> None:
-        """The sequence has been admitted with this lease."""
+        """Run a sequence that was admitted with this lease."""
         sequence.status, sequence.lease = Status.RUNNING, lease
         if sequence.admissions == 0:
             sequence.cached_tokens = lease.cached_tokens
@@ -244,26 +244,24 @@ class LiveSequences:
         self.wait_for_grammar(sequence)
 
     def planned(self, sequence: LiveSequence) -> None:
-        """All known tokens of a prefilling sequence are planned: it decodes from now on, if it is
-        to generate anything.
-        """
+        """Have a sequence decode, unless it generates nothing: its known tokens are planned."""
         del self.prefilling[sequence]
         if sequence.request.max_tokens > 0:
             self.decoding[sequence] = None
 
     def prefill_again(self, sequence: LiveSequence) -> None:
-        """Known tokens of a decoding sequence have lost their KV and are computed again."""
+        """Have a decoding sequence prefill again: known tokens have lost their KV."""
         self.decoding.pop(sequence, None)
         self.prefilling[sequence] = None
 
     def abort(self, sequence: LiveSequence) -> None:
-        """The sequence, which is in flight, ends when its step is committed."""
+        """Have a sequence in flight end when its step is committed."""
         sequence.status = Status.ABORTING
         self.prefilling.pop(sequence, None)
         self.decoding.pop(sequence, None)
 
     def preempt(self, sequence: LiveSequence) -> Lease:
-        """Stop a running sequence. Returns its lease, which is the caller's to donate."""
+        """Stop a running sequence. Return its lease, which the caller must donate."""
         lease = self._stop(sequence)
         assert lease is not None, f"sequence {sequence.id} is {sequence.status.name}: no lease"
         sequence.status = Status.PREEMPTED
@@ -271,7 +269,7 @@ class LiveSequences:
         return lease
 
     def remove(self, sequence: LiveSequence) -> Lease | None:
-        """The sequence has ended. Returns its lease, if it has one: the caller's to release."""
+        """Remove a sequence that has ended. Return its lease, if any, for the caller to release."""
         assert sequence.is_live, f"sequence {sequence.id} has ended before"
         lease = self._stop(sequence)
         sequence.status = Status.FINISHED
@@ -296,14 +294,14 @@ class LiveSequences:
         return lease
 
     def wait_for_grammar(self, sequence: LiveSequence) -> bool:
-        """Whether the sequence's grammar has yet to be answered. Then it is in `unanswered`."""
+        """Add the sequence to `unanswered` if its grammar has yet to answer. True if it has."""
         if sequence.unanswered is None:
             return False
         self.unanswered[sequence.id] = sequence
         return True
 
     def take_answered(self) -> list[LiveSequence]:
-        """Remove the sequences whose grammar has been answered from `unanswered`; return them."""
+        """Remove the sequences whose grammar has answered from `unanswered`, and return them."""
         answered = [one for one in self.unanswered.values() if one.unanswered is None]
         for sequence in answered:
             del self.unanswered[sequence.id]

@@ -68,7 +68,7 @@ def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
 
 
 def saved_bytes(n_saved_blocks: int, groups: Sequence[GroupStats], sizes: StorageBytes) -> int:
-    """Bytes that sharing saves: what running sequences would need more if they shared nothing."""
+    """Bytes that running sequences would need in addition if they shared nothing."""
     slots = sum(group.saved * size for group, size in zip(groups, sizes.slots, strict=True))
     return n_saved_blocks * sizes.block + slots
 

@@ -1,12 +1,13 @@
-"""What the scheduler gives the runner and what it gets back: rows, their results, and the runner.
+"""The interface of scheduler and runner: plans of steps, their results, and the runner.
 
 A step plan is a list of rows and one ordered list of storage ops. The runner answers each row with
-one result, in the order of the rows. All of it are plain values that can be pickled and replayed.
+one result, in the order of the rows. All of these are plain values that can be pickled and
+replayed.
 
-The runner keeps the batch between steps: for each sequence its tables, its position, how it is
-sampled and the token that it sampled last. A plan says what changes in the batch and which of its
-sequences compute something. A step is planned while the one before it is computed, except after a
-step with drafts, or where drafts of the next step would gain more than the overlap.
+The runner keeps the batch between steps: the tables, position, sampling parameters and last sampled
+token of each sequence. A plan has the changes of the batch and the rows to compute. A step is
+planned while the previous one is computed, except after a step with drafts, or if drafts of the
+next step would gain more than the overlap.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +25,23 @@ from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
 
 SequenceId = NewType("SequenceId", int)
-"""Identifies a sequence for as long as the engine runs. Never used twice; later ones are higher."""
+"""Identifies a sequence. Never used twice while the engine runs; later ids are higher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a sequence's tokens are chosen, as of when it enters the batch.
+    """How a sequence's tokens are sampled, at the time when it enters the batch.
 
-    A draw depends on the seed, on the token's index in the output and on the row's own logits
-    alone: a sequence that was preempted draws again what it has drawn before.
+    A draw depends only on the seed, on the token's index in the output and on the row's logits, so
+    a sequence that was preempted draws the same tokens again.
     """
 
     params: SamplingParams
     seed: int
-    output_index: int = 0  # tokens that it has generated before it enters
+    output_index: int = 0  # number of tokens generated before it enters
     prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
     output_tokens: tuple[int, ...] = ()  # for penalties; empty when all are off
-    banned_tokens: tuple[int, ...] = ()  # ruled out before `min_tokens`, where no mask says more
+    banned_tokens: tuple[int, ...] = ()  # banned before `min_tokens`, in rows without a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,14 @@ class BatchEntry:
 
     sequence_id: SequenceId
     sampling: Sampling
-    adapter: str = ""  # the LoRA with which its tokens are computed; "": none
+    adapter: str = ""  # the LoRA adapter that computes its tokens; "" for none
 
 
 class Score(NamedTuple):
-    """A prefill row also computes the log-probability of the token after each of its tokens."""
+    """Has a prefill row also compute the log-probability of the token after each of its tokens."""
 
-    next_tokens: tuple[int, ...]  # after each of the row's tokens; none after a prompt's last
-    n_top: int  # alternatives reported for each
+    next_tokens: tuple[int, ...]  # one after each token of the row, but none after the prompt
+    n_top: int  # alternatives to report for each
 
 
 class Prefill(NamedTuple):
@@ -69,7 +70,7 @@ class Prefill(NamedTuple):
     sequence_id: SequenceId
     start: int
     tokens: tuple[int, ...]
-    samples: bool = False  # a token is sampled after the last one
+    samples: bool = False  # whether a token is sampled after the last one
     score: Score | None = None
     pooling: Pooling | None = None  # which of these tokens' hidden states are pooled
 
@@ -84,7 +85,7 @@ class Verify(NamedTuple):
     """Compute the last sampled token `token` at position `start` and a draft after it.
 
     A token is sampled after `token` and after each token of the draft. Those that equal the draft
-    are accepted; the first that differs, or the one after the whole draft, is the last that counts.
+    are accepted. The first that differs, or the one after the whole draft, is the last to count.
     """
 
     sequence_id: SequenceId
@@ -94,7 +95,7 @@ class Verify(NamedTuple):
 
 
 class Resample(NamedTuple):
-    """Sample from the logits that an earlier step has saved because the row's mask was late."""
+    """Sample from the logits that an earlier step saved because the row's mask was late."""
 
     sequence_id: SequenceId
 
@@ -104,14 +105,14 @@ Row: TypeAlias = Prefill | Decode | Verify | Resample
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step for the runner. Filled by the scheduler, and not changed once it is submitted."""
+    """A step for the runner. The scheduler fills it, and does not change it after submission."""
 
     number: int = 0  # identifies the step for its planner
-    leave: Sequence[SequenceId] = ()  # out of the batch, before any sequence enters
+    leave: Sequence[SequenceId] = ()  # they leave the batch before any sequence enters
     enter: list[BatchEntry] = field(default_factory=list)
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)  # at most one of each sequence
-    ops: Sequence[StepOp] = ()  # in the order in which the store has queued them
+    ops: Sequence[StepOp] = ()  # in the order in which the store queued them
 
     def ops_at(self, when: When) -> list[StorageOp]:
         """The ops of one phase of the step, without reads."""
@@ -119,13 +120,13 @@ class StepPlan:
 
     @property
     def reads(self) -> list[ReadBlock]:
-        """What the step reads, after all else."""
+        """The blocks that the step reads, after everything else."""
         return [op for _, op in self.ops if isinstance(op, ReadBlock)]
 
 
 Masks: TypeAlias = npt.NDArray[np.int32]
-"""Which tokens some draws may choose from, `[draws, ceil(vocabulary / 32)]`: token t is bit t % 32,
-counted from the lowest, of word t // 32.
+"""The tokens that each draw may choose, `[draws, ceil(vocabulary / 32)]`: token t is bit t % 32 of
+word t // 32, counted from the lowest bit.
 """
 
 NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
@@ -134,10 +135,10 @@ NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 class StepMasks(NamedTuple):
     """The masks of a step's draws, and the sequences whose masks are late.
 
-    `sequence_ids[i]` is the sequence that `masks[i]` is for. A verified draft has a mask for each
-    of its draws, in order; draws beyond the masks that it has are skipped. A sequence without any
-    mask may choose every token, in all of its draws. Of a sequence that is `late` the logits after
-    its last own token are saved, and nothing is drawn.
+    `sequence_ids[i]` is the sequence of `masks[i]`. A verified draft has a mask for each of its
+    draws, in order; draws without a mask are skipped. A sequence without any mask may choose every
+    token in all of its draws. Nothing is drawn for a `late` sequence: the logits after its own last
+    token are saved.
     """
 
     sequence_ids: Sequence[SequenceId] = ()
@@ -146,7 +147,7 @@ class StepMasks(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """A token that was drawn, with its log-probability where the request wants any."""
+    """A token that was drawn, and its log-probability if the request wants it."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -157,38 +158,37 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 
 class Prefilled(NamedTuple):
-    """A prefill row was computed that samples nothing."""
+    """The result of a prefill row that samples nothing."""
 
     scores: tuple[TokenLogprob, ...] = ()
     vector: Vector | None = None  # the sum of the hidden states that the row pools
 
 
 class Sampled(NamedTuple):
-    """A row was computed and its next token drawn."""
+    """The result of a row whose next token was drawn."""
 
     token: SampledToken
     scores: tuple[TokenLogprob, ...] = ()
 
 
 class Verified(NamedTuple):
-    """A draft was verified: its accepted tokens, and after them the token that was drawn instead of
-    the first rejected one, or after the whole draft. At least one token.
+    """The result of a verified draft: its accepted tokens, and then the token that was drawn in
+    place of the first rejected one, or after the whole draft. At least one token.
     """
 
     tokens: tuple[SampledToken, ...]
 
 
 class Late(NamedTuple):
-    """A row was computed and its logits saved: its mask was late. A `Resample` row draws from them.
-
-    Of a verified draft only the row's own token counts.
+    """The result of a row whose mask was late: its logits are saved, and a `Resample` row draws
+    from them. If the row verified a draft, only the row's own token counts.
     """
 
     scores: tuple[TokenLogprob, ...] = ()
 
 
 class Failed(NamedTuple):
-    """A row could not be computed, or no token could be drawn. Other rows are not affected."""
+    """The result of a row that could not be computed or sampled. Other rows are not affected."""
 
     message: str
 
@@ -197,7 +197,7 @@ RowResult: TypeAlias = Prefilled | Sampled | Verified | Late | Failed
 
 
 class StepResult(NamedTuple):
-    """The result of each row, in order, and what each `ReadBlock` op of the plan has read."""
+    """The result of each row, in order, and the data of each `ReadBlock` op of the plan."""
 
     rows: Sequence[RowResult]
     read: Sequence[Parts] = ()
@@ -208,40 +208,40 @@ class RunnerLost(Exception):
 
 
 class ModelRunner(Protocol):
-    """Computes steps, one while the next is planned. Lives on the engine thread, where it was made.
+    """Computes a step while the next is planned. Used only on the engine thread, which made it.
 
         submit(1) sample(1) submit(2) collect(1) sample(2) submit(3) collect(2) ...
 
     A step with `Verify` rows is collected before the next one is submitted.
 
-    Each method may raise whatever the device raises. A step for which `submit` or `sample` has
-    raised is forgotten, and all steps are when `collect` has; the blocks of their rows are then
-    undefined, all others untouched. Raises RunnerLost when that cannot be said.
+    Each method may raise whatever the device raises. If `submit` or `sample` raises, that step is
+    dropped; if `collect` raises, all steps are. The blocks of their rows are then undefined, and
+    all others are unchanged. If the runner cannot guarantee that, it raises RunnerLost.
     """
 
     def submit(self, plan: StepPlan) -> None:
-        """Change the batch and begin the forwards. Returns while they run, or wait.
+        """Change the batch and launch the forwards. Returns before they are done.
 
-        The token of a `Decode` row may still be on its way: the device has it before the host does.
-        What the plan fills in and reads may have to wait for the step in flight.
+        The token of a `Decode` row may be unknown to the host: the device has it first. Ops that
+        fill in and read blocks may have to wait for the step in flight.
         """
         ...
 
     def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        """Compute the rest of the step that was submitted last and draw its tokens, now that the
-        step before it is collected. Returns while the device computes. `masks` is called once the
-        forwards are launched; None: no row has a mask. What it raises is raised.
+        """Compute the rest of the step that was submitted last and draw its tokens, after the
+        previous step was collected. Returns while the device computes. `masks` is called once the
+        forwards are launched, and its errors are raised; None if no row has a mask.
         """
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step that has not been collected, and for what it reads."""
+        """Wait for the oldest step that was not collected, and for the blocks that it reads."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """All that the engine needs of a loaded model."""
+    """The parts of a loaded model that the engine needs."""
 
     runner: ModelRunner
     card: ModelCard
@@ -254,5 +254,5 @@ class Backend:
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
-    rest: Callable[[], None]  # what is left for when nothing is to be computed
-    release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act
+    rest: Callable[[], None]  # work that is left until there is nothing to compute
+    release_thread: Callable[[], None]  # frees MLX's memory of the thread; the last call on it

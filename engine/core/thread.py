@@ -1,4 +1,4 @@
-"""The engine's loop on a thread of its own: calls in, from one event loop, and events out."""
+"""Runs the engine's loop on a thread of its own, for the coroutines of one event loop."""
 
 import asyncio
 import logging
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUICK_TOKENS = 4096
-"""Tokens that are checked and packed in about the time in which a thread begins to run."""
+"""The most tokens packed on the event loop: that takes about as long as starting a thread."""
 
 STALL_SECONDS = 600.0
-"""A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
+"""A step that takes longer than this counts as hung. The slowest real step takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What is made on the engine thread, because MLX arrays belong to the thread that made them."""
+    """The parts made on the engine thread: MLX arrays belong to the thread that made them."""
 
     loop: EngineLoop
     card: ModelCard
@@ -62,7 +62,7 @@ class EngineParts:
     trials: Trials
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
-    release_thread: Callable[[], None]  # called last of all on that thread
+    release_thread: Callable[[], None]  # the last call on that thread
 
 
 Build = Callable[[Inbox, Deliver], EngineParts]
@@ -72,9 +72,9 @@ class EngineThread:
     """A running engine. Its coroutines are for one event loop."""
 
     def __init__(self, build: Build, deliver: Deliver, ended: Callable[[], None]) -> None:
-        """Start the thread. Returns when `build` has run on it, and raises what that raises.
+        """Start the thread. Returns when `build` has run on it, and raises whatever `build` raises.
 
-        `deliver` and `ended` are called on the engine thread, `ended` last of all.
+        `deliver` and `ended` are called on the engine thread, `ended` once the loop has ended.
         """
         self._inbox = Inbox()
         self._draining = False
@@ -90,9 +90,9 @@ class EngineThread:
         self._loop, self.card = self._parts.loop, self._parts.card
 
     async def submit(self, request: Request) -> None:
-        """Returns when the loop has taken it; its events may come before that.
+        """Queue a request. Its events may come before this returns.
 
-        Raises InvalidRequest, QueueFull or EngineStopped.
+        Raises InvalidRequest, QueueFull, NoGrammars or EngineStopped.
         """
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
@@ -106,7 +106,7 @@ class EngineThread:
         await self._ask(partial(scheduler.add, submission, arrived_seconds))
 
     def abort(self, request_id: str) -> None:
-        """Within a step no block is held for it. Does nothing when it has ended."""
+        """End a request and free its blocks within a step. Does nothing if it has ended."""
         self._tell(partial(self._loop.abort, request_id))
 
     async def check(self, request: Request) -> None:
@@ -114,7 +114,9 @@ class EngineThread:
         await self._tried(request)
 
     async def _tried(self, request: Request) -> Verdicts:
-        """Raises InvalidRequest for a grammar that cannot be served, NoGrammars where none can."""
+        """Try the request's grammars. Raises InvalidRequest if one cannot be served, and NoGrammars
+        if none can.
+        """
         verdicts = dict[Grammar, Verdict]()
         try:
             while grammars := untried(request, verdicts):
@@ -127,7 +129,7 @@ class EngineThread:
         return verdicts
 
     def stats(self) -> EngineStats:
-        """The statistics as of now, at once: also while a step runs, and when the loop is dead."""
+        """Read the statistics at once, even while a step runs and after the loop has died."""
         parts = self._parts
         return snapshot(self._loop.scheduler, self._loop.sizes, parts.memory(), parts.decode())
 
@@ -138,7 +140,7 @@ class EngineThread:
         if namespace_id is not None:
             known = await self._ask(lambda: loop.namespaces)
             namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
-            if namespace is None:  # it may be new, or on disk alone
+            if namespace is None:  # it may be new, or only on disk
                 return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
         return await self._ask(partial(loop.clear, namespace, tiers))
 
@@ -149,7 +151,7 @@ class EngineThread:
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
         namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
-        tokens = await asyncio.to_thread(Tokens, prompt)  # which may be many
+        tokens = await asyncio.to_thread(Tokens, prompt)  # a prompt may be long
         cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
         cached = prompt[:cached_tokens]
         digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
@@ -182,7 +184,7 @@ class EngineThread:
         return await asyncio.wrap_future(self._inbox.post(function))
 
     def _tell(self, function: Callable[[], None]) -> None:
-        """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
+        """Post an urgent call without waiting for it. Does nothing if the engine has stopped."""
         with suppress(EngineStopped):
             self._inbox.post(function, urgent=True).add_done_callback(_log_failure)
 
