@@ -1,4 +1,4 @@
-"""Where and with what a measurement was made."""
+"""The conditions of a measurement: machine, software and command line."""
 
 import os
 import platform
@@ -15,11 +15,11 @@ from measuring.doctor import package_versions
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What somebody needs to know to measure the same again."""
+    """Everything that is needed to repeat a measurement."""
 
     command: str
     seed: int
-    servers: tuple[str, ...]  # their command lines, {model} and {port} not filled in
+    servers: tuple[str, ...]  # their command lines, with {model} and {port}
     processor: str
     cores: int
     memory_bytes: int
@@ -29,7 +29,7 @@ class Conditions:
     versions: dict[str, str]
 
     def lines(self) -> list[str]:
-        """For people to read, a line each."""
+        """The conditions as lines of text."""
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return [
             f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; "

@@ -136,8 +136,8 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
 class Submission:
     """A valid request, with a packed prompt for each of its n sequences.
 
-    `block_hashes` are the hashes of the prompt's blocks if there is a disk cache. Without a `plan` its
-    sequences have no constraint.
+    `block_hashes` are the hashes of the prompt's blocks if there is a disk cache. Without a `plan`
+    its sequences have no constraint.
     """
 
     request: Request

@@ -1,12 +1,12 @@
-"""What attention costs in a decode and in a prompt chunk, by strategy. No model.
+"""The time of attention in a decode and in a prompt chunk, by strategy. No model.
 
     python -m load_tests.bench.attention [--dtype bfloat16]
 
-Some layers of 16 heads over 8 KV heads of 128, blocks of 32 tokens in tables shuffled over the
-arena. A decode is one token of each row, as `gather` and `cascade` attend to it, a chunk is some
-tokens of one row: both beside MLX's own attention over keys that lie side by side, padded to the
-longest row. On a CPU `cascade` takes float32 alone. The kinds alternate, so that what else the
-machine does is the same for all; times are the least, ratios the medians of those of each round.
+It measures the layers of `measuring.device`, with tables shuffled over the arena. A decode is one
+token of each row, a chunk is several tokens of one row. The strategies `gather` and `cascade` are
+compared with MLX's own attention over contiguous keys, padded to the longest row. On a CPU
+`cascade` supports only float32. The kinds take turns, so that other load on the machine affects all
+alike. Times are the shortest, ratios are medians over the ratios of each round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from measuring.device import (
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Rows of so many tokens, the first `shared` of them the same."""
+    """Rows with these numbers of tokens, the first `shared` of which are the same in all rows."""
 
     name: str
     contexts: Sequence[int]
@@ -57,7 +57,7 @@ CHUNKS = ((0, 512), (4_096, 512), (12_288, 512), (30_000, 128))
 
 
 def line(name: str, times: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
-    """The first kind's milliseconds, and how many times as long each other takes."""
+    """The first kind's milliseconds, and the ratio of each strategy's time to that."""
     base = next(iter(times.values()))
     ratios = {kind: ratio(base, other) for kind, other in times.items()}
     found = (f"{ratios[kind]:.2f}" if kind in ratios else "" for kind in ("gather", "cascade"))
@@ -78,11 +78,11 @@ def chunk_line(start: int, length: int, dtype: mx.Dtype, rounds: int) -> tuple[s
     arena = filled_arena(n_blocks, dtype)
     ours = {one.name: stepper(arena, spans, one, dtype) for one in strategies(dtype)}
     steps = {"contiguous": contiguous_stepper([start + length], length, dtype), **ours}
-    return line(f"{length} behind {start:,}", alternate(steps, rounds))
+    return line(f"{length} after {start:,}", alternate(steps, rounds))
 
 
 def main(rounds: int = 9, dtype: Literal["float32", "float16", "bfloat16"] = "float32") -> None:
-    """Measure decodes and chunks on the device that MLX takes by default."""
+    """Measure decodes and chunks on MLX's default device."""
     console = Console(width=100)
     kind = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[dtype]
     columns = ("MLX's own, ms a layer", "gather, times", "cascade, times")

@@ -1,9 +1,9 @@
 """The least time in which a load scenario could be served: `python -m load_tests.bench.floor
-CHECKPOINT SCENARIO`, which prints JSON; the scenario is a load, as JSON, too.
+CHECKPOINT SCENARIO`. The scenario is a load as JSON, and the result is printed as JSON.
 
-Each prompt token that was not sent before is computed once, at the speed of mlx-lm's bare model;
-every step has as many rows as the scenario has users, and takes as long as one of the bare model at
-the mean of the conversations' lengths. No HTTP, no text, nobody waits.
+Each prompt token that was not sent before is computed once, at the speed of mlx-lm's bare model.
+Every step has as many rows as the scenario has users, and takes as long as a step of the bare model
+at the mean length of the conversations. There is no HTTP, no text and no waiting.
 """
 
 import statistics
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from measuring.engine_step import BareModel
 
 PREFILL_TOKENS = 512
-"""Computed at once where the speed is measured: as many as the daemon's step has."""
+"""Prompt tokens of a forward whose speed is measured: as many as a step of the daemon has."""
 REPEATS = 6
-"""Of which the first does not count."""
+"""Forwards of prompt tokens that are measured; the first is not counted."""
 STEPS = 60
 
 Messages = Sequence[dict[str, str]]
 CountTokens = Callable[[Messages], int]
-"""Of a conversation as the model is asked to answer it."""
+"""Counts the tokens of a conversation up to the beginning of the next answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a workload cannot do without."""
+    """The least work of a workload."""
 
     new_prompt_tokens: int
     steps: int
     rows: int  # in every step
-    context_tokens: int  # of a row, in the mean
+    context_tokens: int  # of a row, on average
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The work, and how fast the bare model does it."""
+    """The work, and the time that the bare model takes for it."""
 
     work: Work
     prefill_tokens_per_second: float
@@ -54,13 +54,13 @@ class Floor:
 
     @property
     def headline(self) -> str:
-        """For a line of progress."""
+        """The result for a line of progress."""
         return f"{self.seconds:.2f} s"
 
 
 def least_work(workload: "Workload", count: CountTokens) -> Work:
-    """Each conversation's tokens once, but for the answers', which are the steps'; a system prompt
-    that several have counts once. For workloads of one wave.
+    """Count each conversation's prompt tokens once, and a shared system prompt once. The tokens of
+    answers are computed by steps. Only for workloads of one wave.
     """
     (conversations,) = workload.waves
     new_tokens, context_tokens, systems = 0, [], set()
@@ -83,7 +83,7 @@ def least_work(workload: "Workload", count: CountTokens) -> Work:
 
 
 def _prompt(conversation: "Conversation", turns: int) -> Messages:
-    """What is sent in that turn, its answers empty."""
+    """The messages that are sent in that turn, with empty answers."""
     system = [message("system", conversation.system)] if conversation.system else []
     first, *later = conversation.turns[:turns]
     pairs = [[message("assistant", ""), message("user", words)] for words in later]
@@ -91,7 +91,7 @@ def _prompt(conversation: "Conversation", turns: int) -> Messages:
 
 
 def measure(bare: "BareModel", work: Work) -> Floor:
-    """Medians of the bare model's times for this work."""
+    """Measure the bare model, and compute its time for this work from medians."""
     prefills = []
     for _ in range(REPEATS):
         bare.begin(1, work.context_tokens)
