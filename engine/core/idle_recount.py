@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 """Idle time before the store is recounted. Most conversations go on sooner."""
 
-MOST_SHARE = 0.1
+MAX_DUTY_CYCLE = 0.1
 """The largest share of the time spent in recounts, if steps interrupt one after another."""
 
 MOST_LOGGED = 20  # problems in one line of the log
@@ -45,7 +45,7 @@ class IdleRecount:
 
     def changed(self) -> None:
         """Note that the store is being changed, so that a recount starts again."""
-        pause_seconds = max(IDLE_SECONDS, self._spent_seconds / MOST_SHARE)
+        pause_seconds = max(IDLE_SECONDS, self._spent_seconds / MAX_DUTY_CYCLE)
         self._due_seconds = self._clock() + pause_seconds
         self._version = -1
 

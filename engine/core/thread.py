@@ -103,11 +103,11 @@ class EngineThread:
         pack = partial(prepare, request, self._parts.limits, plan, scheduler.block_hashes)
         is_quick = request.n * len(request.prompt) <= QUICK_TOKENS
         submission = pack() if is_quick else await asyncio.to_thread(pack)
-        await self._ask(partial(scheduler.add, submission, arrived_seconds))
+        await self._call(partial(scheduler.add, submission, arrived_seconds))
 
     def abort(self, request_id: str) -> None:
         """End a request and free its blocks within a step. Does nothing if it has ended."""
-        self._tell(partial(self._loop.abort, request_id))
+        self._post_urgent(partial(self._loop.abort, request_id))
 
     async def check(self, request: Request) -> None:
         validate(request, self._parts.limits)
@@ -138,27 +138,27 @@ class EngineThread:
     ) -> Cleared:
         loop, namespace = self._loop, None
         if namespace_id is not None:
-            known = await self._ask(lambda: loop.namespaces)
+            known = await self._call(lambda: loop.namespaces)
             namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
             if namespace is None:  # it may be new, or only on disk
-                return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
-        return await self._ask(partial(loop.clear, namespace, tiers))
+                return await self._call(partial(loop.clear_named, namespace_id, known, tiers))
+        return await self._call(partial(loop.clear, namespace, tiers))
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         loop = self._loop
-        return nullcontext(LiveWatch(self._ask, loop.scheduler, loop.sizes, self._versions))
+        return nullcontext(LiveWatch(self._call, loop.scheduler, loop.sizes, self._versions))
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
         namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
         tokens = await asyncio.to_thread(Tokens, prompt)  # a prompt may be long
-        cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
+        cached_tokens = await self._call(partial(store.probe, namespace, tokens))
         cached = prompt[:cached_tokens]
         digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        return await self._ask(partial(request_infos, self._loop.scheduler))
+        return await self._call(partial(request_infos, self._loop.scheduler))
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
@@ -169,21 +169,21 @@ class EngineThread:
         self._draining = True
         try:
             async with asyncio.timeout(timeout_seconds):
-                idle = await self._ask(self._loop.when_idle)
+                idle = await self._call(self._loop.when_idle)
                 await asyncio.wrap_future(idle)
         except TimeoutError:
             logger.warning("aborting what is left after %g seconds", timeout_seconds)
         except EngineStopped:
             logger.warning("the engine had stopped before")
-        self._tell(self._loop.abort_all)
-        self._tell(self._loop.stop)
+        self._post_urgent(self._loop.abort_all)
+        self._post_urgent(self._loop.stop)
         await asyncio.wrap_future(self._ended)
         self._thread.join()
 
-    async def _ask(self, function: Callable[[], T]) -> T:
+    async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._inbox.post(function))
 
-    def _tell(self, function: Callable[[], None]) -> None:
+    def _post_urgent(self, function: Callable[[], None]) -> None:
         """Post an urgent call without waiting for it. Does nothing if the engine has stopped."""
         with suppress(EngineStopped):
             self._inbox.post(function, urgent=True).add_done_callback(_log_failure)
