@@ -1,6 +1,6 @@
 """What the server may call in an engine, and the errors that it may get."""
 
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
         ...
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         """Clear one namespace, by its id in pictures, or all. Does nothing if there is no such
         namespace, and in a tier that there is not.

@@ -1,17 +1,18 @@
 """The engine's loop on a thread of its own: calls in, from one event loop, and events out."""
 
 import asyncio
+import faulthandler
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from engine.api import CacheWatch, EngineStopped, NoGrammars
+from engine.api import EngineStopped, NoGrammars
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, prepare, validate
@@ -26,6 +27,7 @@ from engine.grammar.factory import (
 )
 from engine.grammar.remote.trials import Trials, Verdict
 from engine.values.model import ModelCard
+from engine.values.picture import CachePicture, NodeTokens
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
     ALL_TIERS,
@@ -49,7 +51,14 @@ QUICK_TOKENS = 4096
 """Tokens that are checked and packed in about the time in which a thread begins to run."""
 
 STALL_SECONDS = 600.0
-"""A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
+"""A step that takes longer than this counts as hung. The slowest working step takes seconds."""
+
+HANGS_SECONDS = 3.0
+"""How long a drain may take after the time for requests and for the disk. The server waits for
+five.
+"""
+
+STDERR = 2  # the descriptor: Python's own stream may be in the middle of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,9 @@ Build = Callable[[Inbox, Deliver], EngineParts]
 
 
 class EngineThread:
-    """A running engine. Its coroutines are for one event loop."""
+    """A running engine. Its public coroutines are the calls of the server, see
+    `engine.remote.host.Calls`; they are for one event loop. `engine.api.Engine` documents them.
+    """
 
     def __init__(self, build: Build, deliver: Deliver, ended: Callable[[], None]) -> None:
         """Start the thread. Returns when `build` has run on it, and raises what that raises.
@@ -81,7 +92,7 @@ class EngineThread:
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
-        self._versions = count(1)  # of pictures
+        self._watching = asyncio.Lock()  # a watch is for one task
         built = Future[EngineParts]()
         self._thread = threading.Thread(
             target=self._main, args=(build, deliver, ended, built), name="engine", daemon=True
@@ -89,9 +100,11 @@ class EngineThread:
         self._thread.start()
         self._parts = built.result()
         self._loop, self.card = self._parts.loop, self._parts.card
+        scheduler, sizes = self._loop.scheduler, self._loop.sizes
+        self._watch = LiveWatch(self._ask, scheduler, sizes, count(1))
 
     async def submit(self, request: Request) -> None:
-        """Returns when the loop has taken it; its events may come before that.
+        """Returns when the loop has accepted the request; its events may come before that.
 
         Raises InvalidRequest, QueueFull or EngineStopped.
         """
@@ -106,8 +119,8 @@ class EngineThread:
         submission = pack() if is_quick else await asyncio.to_thread(pack)
         await self._ask(partial(scheduler.add, submission, arrived_seconds))
 
-    def abort(self, request_id: str) -> None:
-        """Within a step no block is held for it. Does nothing when it has ended."""
+    async def abort(self, request_id: str) -> None:
+        """End a request: within a step no block is held for it. Does nothing if it has ended."""
         self._tell(partial(self._loop.abort, request_id))
 
     async def check(self, request: Request) -> None:
@@ -127,13 +140,13 @@ class EngineThread:
         check_verdicts(request, verdicts)
         return verdicts
 
-    def stats(self) -> EngineStats:
+    async def stats(self) -> EngineStats:
         """The statistics as of now, at once: also while a step runs, and when the loop is dead."""
         parts = self._parts
         return snapshot(self._loop.scheduler, self._loop.sizes, parts.memory(), parts.decode())
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         loop, namespace = self._loop, None
         if namespace_id is not None:
@@ -143,9 +156,17 @@ class EngineThread:
                 return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
         return await self._ask(partial(loop.clear, namespace, tiers))
 
-    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        loop = self._loop
-        return nullcontext(LiveWatch(self._ask, loop.scheduler, loop.sizes, self._versions))
+    async def look(self) -> int:
+        async with self._watching:
+            return await self._watch.look()
+
+    async def picture(self) -> CachePicture:
+        async with self._watching:
+            return await self._watch.picture()
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        async with self._watching:
+            return await self._watch.node(node_id, most_tokens)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -165,7 +186,21 @@ class EngineThread:
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
+        """Refuse new requests, let running ones finish, abort the rest after `timeout_seconds`, and
+        end the thread. Afterwards only `stats` may be called.
+
+        If something hangs, the stacks of all threads are logged before the server gives up.
+        """
         self._draining = True
+        disk = self._loop.scheduler.disk
+        patience_seconds = timeout_seconds + HANGS_SECONDS + (disk.shutdown_seconds if disk else 0)
+        faulthandler.dump_traceback_later(patience_seconds, file=STDERR)
+        try:
+            await self._drain(timeout_seconds)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    async def _drain(self, timeout_seconds: float) -> None:
         try:
             async with asyncio.timeout(timeout_seconds):
                 idle = await self._ask(self._loop.when_idle)

@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
 from engine.core.metrics import observe
-from engine.remote.request_counters import RequestCounters
+from engine.remote.engine import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.picture import (
@@ -330,7 +330,7 @@ class FakeEngine:
         )
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         self._check_alive()
         self.cleared.put(frozenset(tiers))

@@ -178,7 +178,7 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
         engine = launched(config)
         try:
             for name in forgotten:
-                await engine.clear_cache(name, [CacheTier.DISK])
+                await engine.clear_cache(name, frozenset({CacheTier.DISK}))
             cached = [await _ask(engine, salt, PROMPT[:300], salt) for salt in salts]
             async with engine.watch() as watch:
                 await watch.look()
