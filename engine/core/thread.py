@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TypeVar
 
 from engine.api import EngineStopped, NoGrammars
@@ -27,7 +26,6 @@ from engine.grammar.factory import (
 )
 from engine.grammar.remote.trials import Trials, Verdict
 from engine.values.model import ModelCard
-from engine.values.picture import CachePicture, NodeTokens
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
     ALL_TIERS,
@@ -39,7 +37,8 @@ from engine.values.stats import (
     Probed,
     RequestInfo,
 )
-from engine.watch.picture import LiveWatch
+from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
+from engine.watch.feed import TreeFeed
 from engine.watch.snapshot import find_namespace, request_infos
 from kvstore.tokens import Tokens, block_digests
 
@@ -53,7 +52,7 @@ QUICK_TOKENS = 4096
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest working step takes seconds."""
 
-HANGS_SECONDS = 3.0
+DRAIN_GRACE_SECONDS = 3.0
 """How long a drain may take after the time for requests and for the disk. The server waits for
 five.
 """
@@ -92,7 +91,6 @@ class EngineThread:
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
-        self._watching = asyncio.Lock()  # a watch is for one task
         built = Future[EngineParts]()
         self._thread = threading.Thread(
             target=self._main, args=(build, deliver, ended, built), name="engine", daemon=True
@@ -100,8 +98,7 @@ class EngineThread:
         self._thread.start()
         self._parts = built.result()
         self._loop, self.card = self._parts.loop, self._parts.card
-        scheduler, sizes = self._loop.scheduler, self._loop.sizes
-        self._watch = LiveWatch(self._ask, scheduler, sizes, count(1))
+        self._feed = TreeFeed(self._ask, self._loop.scheduler, self._loop.sizes)
 
     async def submit(self, request: Request) -> None:
         """Returns when the loop has accepted the request; its events may come before that.
@@ -156,17 +153,11 @@ class EngineThread:
                 return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
         return await self._ask(partial(loop.clear, namespace, tiers))
 
-    async def look(self) -> int:
-        async with self._watching:
-            return await self._watch.look()
-
-    async def picture(self) -> CachePicture:
-        async with self._watching:
-            return await self._watch.picture()
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        return await self._feed.tree(since)
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        async with self._watching:
-            return await self._watch.node(node_id, most_tokens)
+        return await self._feed.node(node_id, most_tokens)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -193,7 +184,9 @@ class EngineThread:
         """
         self._draining = True
         disk = self._loop.scheduler.disk
-        patience_seconds = timeout_seconds + HANGS_SECONDS + (disk.shutdown_seconds if disk else 0)
+        patience_seconds = (
+            timeout_seconds + DRAIN_GRACE_SECONDS + (disk.shutdown_seconds if disk else 0)
+        )
         faulthandler.dump_traceback_later(patience_seconds, file=STDERR)
         try:
             await self._drain(timeout_seconds)

@@ -4,15 +4,14 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from typing import TypeAlias
 
 from engine.api import (
-    CacheWatch,
     EngineError,
     EngineStopped,
     InvalidRequest,
@@ -20,16 +19,19 @@ from engine.api import (
     Report,
 )
 from engine.process.child import ChildProcess
-from engine.remote.connection import Call, Connection, R
+from engine.remote.connection import Call, Connection, P, R
 from engine.remote.host import Calls
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import RefusalReason, Request
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, RequestInfo, SequenceCounts
+from engine.values.tree import TreeChanges, TreeSnapshot
 
 ANSWER_SECONDS = 1.0
-"""How long `stats` and `requests` wait for a process, which may have been stopped from outside."""
+"""How long `stats`, `requests` and `tree` wait for a process, which may have been stopped from
+outside.
+"""
 
 _REASONS = {InvalidRequest: RefusalReason.INVALID, QueueFull: RefusalReason.QUEUE_FULL}
 
@@ -225,9 +227,8 @@ class RemoteEngine(Calls):
             self._last_stats = await self._call_with_timeout(Calls.stats)
         return replace(self._last_stats, sequences=self._counters.counts())
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[CacheWatch]:
-        yield self
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        return await self._call_with_timeout(Calls.tree, since)
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         with suppress(TimeoutError):
@@ -246,9 +247,11 @@ class RemoteEngine(Calls):
             self._last_stats = await super().stats()
         await asyncio.to_thread(self.connection.close)
 
-    async def _call_with_timeout(self, call: Call[[], R]) -> R:
+    async def _call_with_timeout(
+        self, call: Call[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
         """The result of a call. Raises TimeoutError after ANSWER_SECONDS, and EngineStopped."""
-        number, result = self.connection.send(call)
+        number, result = self.connection.send(call, *arguments, **named)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.wrap_future(result)

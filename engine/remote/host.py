@@ -152,8 +152,7 @@ class Calls(Caller):
     clear_cache = Call(EngineThread.clear_cache)
     probe = Call(EngineThread.probe)
     requests = Call(EngineThread.requests)
-    look = Call(EngineThread.look)
-    picture = Call(EngineThread.picture)
+    tree = Call(EngineThread.tree)
     node = Call(EngineThread.node)
     drain = Call(EngineThread.drain)
 

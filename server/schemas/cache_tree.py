@@ -1,10 +1,10 @@
-"""`/admin/cache/tree` and `/admin/cache/nodes`: pictures of the cache, and single nodes."""
+"""`/admin/cache/tree` and `/admin/cache/nodes`: the cache at one moment, and single nodes."""
 
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.values.picture import CachePicture
+from engine.values import tree
 from server.schemas.cache import RecentHits
 
 
@@ -83,6 +83,12 @@ class TreeNode(_Seen):
     )
     hidden: HiddenNodes | None = Field(description="What is below it and left out.")
 
+    @classmethod
+    def of(cls, node: tree.TreeNode, now_seconds: float) -> Self:
+        """The node at a time of the snapshot's clock."""
+        seen = {name: getattr(node, name) for name in node.__slots__}
+        return cls.model_validate({**seen, "idle_seconds": node.idle_seconds(now_seconds)})
+
 
 class TreeNamespace(_Seen):
     """Prompts share nothing with those of another. The salt itself is not told."""
@@ -159,9 +165,10 @@ class CacheTree(_Seen):
     counters: TreeCounters
 
     @classmethod
-    def of(cls, picture: CachePicture, model: str) -> Self:
-        seen = {name: getattr(picture, name) for name in picture.__slots__}
-        return cls.model_validate({**seen, "model": model})
+    def of(cls, snapshot: tree.TreeSnapshot, model: str) -> Self:
+        seen = {name: getattr(snapshot, name) for name in snapshot.__slots__}
+        nodes = [TreeNode.of(node, snapshot.seconds) for node in snapshot.nodes]
+        return cls.model_validate({**seen, "nodes": nodes, "model": model})
 
 
 class NodeText(BaseModel):

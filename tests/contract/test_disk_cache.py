@@ -17,6 +17,7 @@ from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
+from engine.values.tree import TreeSnapshot
 from kvstore.tier.types import MIB, TierError
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
@@ -180,9 +181,9 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
             for name in forgotten:
                 await engine.clear_cache(name, frozenset({CacheTier.DISK}))
             cached = [await _ask(engine, salt, PROMPT[:300], salt) for salt in salts]
-            async with engine.watch() as watch:
-                await watch.look()
-                return cached, (await watch.picture()).namespaces[-1].id
+            seen = await engine.tree(0)
+            assert isinstance(seen, TreeSnapshot)
+            return cached, seen.namespaces[-1].id
         finally:
             await engine.drain(10.0)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from engine.remote import wire
 from engine.remote.host import CALLS
 from engine.remote.wire import CANCEL, Kind, Message, Raised
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.values.picture import NodeTokens
 from engine.values.request import (
     Alternative,
     Constraint,
@@ -33,6 +33,7 @@ from engine.values.request import (
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, Probed, RequestInfo
+from engine.values.tree import NodeTokens, TreeChanges
 from kvstore.tier.types import TierError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 
@@ -64,8 +65,12 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     ("probe", ((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
-    ("look", (), 7),
-    ("picture", (), PICTURE),
+    ("tree", (7,), PICTURE),
+    (
+        "tree",
+        (7,),
+        TreeChanges.between(PICTURE, replace(PICTURE, version=8, nodes=PICTURE.nodes[1:])),
+    ),
     ("node", (3, 10), NodeTokens(3, 12, (1, 2))),
     ("node", (3, 10), None),
     ("drain", (0.5,), None),

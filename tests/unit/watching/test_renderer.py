@@ -14,21 +14,21 @@ import pytest
 
 from engine.core.metrics import HIT_WINDOWS_SECONDS
 from engine.disk_cache.cache import DiskCache
-from engine.values.picture import (
+from engine.values.request import WaitReason
+from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
+from engine.values.tree import (
     ArenaBlocks,
-    CachePicture,
     GroupSlots,
     Hidden,
     HiddenRequests,
-    PictureCounters,
+    TreeCounters,
+    TreeSnapshot,
 )
-from engine.values.request import WaitReason
-from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
-from engine.watch.picture import ADOPTED_SECONDS, Renderer
+from engine.watch.feed import ADOPTED_SECONDS, Rendered, Renderer
 from engine.watch.snapshot import (
     SHOWN_NODES,
     SHOWN_REQUESTS,
-    Snapshot,
+    EngineSnapshot,
     SnapshotTaker,
     namespace_id,
 )
@@ -74,13 +74,17 @@ class Watcher:
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
         self.snapshots = SnapshotTaker(harness.scheduler, sizes)
         self.renderer = Renderer(BLOCK, harness.scheduler.disk)
+        self.last: Rendered | None = None
 
     def look(self) -> bool:
-        return self.renderer.apply(self.snapshots.take())
+        """Returns whether anything but ages has changed."""
+        last, self.last = self.last, self.renderer.render(self.snapshots.take(), self.last)
+        return last is None or last.snapshot.version != self.last.snapshot.version
 
-    def picture(self) -> CachePicture:
+    def picture(self) -> TreeSnapshot:
         self.look()
-        return self.renderer.render(1)
+        assert self.last is not None
+        return self.last.snapshot
 
 
 def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
@@ -101,7 +105,7 @@ def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
     below = {node.id: node for node in picture.nodes if node.parent == top.id}
     for user in users:
         node = below[user.node or -1]
-        assert (node.start, node.holders, node.idle_seconds) == (12, 1, 0.0)
+        assert (node.start, node.holders, node.used_seconds) == (12, 1, None)
         assert user.prompt_tokens == 20
 
 
@@ -205,8 +209,9 @@ def test_an_adoption_of_what_is_not_shown_ends_above_it() -> None:
 
 
 def ages(watcher: Watcher) -> list[float]:
-    nodes = sorted(watcher.picture().nodes, key=lambda node: node.id)
-    return [node.idle_seconds for node in nodes]
+    picture = watcher.picture()
+    nodes = sorted(picture.nodes, key=lambda node: node.id)
+    return [node.idle_seconds(picture.seconds) for node in nodes]
 
 
 def test_a_look_says_whether_anything_has_moved() -> None:
@@ -294,12 +299,12 @@ def packed(token_ids: Iterable[int]) -> bytes:
 
 def made_snapshot(
     tree: RadixTree, requests: tuple[RequestInfo, ...] = (), held: Iterable[Node] = ()
-) -> Snapshot:
+) -> EngineSnapshot:
     """With figures as long as they will ever be."""
     hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
     holders = Counter(each for node in held for each in node.path())
     adoptions = tuple(view._replace(n_tokens=10**6) for view in adoption_views(tree))
-    return Snapshot(
+    return EngineSnapshot(
         seconds=1e9,
         tree=tree_view(tree, holders, SHOWN_NODES),
         adoptions=adoptions,
@@ -311,17 +316,15 @@ def made_snapshot(
         states={},
         next_evicted=(),
         recent_hits=hits,
-        counters=PictureCounters(10**9, 10**9, 10**9, 10**9, 10**9, 10**9, 1e9),
+        counters=TreeCounters(10**9, 10**9, 10**9, 10**9, 10**9, 10**9, 1e9),
     )
 
 
-def picture_of(snapshot: Snapshot) -> CachePicture:
-    renderer = Renderer(BLOCK, FullDisk())
-    renderer.apply(snapshot)
-    return renderer.render(10**9)
+def picture_of(snapshot: EngineSnapshot) -> TreeSnapshot:
+    return replace(Renderer(BLOCK, FullDisk()).render(snapshot).snapshot, version=10**9)
 
 
-def as_json(picture: CachePicture) -> str:
+def as_json(picture: TreeSnapshot) -> str:
     return CacheTree.of(picture, "a/model").model_dump_json()
 
 
