@@ -51,7 +51,7 @@ CORRECTION_SECONDS = 1.0
 """Between two looks at what processes really take."""
 
 STORAGE_SHARE = 0.25
-"""Of the budget, for the KV cache of one model that is not told how much."""
+"""Of the budget, for the KV cache of one model whose settings do not specify its size."""
 
 log = logging.getLogger("rootstock")
 

@@ -60,7 +60,7 @@ class Service:
         return self.models.find(name, record.allowed_models)
 
     async def hold(self, name: str, record: RequestRecord) -> ServedModel:
-        """Likewise, of a name that has been looked up."""
+        """Hold the model of a name that `chosen` has looked up until the request is over."""
         using = self.models.using(name, record.key, record.keep_alive_seconds)
         model = await record.held.enter_async_context(using)
         record.model = model.name

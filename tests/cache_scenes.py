@@ -6,9 +6,9 @@ from dataclasses import replace
 from engine.values.request import WaitReason
 from engine.values.stats import RequestInfo
 from engine.values.tree import (
-    Adoption,
-    Hidden,
+    HiddenNodes,
     HiddenRequests,
+    TreeAdoption,
     TreeNamespace,
     TreeNode,
     TreeSnapshot,
@@ -31,7 +31,7 @@ class Scene:
     def __init__(self) -> None:
         self._nodes: list[TreeNode] = []
         self._requests: list[RequestInfo] = []
-        self._adoptions: list[Adoption] = []
+        self._adoptions: list[TreeAdoption] = []
 
     def node(
         self, parent: int | None, tokens: int, *, holders: int = 0, idle_seconds: float = 60.0
@@ -69,7 +69,7 @@ class Scene:
         )
 
     def adopted(self, node: int, tokens: int) -> None:
-        self._adoptions.append(Adoption(node, tokens, LASTING))
+        self._adoptions.append(TreeAdoption(node, tokens, LASTING))
 
     def evicted_next(self, nodes: Iterable[int]) -> None:
         for place, node_id in enumerate(nodes, start=1):
@@ -84,7 +84,7 @@ class Scene:
             groups=(),
             disk=None,
             nodes=nodes,
-            hidden=Hidden(),
+            hidden=HiddenNodes(),
             namespaces=(TreeNamespace("0", "default", len(nodes), n_tokens),),
             requests=tuple(self._requests),
             hidden_requests=HiddenRequests(0, 0),

@@ -1,43 +1,49 @@
-"""The prefix cache as dashboards show it. Frozen values, without prompt tokens and cache salts."""
+"""The prefix cache as dashboards show it. Frozen values, without prompt tokens and cache salts.
+
+The admin API has most of these values as they are, with the docstrings of fields as descriptions.
+"""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaBlocks:
+class TreeArena:
     """A block is free, cached (only the tree holds it) or held (in at least one table)."""
 
     blocks: int
     free: int
     cached: int
     held: int
-    saved_bytes: int  # that would be needed in addition if each table had copies of its own
+    saved_bytes: int
+    """Bytes that would be needed in addition if each sequence had copies of its own."""
     block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSlots:
-    """The storage of the windows of one length in tokens, in blocks, or of recurrent states."""
+class TreeGroup:
+    """Storage of layers that do not keep every token: a window's blocks, or recurrent states."""
 
-    kind: str  # "window" or "recurrent"
-    tokens: int | None  # the length of the windows; None for states
+    kind: Literal["window", "recurrent"]
+    tokens: int | None
+    """The length of the window; null for states."""
     slots: int
     used: int
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Sums over the nodes that a snapshot leaves out."""
+class HiddenNodes:
+    """Sums over the nodes that are left out."""
 
     nodes: int = 0
     tokens: int = 0
     blocks: int = 0
 
-    def less(self, other: "Hidden") -> "Hidden":
+    def less(self, other: "HiddenNodes") -> "HiddenNodes":
         """The sums without those of `other`."""
-        return Hidden(
+        return HiddenNodes(
             self.nodes - other.nodes, self.tokens - other.tokens, self.blocks - other.blocks
         )
 
@@ -59,7 +65,7 @@ class TreeNode:
     states: tuple[int, ...]  # positions after which a recurrent state is saved
     holes: tuple[tuple[int, int], ...]  # positions [from, to) that are missing from a window
     next_evicted: int | None  # its place in the order of eviction; 1 is the first
-    hidden: Hidden | None  # left out below it
+    hidden: HiddenNodes | None  # left out below it
 
     def idle_seconds(self, now_seconds: float) -> float:
         """How long its subtree has not been used; 0 while a running sequence holds it."""
@@ -69,7 +75,9 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class TreeNamespace:
-    """All nodes of one adapter and one salt. Prompts in different namespaces share no blocks."""
+    """The nodes of one adapter and one salt, which is not shown. Prompts in different namespaces
+    share no blocks.
+    """
 
     id: str
     name: str
@@ -78,17 +86,20 @@ class TreeNamespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class TreeAdoption:
     """The cached tokens that a prompt adopted when it was admitted a moment ago."""
 
-    node: int  # the node with the last adopted token
+    node: int
+    """The node with the last adopted token."""
     tokens: int
-    seconds: float  # how long ago
+    """Number of adopted tokens, from the prompt's first on."""
+    seconds: float
+    """How long ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenRequests:
-    """Live sequences that a snapshot leaves out. `waiting` includes those that are loading."""
+    """Live sequences that are left out. `waiting` includes those that are loading."""
 
     running: int
     waiting: int
@@ -98,13 +109,17 @@ class HiddenRequests:
 class TreeCounters:
     """Counts since the engine's start; they only grow."""
 
-    prompt_tokens: int  # computed or adopted
-    cached_tokens: int  # adopted
+    prompt_tokens: int
+    """Computed, or adopted from the cache."""
+    cached_tokens: int
+    """Adopted from the cache."""
     generated_tokens: int
     evictions: int
-    requests: int  # sequences requested
+    requests: int
+    """Requested sequences."""
     first_tokens: int
-    first_token_seconds: float  # sum of the times from a request's arrival to its first token
+    first_token_seconds: float
+    """Sum of the times from a request's arrival to its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +134,15 @@ class TreeSnapshot:
     time: float  # seconds since the epoch
     seconds: float  # of the clock of `TreeNode.used_seconds`
     block_tokens: int
-    arena: ArenaBlocks
-    groups: tuple[GroupSlots, ...]
+    arena: TreeArena
+    groups: tuple[TreeGroup, ...]
     disk: DiskCacheStats | None  # None without a disk cache
     nodes: tuple[TreeNode, ...]
-    hidden: Hidden  # left out below the roots
+    hidden: HiddenNodes  # left out below the roots
     namespaces: tuple[TreeNamespace, ...]
     requests: tuple[RequestInfo, ...]
     hidden_requests: HiddenRequests
-    adoptions: tuple[Adoption, ...]  # the latest, oldest first
+    adoptions: tuple[TreeAdoption, ...]  # the latest, oldest first
     recent_hits: tuple[RecentHits, ...]
     counters: TreeCounters
     cost_seconds: float = 0.0  # of processor time, for making it

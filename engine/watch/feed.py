@@ -17,9 +17,9 @@ from engine.core.scheduler import Scheduler
 from engine.disk_cache.cache import DiskCache
 from engine.values.stats import DiskCacheStats
 from engine.values.tree import (
-    Adoption,
-    Hidden,
+    HiddenNodes,
     NodeTokens,
+    TreeAdoption,
     TreeChanges,
     TreeNamespace,
     TreeNode,
@@ -192,22 +192,24 @@ class Renderer:
         return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
 
 
-def _adoptions(copy: EngineSnapshot, shown: Set[int]) -> Iterator[Adoption]:
+def _adoptions(copy: EngineSnapshot, shown: Set[int]) -> Iterator[TreeAdoption]:
     """The latest adoptions. A node that is not shown is replaced by its nearest shown ancestor."""
     for adoption in copy.adoptions:
         seconds = copy.seconds - adoption.seconds
         node = next((serial for serial in adoption.path if serial in shown), None)
         if node is not None and seconds <= ADOPTED_SECONDS:
-            yield Adoption(node, adoption.n_tokens, round(max(seconds, 0.0), 2))
+            yield TreeAdoption(node, adoption.n_tokens, round(max(seconds, 0.0), 2))
 
 
-def _hidden(tree: TreeView, shown: Sequence[NodeView]) -> dict[int | None, Hidden]:
+def _hidden(tree: TreeView, shown: Sequence[NodeView]) -> dict[int | None, HiddenNodes]:
     """For each shown node, and for the roots under None, the nodes below it that are left out."""
-    left: dict[int | None, Hidden] = {None: Hidden(tree.n_nodes, tree.n_tokens, tree.n_blocks)}
+    left: dict[int | None, HiddenNodes] = {
+        None: HiddenNodes(tree.n_nodes, tree.n_tokens, tree.n_blocks)
+    }
     for node in shown:
-        subtree = Hidden(node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
+        subtree = HiddenNodes(node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
         left[node.parent] = left[node.parent].less(subtree)
-        left[node.serial] = subtree.less(Hidden(1, node.n_tokens, len(node.blocks)))
+        left[node.serial] = subtree.less(HiddenNodes(1, node.n_tokens, len(node.blocks)))
     return left
 
 

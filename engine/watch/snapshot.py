@@ -15,7 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
 from engine.values.stats import UNSALTED_ID, RecentHits, RequestInfo
-from engine.values.tree import ArenaBlocks, GroupSlots, HiddenRequests, NodeTokens, TreeCounters
+from engine.values.tree import HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, GroupStats
@@ -99,8 +99,8 @@ class EngineSnapshot:
     adoptions: tuple[AdoptionView, ...] = field(compare=False)
     requests: tuple[RequestInfo, ...]
     hidden_requests: HiddenRequests
-    arena: ArenaBlocks
-    groups: tuple[GroupSlots, ...]
+    arena: TreeArena
+    groups: tuple[TreeGroup, ...]
     windows: tuple[frozenset[BlockId], ...]  # for each window, the blocks with a slot attached
     states: Mapping[BlockId, tuple[int, ...]]  # for each block, the tokens at which it has a state
     next_evicted: tuple[int, ...]
@@ -144,7 +144,7 @@ class SnapshotTaker:
             adoptions=() if tree is None else adoption_views(tree),
             requests=requests,
             hidden_requests=HiddenRequests(running=hidden_running, waiting=hidden_waiting),
-            arena=ArenaBlocks(
+            arena=TreeArena(
                 blocks=pool.n_blocks,
                 free=pool.n_free,
                 cached=pool.n_evictable,
@@ -201,7 +201,8 @@ class SnapshotTaker:
         )
 
 
-def _group_slots(group: Group, stats: GroupStats) -> GroupSlots:
-    window = group.window if isinstance(group, WindowGroup) else None
-    kind = "recurrent" if window is None else "window"
-    return GroupSlots(kind, window, stats.total, stats.total - stats.free)
+def _group_slots(group: Group, stats: GroupStats) -> TreeGroup:
+    used = stats.total - stats.free
+    if isinstance(group, WindowGroup):
+        return TreeGroup("window", group.window, stats.total, used)
+    return TreeGroup("recurrent", None, stats.total, used)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from engine.values.tree import Hidden, TreeChanges, TreeSnapshot
+from engine.values.tree import HiddenNodes, TreeChanges, TreeSnapshot
 from engine.watch.feed import Rendered, Renderer
 from engine.watch.snapshot import SHOWN_NODES, SnapshotTaker
 from tests.simulation.daemon import Daemon
@@ -41,7 +41,7 @@ class PictureCheck:
             assert drawn.start == sum(each.n_tokens for each in above)
             assert (drawn.tokens, drawn.blocks) == (node.n_tokens, len(node.blocks))
             assert drawn.holders <= len(self._daemon.scheduler.running)
-        hidden = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
+        hidden = [picture.hidden, *(node.hidden or HiddenNodes() for node in picture.nodes)]
         counted = (
             len(picture.nodes) + sum(each.nodes for each in hidden),
             sum(each.tokens for each in picture.nodes) + sum(each.tokens for each in hidden),

@@ -17,11 +17,11 @@ from engine.disk_cache.cache import DiskCache
 from engine.values.request import WaitReason
 from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
 from engine.values.tree import (
-    ArenaBlocks,
-    GroupSlots,
-    Hidden,
+    HiddenNodes,
     HiddenRequests,
+    TreeArena,
     TreeCounters,
+    TreeGroup,
     TreeSnapshot,
 )
 from engine.watch.feed import ADOPTED_SECONDS, Rendered, Renderer
@@ -252,8 +252,8 @@ def test_saved_states_and_holes_are_marked() -> None:
         harness.serve(prompt(i, 40))
     picture = watcher.picture()
     assert picture.groups == (
-        GroupSlots("window", 8, 24, 24 - window.stats().free),
-        GroupSlots("recurrent", None, 24, 24 - states.stats().free),
+        TreeGroup("window", 8, 24, 24 - window.stats().free),
+        TreeGroup("recurrent", None, 24, 24 - states.stats().free),
     )
     newest = max(picture.nodes, key=lambda node: node.id)
     assert {16, 32, 39, 40} <= set(newest.states)
@@ -310,7 +310,7 @@ def made_snapshot(
         adoptions=adoptions,
         requests=requests,
         hidden_requests=HiddenRequests(10**6, 10**6),
-        arena=ArenaBlocks(1, 1, 0, 0, 10**13, 1024),
+        arena=TreeArena(1, 1, 0, 0, 10**13, 1024),
         groups=(),
         windows=(),
         states={},
@@ -391,7 +391,7 @@ def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> No
         assert drawn.parent in seen, "a child before its parent"
         seen.add(drawn.id)
         shown[drawn.id] = drawn
-    left_out = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
+    left_out = [picture.hidden, *(node.hidden or HiddenNodes() for node in picture.nodes)]
     assert len(shown) + sum(hidden.nodes for hidden in left_out) == len(nodes)
     for name, total in (
         ("tokens", sum(node.n_tokens for node in nodes)),
