@@ -1,20 +1,19 @@
 """What the server may call in an engine, and the errors that it may get."""
 
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
-from engine.values.picture import CachePicture, NodeTokens
 from engine.values.request import Request
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Probed, RequestInfo
+from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
 Report = Callable[[str], None]
-"""Takes a line, for a person to read, on how something long goes, such as loading a model."""
+"""Takes a line for a person to read: the progress of a long task, such as loading a model."""
 
 Progress = Callable[[int, int], None]
-"""Takes the bytes that have been fetched, and all that there will be, as far as is known."""
+"""Takes the number of bytes fetched so far, and the total as far as it is known."""
 
 
 class EngineError(Exception):
@@ -57,22 +56,6 @@ class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
 
 
-class CacheWatch(Protocol):
-    """Shows how the cache changes. For one task at a time. Every method raises EngineStopped."""
-
-    async def look(self) -> int:
-        """Look at the cache when the running step has ended. Returns the version of what it is."""
-        ...
-
-    async def picture(self) -> CachePicture:
-        """What the last `look` has seen."""
-        ...
-
-    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        """The first `most_tokens` tokens of a node; None if the node is gone."""
-        ...
-
-
 class Engine(Protocol):
     """A running engine. Every coroutine may be awaited on any event loop."""
 
@@ -85,7 +68,7 @@ class Engine(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         """Submit, and yield the events of all n sequences until each has finished.
 
-        The engine waits for no reader: events that are not taken stay in memory. Closing the
+        The engine waits for no reader: events that have not been read stay in memory. Closing the
         iterator, or cancelling the task that reads it, aborts the request, queued or running:
         within a step no block is held for it.
 
@@ -104,15 +87,27 @@ class Engine(Protocol):
         ...
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
-        """Clear one namespace, by its id in pictures, or all. Does nothing if there is no such
-        namespace, and in a tier that there is not.
+        """Clear one namespace, by its id in `tree`, or all. Does nothing if there is no such
+        namespace, and in a tier that does not exist.
         """
         ...
 
-    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        """Watch the cache while the block runs. There is one watch at a time."""
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        """The cache and the live sequences, when the running step has ended.
+
+        `since` is the version of the snapshot that the caller has, 0 if it has none. If the engine
+        has that snapshot, too, it returns the changes, else a whole snapshot. It forgets a snapshot
+        some seconds after the last call. Raises TimeoutError if the engine does not answer soon,
+        and EngineStopped.
+        """
+        ...
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        """The first `most_tokens` tokens of a node of the tree; None if it is no longer there.
+        Raises EngineStopped.
+        """
         ...
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:

@@ -85,7 +85,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
             service = create_service(models, settings, metrics_page, unsent, tasks, agents)
             app.state.service = service
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run, service.stats)
+                samplers.start_soon(service.series.run, models.stats)
                 yield
 
     app = FastAPI(

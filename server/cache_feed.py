@@ -1,158 +1,148 @@
-"""Pictures of the cache for all that watch it: one task makes them, while anybody watches."""
+"""The cache of one engine as JSON, made once for all that watch it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import thread_time
 
 from anyio import Event, Lock, current_time, sleep_until, to_thread
-from anyio.abc import TaskGroup
 
-from engine.api import CacheWatch, Engine, EngineStopped
-from engine.values.picture import CachePicture, NodeTokens
+from engine.api import Engine, EngineStopped
+from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from server.schemas.cache_tree import CacheTree
 from server.transport.sse import sse_data
 
-INTERVAL_SECONDS = 0.25
-SHARE = 0.02
-"""The share of a processor that pictures may take: those of a large tree are made less often."""
+MIN_INTERVAL_SECONDS = 0.25
+"""The shortest time between two questions to the engine."""
 
-LINGER_SECONDS = 3.0
-"""How long the engine's watch goes on without watchers: clients that poll start it only once."""
+SHARE = 0.02
+"""The share of a processor that snapshots may take: large ones are made less often."""
 
 log = logging.getLogger("rootstock.watch")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture as JSON, made at a time of the event loop's clock."""
+    """A snapshot as JSON."""
 
     version: int
-    made_seconds: float
     body: bytes
 
     @property
     def event(self) -> bytes:
+        """As a server-sent event."""
         return sse_data(self.body)
 
 
 class CacheFeed:
-    """Shares pictures between all watchers. The engine's watch ends when the last one has left."""
+    """Follows the cache of an engine by what has changed since the last time. `server.watch.Watch`
+    polls it while anybody watches.
+    """
 
-    def __init__(self, engine: Engine, model: str, tasks: TaskGroup) -> None:
+    def __init__(self, engine: Engine, model: str) -> None:
         self._engine = engine
         self._model = model
-        self._tasks = tasks
-        self._n_watchers = 0
-        self._left_seconds = 0.0  # when the last of them left
-        self._wanted_seconds = 0.0  # a picture that is older will not do
-        self._interval_seconds = INTERVAL_SECONDS
-        self._is_running = False
+        self._snapshot: TreeSnapshot | None = None
+        self._frame: Frame | None = None  # of that snapshot, once somebody wants it
+        self._asked_seconds = -math.inf  # when the snapshot was requested
+        self._due_seconds = 0.0  # when the engine may be asked again
         self._failure: Callable[[], Exception] | None = None
-        self._watch: CacheWatch | None = None
-        self._using = Lock()  # the watch
-        self._frame: Frame | None = None
+        self._lock = Lock()
         self._change = Event()
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Pictures are made for as long as the block runs."""
-        self._n_watchers += 1
-        try:
-            if not self._is_running:
-                self._is_running, self._failure = True, None
-                self._tasks.start_soon(self._run)
-            yield
-        finally:
-            self._n_watchers -= 1
-            self._left_seconds = current_time()
+    async def poll(self) -> None:
+        """Ask the engine, unless it is being asked or has just been asked. Its error is raised to
+        those that wait for a frame.
+        """
+        if self._lock.locked() or (current_time() < self._due_seconds and self._engine.is_alive()):
+            return
+        async with self._lock:
+            try:
+                await self._ask()
+            except TimeoutError:
+                log.debug("%s does not answer soon", self._model)
+            except EngineStopped as error:
+                self._fail(partial(EngineStopped, str(error)))
+            except Exception:
+                log.exception("the cache of %s cannot be watched", self._model)
+                self._fail(partial(RuntimeError, "the cache cannot be watched"))
 
-    async def picture(self) -> Frame:
-        """As of now: the next that is made. In `watching`; raises what the engine raises."""
-        asked_seconds = self._wanted_seconds = current_time()
-        while self._frame is None or self._frame.made_seconds < asked_seconds:
-            await self._changed()
-        return self._frame
+    async def fresh(self) -> Frame:
+        """The cache as of now. If the engine does not answer soon, as it was last seen. Raises what
+        the engine raises.
+        """
+        asked_seconds = current_time()
+        async with self._lock:
+            while self._asked_seconds < asked_seconds:
+                await sleep_until(self._due_seconds)
+                try:
+                    await self._ask()
+                except TimeoutError:
+                    if self._snapshot is not None:
+                        break
+            return await self._rendered()
 
     async def next_after(self, version: int) -> Frame:
-        """The latest picture, once there is another than that. Likewise."""
-        while self._frame is None or self._frame.version == version:
-            await self._changed()
-        return self._frame
-
-    async def stopped(self) -> None:
-        """Wait for the end of the engine, which is raised. Likewise."""
-        while True:
-            await self._changed()
-
-    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        """See CacheWatch. Likewise."""
-        while True:
-            async with self._using:
-                if self._watch is not None:
-                    return await self._watch.node(node_id, most_tokens)
-            await self._changed()
-
-    async def _changed(self) -> None:
-        if self._failure is None:
+        """The latest frame, as soon as it has another version. Only while the feed is polled.
+        Raises what the engine raises.
+        """
+        while self._failure is None and (
+            self._snapshot is None or self._snapshot.version == version
+        ):
             await self._change.wait()
         if self._failure is not None:
-            raise self._failure()
+            raise self._failure()  # a new one for each: they grow when they are raised
+        async with self._lock:
+            return await self._rendered()
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        """See `engine.api.Engine.node`."""
+        return await self._engine.node(node_id, most_tokens)
+
+    def forget(self) -> None:
+        """Free the memory: nobody watches any more."""
+        self._snapshot = self._frame = self._failure = None
+        self._asked_seconds = -math.inf
+
+    async def _ask(self) -> None:
+        before, asked_seconds = self._snapshot, current_time()
+        answer = await self._engine.tree(0 if before is None else before.version)
+        if isinstance(answer, TreeChanges):
+            assert before is not None, "changes since nothing"
+            answer = answer.applied_to(before)
+        self._snapshot, self._frame, self._failure = answer, None, None
+        self._asked_seconds = asked_seconds
+        self._allow_again_after(answer.cost_seconds)
+        self._notify()
+
+    async def _rendered(self) -> Frame:
+        """The last snapshot as a frame, which is made once."""
+        assert self._snapshot is not None, "the engine has not been asked"
+        if self._frame is not None:
+            return self._frame
+        snapshot = self._snapshot
+        frame, cost_seconds = await to_thread.run_sync(_frame, snapshot, self._model)
+        self._frame = frame
+        self._allow_again_after(snapshot.cost_seconds + cost_seconds)
+        return frame
+
+    def _allow_again_after(self, cost_seconds: float) -> None:
+        interval_seconds = max(MIN_INTERVAL_SECONDS, cost_seconds / SHARE)
+        self._due_seconds = self._asked_seconds + interval_seconds
+
+    def _fail(self, failure: Callable[[], Exception]) -> None:
+        self._failure = failure
+        self._notify()
 
     def _notify(self) -> None:
         change, self._change = self._change, Event()
         change.set()
 
-    async def _run(self) -> None:
-        try:
-            while self._n_watchers:  # one may come while the watch is being ended
-                await self._follow()
-        except EngineStopped as error:
-            self._failure = partial(
-                EngineStopped, str(error)
-            )  # one for each: they grow when raised
-        except Exception:
-            log.exception("the watch of the cache has failed")
-            self._failure = partial(RuntimeError, "the watch of the cache has failed")
-        finally:
-            self._is_running = False
-            self._notify()
 
-    async def _follow(self) -> None:
-        """Make pictures until there have been no watchers for LINGER_SECONDS."""
-        try:
-            async with self._engine.watch() as watch:
-                self._watch = watch
-                self._notify()
-                while self._n_watchers or current_time() < self._left_seconds + LINGER_SECONDS:
-                    began_seconds = current_time()
-                    await self._look()
-                    await sleep_until(began_seconds + self._interval_seconds)
-                async with self._using:
-                    self._watch = None  # a look at one that is being ended would begin it again
-        finally:
-            self._watch = self._frame = None
-
-    async def _look(self) -> None:
-        """Make another picture if the cache has changed, or one is wanted anyway."""
-        assert self._watch is not None, "there is no watch"
-        async with self._using:
-            made_seconds = current_time()
-            version = await self._watch.look()
-            frame = self._frame
-            is_wanted = frame is None or frame.made_seconds < self._wanted_seconds
-            if self._n_watchers and (frame is None or frame.version != version or is_wanted):
-                picture = await self._watch.picture()
-                body, cost_seconds = await to_thread.run_sync(_body, picture, self._model)
-                self._interval_seconds = max(INTERVAL_SECONDS, cost_seconds / SHARE)
-                self._frame = Frame(version, made_seconds, body)
-                self._notify()
-
-
-def _body(picture: CachePicture, model: str) -> tuple[bytes, float]:
-    """A picture as JSON, and the seconds of a processor that both took."""
+def _frame(snapshot: TreeSnapshot, model: str) -> tuple[Frame, float]:
+    """A snapshot as JSON, and the seconds of processor time that it took."""
     began_seconds = thread_time()
-    body = CacheTree.of(picture, model).model_dump_json().encode()
-    return body, picture.cost_seconds + thread_time() - began_seconds
+    body = CacheTree.of(snapshot, model).model_dump_json().encode()
+    return Frame(snapshot.version, body), thread_time() - began_seconds

@@ -1,5 +1,6 @@
 """The models that requests can name, each loaded when it is needed."""
 
+import asyncio
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterator,
+    Sequence,
 )
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,6 +28,7 @@ from engine.launch import (
     needed_bytes,
 )
 from engine.values.settings import EngineConfig
+from engine.values.stats import EngineStats, RequestInfo
 from server.cache_feed import CacheFeed
 from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, ModelNotFound, busy
@@ -48,7 +51,7 @@ CORRECTION_SECONDS = 1.0
 """Between two looks at what processes really take."""
 
 STORAGE_SHARE = 0.25
-"""Of the budget, for the KV cache of one model that is not told how much."""
+"""Of the budget, for the KV cache of one model whose settings do not specify its size."""
 
 log = logging.getLogger("rootstock")
 
@@ -228,6 +231,25 @@ class ModelRegistry:
         models = self.pool.models.items()
         return {name: model.resident for name, model in models if model.resident is not None}
 
+    async def stats(self) -> dict[str, EngineStats]:
+        """The statistics of each loaded model, by its own name. Does not wait for running steps."""
+        loaded = self.all_loaded()
+        stats = await asyncio.gather(*(one.stats() for one in loaded.values()))
+        return dict(zip(loaded, stats, strict=True))
+
+    async def requests(self) -> list[RequestInfo]:
+        """The live sequences of all models, when the running steps have ended; of an engine that
+        does not answer soon, as last read.
+
+        Raises EngineStopped if there are engines and all have stopped.
+        """
+        loaded = self.all_loaded().values()
+        found = await asyncio.gather(*(_sequences(one.engine) for one in loaded))
+        stopped = [each for each in found if isinstance(each, EngineStopped)]
+        if stopped and len(stopped) == len(found):
+            raise stopped[0]
+        return [info for each in found if not isinstance(each, EngineStopped) for info in each]
+
     async def drain(self, timeout_seconds: float) -> None:
         """Refuse what is new, and end all models when their requests have ended. Downloads end at
         once.
@@ -282,7 +304,7 @@ class ModelRegistry:
         engine = await self._start(config, known.report)
         known.card = engine.card
         served = served_models(known.namings, engine, known.settings, known.replays, self.workers)
-        feed = CacheFeed(engine, known.name, self._tasks)
+        feed = CacheFeed(engine, known.name)
         loaded = LoadedModel(engine, served, feed, known, known.latencies)
         await self._correct(known.name, loaded)
         return loaded
@@ -305,3 +327,11 @@ def _refusal(name: str, error: PoolError) -> Exception:
             return busy(503, message, "model_not_ready", 5)
         case _:
             return EngineStopped(str(error))
+
+
+async def _sequences(engine: Engine) -> Sequence[RequestInfo] | EngineStopped:
+    """The live sequences. An engine that has stopped has none."""
+    try:
+        return await engine.requests()
+    except EngineStopped as error:
+        return error

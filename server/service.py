@@ -1,6 +1,5 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +8,6 @@ from typing import Annotated, Generic, cast
 from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
-from engine.api import Engine, EngineStopped
-from engine.values.stats import EngineStats, RequestInfo
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.dialects.responses.storage.background import BackgroundResponses
@@ -26,6 +23,7 @@ from server.schemas.cache import Remembered
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 from server.transport.unsent import UnsentBudget
+from server.watch import Watch
 from server.workers import Workers
 
 
@@ -40,6 +38,7 @@ class Service:
     background: BackgroundResponses
     tracker: RequestTracker
     series: SeriesRecord
+    watch: Watch
     created: int  # seconds since the epoch
     agents: tuple[str, ...]  # that `rootstock launch` knows
 
@@ -61,7 +60,7 @@ class Service:
         return self.models.find(name, record.allowed_models)
 
     async def hold(self, name: str, record: RequestRecord) -> ServedModel:
-        """Likewise, of a name that has been looked up."""
+        """Hold the model of a name that `chosen` has looked up until the request is over."""
         using = self.models.using(name, record.key, record.keep_alive_seconds)
         model = await record.held.enter_async_context(using)
         record.model = model.name
@@ -71,28 +70,10 @@ class Service:
         """Whether the request may do what admins may: without API keys, every request may."""
         return record.has_admin_key or not self.settings.keys
 
-    async def stats(self) -> dict[str, EngineStats]:
-        """Of each loaded model, by its name. At once, whatever step is running."""
-        loaded = self.models.all_loaded()
-        stats = await asyncio.gather(*(one.stats() for one in loaded.values()))
-        return dict(zip(loaded, stats, strict=True))
-
-    async def requests(self) -> list[RequestInfo]:
-        """The live sequences of all models. Waits for the ends of the running steps, but not long.
-
-        Raises EngineStopped where no engine answers of those that are there.
-        """
-        loaded = self.models.all_loaded().values()
-        found = await asyncio.gather(*(_sequences(one.engine) for one in loaded))
-        stopped = [each for each in found if isinstance(each, EngineStopped)]
-        if stopped and len(stopped) == len(found):
-            raise stopped[0]
-        return [info for each in found if not isinstance(each, EngineStopped) for info in each]
-
     async def figures(self) -> list[ModelFigures]:
         """Of all models, loaded or not."""
         loaded = self.models.all_loaded()
-        await self.stats()
+        await self.models.stats()
         return [
             ModelFigures(
                 name,
@@ -141,17 +122,10 @@ def create_service(
         ),
         tracker=tracker,
         series=SeriesRecord(),
+        watch=Watch(models, tasks),
         created=int(time.time()),
         agents=tuple(agents),
     )
-
-
-async def _sequences(engine: Engine) -> Sequence[RequestInfo] | EngineStopped:
-    """The live ones. None are left of an engine that has stopped."""
-    try:
-        return await engine.requests()
-    except EngineStopped as error:
-        return error
 
 
 async def _service(request: Request) -> Service:

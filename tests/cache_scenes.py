@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.values.picture import (
-    CachePicture,
-    Hidden,
-    HiddenRequests,
-    PictureAdoption,
-    PictureNamespace,
-    PictureNode,
-)
 from engine.values.request import WaitReason
 from engine.values.stats import RequestInfo
+from engine.values.tree import (
+    HiddenNodes,
+    HiddenRequests,
+    TreeAdoption,
+    TreeNamespace,
+    TreeNode,
+    TreeSnapshot,
+)
 from tests.contract.fake_engine import PICTURE
 
 BLOCK = 32
@@ -29,9 +29,9 @@ class Scene:
     """Grows a picture from its first nodes on."""
 
     def __init__(self) -> None:
-        self._nodes: list[PictureNode] = []
+        self._nodes: list[TreeNode] = []
         self._requests: list[RequestInfo] = []
-        self._adoptions: list[PictureAdoption] = []
+        self._adoptions: list[TreeAdoption] = []
 
     def node(
         self, parent: int | None, tokens: int, *, holders: int = 0, idle_seconds: float = 60.0
@@ -40,7 +40,7 @@ class Scene:
         node_id = len(self._nodes) + 1
         above = self._nodes[parent - 1] if parent else None
         self._nodes.append(
-            PictureNode(
+            TreeNode(
                 id=node_id,
                 parent=parent,
                 namespace="0",
@@ -50,7 +50,7 @@ class Scene:
                 blocks=-(-tokens // BLOCK),
                 tail=tokens % BLOCK,
                 holders=holders,
-                idle_seconds=0.0 if holders else idle_seconds,
+                used_seconds=None if holders else PICTURE.seconds - idle_seconds,
                 states=(),
                 holes=(),
                 next_evicted=None,
@@ -69,13 +69,13 @@ class Scene:
         )
 
     def adopted(self, node: int, tokens: int) -> None:
-        self._adoptions.append(PictureAdoption(node, tokens, LASTING))
+        self._adoptions.append(TreeAdoption(node, tokens, LASTING))
 
     def evicted_next(self, nodes: Iterable[int]) -> None:
         for place, node_id in enumerate(nodes, start=1):
             self._nodes[node_id - 1] = replace(self._nodes[node_id - 1], next_evicted=place)
 
-    def picture(self, version: int = 2) -> CachePicture:
+    def picture(self, version: int = 2) -> TreeSnapshot:
         nodes = tuple(self._nodes)
         n_tokens = sum(node.tokens for node in nodes)
         return replace(
@@ -84,15 +84,15 @@ class Scene:
             groups=(),
             disk=None,
             nodes=nodes,
-            hidden=Hidden(),
-            namespaces=(PictureNamespace("0", "default", len(nodes), n_tokens),),
+            hidden=HiddenNodes(),
+            namespaces=(TreeNamespace("0", "default", len(nodes), n_tokens),),
             requests=tuple(self._requests),
             hidden_requests=HiddenRequests(0, 0),
             adoptions=tuple(self._adoptions),
         )
 
 
-def agent_beside_short_prompts() -> CachePicture:
+def agent_beside_short_prompts() -> TreeSnapshot:
     """An agent's 25,000 tokens, 20 prompts that share 84 and 40 that share nothing."""
     scene = Scene()
     oldest = [
@@ -116,7 +116,7 @@ def agent_beside_short_prompts() -> CachePicture:
     return scene.picture()
 
 
-def many_leaves() -> CachePicture:
+def many_leaves() -> TreeSnapshot:
     """240 prompts behind one of 96 tokens. Three run; ten tokens of a leaf have just been found."""
     scene = Scene()
     system = scene.node(None, 96, holders=3)

@@ -1,6 +1,9 @@
 """Pictures of a cache, without a cache: what is not told is nothing, or 0."""
 
-from server.schemas.cache_tree import CacheTree, TreeCounters, TreeNode
+from pydantic import TypeAdapter
+
+from engine.values.tree import TreeCounters
+from server.schemas.cache_tree import CacheTree, TreeNode
 
 BLOCK_TOKENS = 16
 
@@ -21,7 +24,9 @@ def node(number: int, parent: int | None, tokens: int, **fields: object) -> Tree
 
 
 def counted(**counts: float) -> TreeCounters:
-    return TreeCounters.model_validate({**dict.fromkeys(TreeCounters.model_fields, 0), **counts})
+    return TypeAdapter(TreeCounters).validate_python(
+        {**dict.fromkeys(TreeCounters.__slots__, 0), **counts}
+    )
 
 
 def cache_tree(**fields: object) -> CacheTree:

@@ -1,17 +1,17 @@
 """Runs the engine's loop on a thread of its own, for the coroutines of one event loop."""
 
 import asyncio
+import faulthandler
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TypeVar
 
-from engine.api import CacheWatch, EngineStopped, NoGrammars
+from engine.api import EngineStopped, NoGrammars
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, prepare, validate
@@ -37,7 +37,8 @@ from engine.values.stats import (
     Probed,
     RequestInfo,
 )
-from engine.watch.picture import LiveWatch
+from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
+from engine.watch.feed import TreeFeed
 from engine.watch.snapshot import find_namespace, request_infos
 from kvstore.tokens import Tokens, block_digests
 
@@ -50,6 +51,13 @@ QUICK_TOKENS = 4096
 
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest real step takes seconds."""
+
+DRAIN_GRACE_SECONDS = 3.0
+"""How long a drain may take after the time for requests and for the disk. The server waits for
+five.
+"""
+
+STDERR = 2  # the descriptor: Python's own stream may be in the middle of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,9 @@ Build = Callable[[Inbox, Deliver], EngineParts]
 
 
 class EngineThread:
-    """A running engine. Its coroutines are for one event loop."""
+    """A running engine. Its public coroutines are the calls of the server, see
+    `engine.remote.host.Calls`; they are for one event loop. `engine.api.Engine` documents them.
+    """
 
     def __init__(self, build: Build, deliver: Deliver, ended: Callable[[], None]) -> None:
         """Start the thread. Returns when `build` has run on it, and raises whatever `build` raises.
@@ -80,7 +90,6 @@ class EngineThread:
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
-        self._versions = count(1)  # of pictures
         built = Future[EngineParts]()
         self._thread = threading.Thread(
             target=self._main, args=(build, deliver, ended, built), name="engine", daemon=True
@@ -88,6 +97,7 @@ class EngineThread:
         self._thread.start()
         self._parts = built.result()
         self._loop, self.card = self._parts.loop, self._parts.card
+        self._feed = TreeFeed(self._call, self._loop.scheduler, self._loop.sizes)
 
     async def submit(self, request: Request) -> None:
         """Queue a request. Its events may come before this returns.
@@ -105,7 +115,7 @@ class EngineThread:
         submission = pack() if is_quick else await asyncio.to_thread(pack)
         await self._call(partial(scheduler.add, submission, arrived_seconds))
 
-    def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
         """End a request and free its blocks within a step. Does nothing if it has ended."""
         self._post_urgent(partial(self._loop.abort, request_id))
 
@@ -128,13 +138,13 @@ class EngineThread:
         check_verdicts(request, verdicts)
         return verdicts
 
-    def stats(self) -> EngineStats:
+    async def stats(self) -> EngineStats:
         """Read the statistics at once, even while a step runs and after the loop has died."""
         parts = self._parts
         return snapshot(self._loop.scheduler, self._loop.sizes, parts.memory(), parts.decode())
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         loop, namespace = self._loop, None
         if namespace_id is not None:
@@ -144,9 +154,11 @@ class EngineThread:
                 return await self._call(partial(loop.clear_named, namespace_id, known, tiers))
         return await self._call(partial(loop.clear, namespace, tiers))
 
-    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
-        loop = self._loop
-        return nullcontext(LiveWatch(self._call, loop.scheduler, loop.sizes, self._versions))
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        return await self._feed.tree(since)
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        return await self._feed.node(node_id, most_tokens)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -166,7 +178,23 @@ class EngineThread:
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
+        """Refuse new requests, let running ones finish, abort the rest after `timeout_seconds`, and
+        end the thread. Afterwards only `stats` may be called.
+
+        If something hangs, the stacks of all threads are logged before the server gives up.
+        """
         self._draining = True
+        disk = self._loop.scheduler.disk
+        patience_seconds = (
+            timeout_seconds + DRAIN_GRACE_SECONDS + (disk.shutdown_seconds if disk else 0)
+        )
+        faulthandler.dump_traceback_later(patience_seconds, file=STDERR)
+        try:
+            await self._drain(timeout_seconds)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    async def _drain(self, timeout_seconds: float) -> None:
         try:
             async with asyncio.timeout(timeout_seconds):
                 idle = await self._call(self._loop.when_idle)

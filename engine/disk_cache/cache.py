@@ -54,7 +54,7 @@ class DiskCache:
         if (tree := store.tree) is None or not tree.hashes_blocks:
             raise ValueError("a disk cache needs a prefix cache that hashes its blocks")
         self._clock = clock
-        self._shutdown_seconds = shutdown_seconds
+        self.shutdown_seconds = shutdown_seconds
         self._ends_at = -math.inf
         self._tier = tier
         self._store = store
@@ -180,7 +180,7 @@ class DiskCache:
 
     def end(self) -> None:
         """No sequence is left, and none will come: begin to write what is dirty."""
-        self._ends_at = self._clock() + self._shutdown_seconds
+        self._ends_at = self._clock() + self.shutdown_seconds
         self._loader.end()
         self._writer.end()
 

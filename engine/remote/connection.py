@@ -1,4 +1,4 @@
-"""The server's end of the connection to an engine's process."""
+"""The server's end of the connection to an engine's process: calls out, results and events in."""
 
 import asyncio
 import logging
@@ -8,35 +8,82 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from inspect import signature
 from queue import SimpleQueue
-from typing import Any, TypeVar, TypeVarTuple
+from types import GenericAlias
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_type_hints, overload
+
+from pydantic import TypeAdapter
 
 from engine.api import EngineStopped, Report
 from engine.process.child import ChildProcess, ending
 from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
 from engine.remote import wire
-from engine.remote.calls import CALLS, EngineCalls
 from engine.remote.wire import CANCEL, Kind, Message
 from engine.values.output import OutputEvent
 
 SILENT_SECONDS = 20.0
 """A process that sends nothing for this long, not even that it is alive, is killed: it has been
-stopped from outside, or hangs where no other of its threads can run.
+stopped from outside, or hangs where none of its threads can run.
 """
 
-FIRST_WORD_SECONDS = 120.0
+FIRST_FRAME_SECONDS = 120.0
 """How long a process may take to send its first frame: it imports, perhaps from a slow disk."""
 
 END_SECONDS = 5.0
-"""How long a process with nothing left to do may take to end."""
-
+"""How long a process may take to end when nothing is left to do."""
 
 logger = logging.getLogger(__name__)
 
-Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 R = TypeVar("R")
-Call = Callable[[EngineCalls, *Ts], Coroutine[Any, Any, R]]
-"""A method of EngineCalls, which gives a call its name and its types."""
+
+
+class Call(Generic[P, R]):
+    """A call of the server: the name of a coroutine method that runs in the engine's process, and
+    the types of its arguments and of its result, which are read from its annotations.
+
+    As an attribute of a `Caller` it is a method with the same parameters, which sends the call.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        hints = get_type_hints(method)
+        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
+        arguments: Any = GenericAlias(tuple, tuple(hints.values()))
+        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments)
+        self.name = method.__name__
+        self._signature = signature(method)
+
+    def json(self, *arguments: P.args, **named: P.kwargs) -> bytes:
+        """All arguments as JSON, by position, defaults included."""
+        bound = self._signature.bind(None, *arguments, **named)
+        bound.apply_defaults()
+        return self.arguments.dump_json(bound.args[1:])
+
+    @overload
+    def __get__(self, caller: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, caller: "Caller", owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    def __get__(
+        self, caller: "Caller | None", owner: type
+    ) -> Self | Callable[P, Coroutine[Any, Any, R]]:
+        if caller is None:
+            return self
+        connection = caller.connection
+
+        def send(*arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, R]:
+            return connection.call(self, *arguments, **named)
+
+        return send
+
+
+class Caller:
+    """Base of a table of calls: sends the calls that are attributes of its class."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self.connection = connection
 
 
 class Connection:
@@ -58,11 +105,11 @@ class Connection:
         self._deliver = deliver
         self._report = report
         self._when_ended = when_ended
-        self._socket.settimeout(FIRST_WORD_SECONDS)
-        self._unsent: SimpleQueue[Message | None] = SimpleQueue()
-        self._pending: dict[int, tuple[str, Future[Any]]] = {}
+        self._socket.settimeout(FIRST_FRAME_SECONDS)
+        self._unsent: SimpleQueue[tuple[int, Callable[[], Message]] | None] = SimpleQueue()
+        self._pending: dict[int, tuple[Call[Any, Any], Future[Any]]] = {}
         self._n_calls = 0
-        self._is_alive = True  # as the process last said
+        self._is_alive = True  # as last reported by the process
         self._is_open = True
         self._ended: Future[str] = Future()
         self._ended.set_running_or_notify_cancel()
@@ -72,8 +119,12 @@ class Connection:
         self._reader.start()
         self._writer.start()
 
-    def send(self, call: Call[*Ts, R], *arguments: *Ts) -> tuple[int, Future[R]]:
-        """A number under which the call can be cancelled, and its result. Raises EngineStopped."""
+    def send(
+        self, call: Call[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> tuple[int, Future[R]]:
+        """Returns the number with which the call can be cancelled, and the future of its result.
+        Raises EngineStopped.
+        """
         future: Future[R] = Future()
         future.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         with self._lock:
@@ -81,26 +132,29 @@ class Connection:
                 raise EngineStopped("the engine has stopped")
             self._n_calls += 1
             number = self._n_calls
-            self._pending[number] = call.__name__, future
-        self._unsent.put(Message(number, call.__name__, arguments))
+            self._pending[number] = call, future
+        # The writer's thread makes the JSON: a prompt may be long.
+        self._unsent.put(
+            (number, lambda: Message(number, call.name, call.json(*arguments, **named)))
+        )
         return number, future
 
-    async def call(self, call: Call[*Ts, R], *arguments: *Ts) -> R:
+    async def call(self, call: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """The result of a call. Raises EngineStopped, and what the call raises."""
-        return await asyncio.wrap_future(self.send(call, *arguments)[1])
+        return await asyncio.wrap_future(self.send(call, *arguments, **named)[1])
 
     async def ended(self) -> str:
         """Returns when no more events come: why, in words."""
         return await asyncio.wrap_future(self._ended)
 
     def cancel(self, number: int) -> None:
-        """End a call, which is not answered then. Does nothing if it has been answered."""
+        """Cancel a call, which is then not answered. Does nothing if it has been answered."""
         if self._pending.pop(number, None) is not None:
-            self._unsent.put(Message(number, CANCEL))
+            self._unsent.put((number, lambda: Message(number, CANCEL)))
 
     def close(self) -> None:
-        """End a process that has nothing left to do. Returns when it is gone."""
-        with suppress(OSError):  # it is gone
+        """End a process that has nothing left to do. Returns when it has ended."""
+        with suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(END_SECONDS)
@@ -109,33 +163,34 @@ class Connection:
         self._reader.join()
 
     def kill(self) -> None:
-        """Kill the process. Returns when it is gone."""
+        """Kill the process. Returns when it has ended."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
 
     def is_alive(self) -> bool:
-        """Whether the process answers, and says that its engine's thread turns."""
+        """Whether the process answers, and reports that its engine is alive."""
         return self._is_open and self._is_alive
 
     def _write_all(self) -> None:
-        while (message := self._unsent.get()) is not None:
+        while (unsent := self._unsent.get()) is not None:
+            number, message = unsent
             try:
-                frame = message.frame()
+                frame = message().frame()
             except Exception as error:
                 logger.exception("a call cannot be sent")
-                self._fail(message.number, error)
+                self._fail(number, error)
                 continue
             try:
                 send_all(self._socket, frame)
             except TimeoutError:
                 logger.error(
-                    "an engine process that takes no calls for %g s is ended",
+                    "killing an engine's process that has taken no calls for %g s",
                     self._socket.gettimeout(),
                 )
                 self._process.kill()
                 return
-            except OSError:  # the process is gone, which the reader reports
+            except OSError:  # the process has ended, which the reader reports
                 return
 
     def _read_all(self) -> None:
@@ -149,12 +204,12 @@ class Connection:
                 data = self._socket.recv(RECEIVED_BYTES)
         except TimeoutError:
             seconds = self._socket.gettimeout()
-            logger.error("an engine's process that is silent for %g s is ended", seconds)
+            logger.error("killing an engine's process that has sent nothing for %g s", seconds)
             self._process.kill()
         except ConnectionError:
             logger.debug("the engine's process has ended in the midst of a frame")
         except Exception:
-            logger.critical("what the engine's process says cannot be read", exc_info=True)
+            logger.critical("a frame of the engine's process cannot be read", exc_info=True)
         finally:
             self._end()
 
@@ -178,22 +233,22 @@ class Connection:
                 raise ProtocolError(f"a frame of kind {kind}")
 
     def _return(self, number: int, json: bytes) -> None:
-        """Resolve the future of a call. A result that cannot be read is that call's error: the
-        frames around it are whole.
+        """Resolve the future of a call. A result that cannot be read fails that call only: the
+        frames before and after it are whole.
         """
-        name, future = self._pending.pop(number, (None, None))
-        if name is None or future is None:
+        call, future = self._pending.pop(number, (None, None))
+        if call is None or future is None:
             return  # it has been cancelled
         try:
-            result = CALLS[name].result.validate_json(json)
+            result = call.result.validate_json(json)
         except Exception as error:
-            logger.exception("the result of a call cannot be read: %s", name)
+            logger.exception("the result of a call cannot be read: %s", call.name)
             future.set_exception(error)
         else:
             future.set_result(result)
 
     def _fail(self, number: int, error: Exception) -> None:
-        """End the call with an error. Does nothing when it has been cancelled."""
+        """Resolve the future of a call with an error. Does nothing if it has been cancelled."""
         _, future = self._pending.pop(number, (None, None))
         if future is not None:
             future.set_exception(error)

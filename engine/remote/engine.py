@@ -1,32 +1,42 @@
-"""The Engine of a model that is served in a process of its own."""
+"""The engine as the server sees it: a client of the process that serves the model."""
 
 import asyncio
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Lock
 from typing import TypeAlias
 
-from engine.api import CacheWatch, EngineError, EngineStopped, InvalidRequest, Report
+from engine.api import (
+    EngineError,
+    EngineStopped,
+    InvalidRequest,
+    QueueFull,
+    Report,
+)
 from engine.process.child import ChildProcess
-from engine.remote.calls import EngineCalls
-from engine.remote.connection import Call, Connection, R
-from engine.remote.request_counters import RequestCounters
+from engine.remote.connection import Call, Connection, P, R
+from engine.remote.host import Calls
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, Usage
-from engine.values.picture import CachePicture, NodeTokens
-from engine.values.request import Request
+from engine.values.request import RefusalReason, Request
 from engine.values.settings import EngineConfig
-from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Probed, RequestInfo
+from engine.values.stats import EngineStats, RequestInfo, SequenceCounts
+from engine.values.tree import TreeChanges, TreeSnapshot
 
 ANSWER_SECONDS = 1.0
-"""How long `stats` and `requests` wait for a process, which may have been stopped from outside."""
+"""How long `stats`, `requests` and `tree` wait for a process, which may have been stopped from
+outside.
+"""
+
+_REASONS = {InvalidRequest: RefusalReason.INVALID, QueueFull: RefusalReason.QUEUE_FULL}
 
 StartProcess: TypeAlias = Callable[[], tuple[socket.socket, ChildProcess]]
-"""Starts a process that serves one engine. Returns the socket to it, too. Raises OSError."""
+"""Starts a process that serves one engine. Returns it with the socket to it. Raises OSError."""
 
 EventQueue: TypeAlias = "asyncio.Queue[OutputEvent | None]"
 """The events of one request; None when the engine has stopped."""
@@ -44,8 +54,8 @@ class Subscribers:
 
     @contextmanager
     def queue(self, request_id: str) -> Iterator[EventQueue]:
-        """Queue the events of a request while the block runs. Raises InvalidRequest when the id has
-        been taken.
+        """Queue the events of a request while the block runs. Raises InvalidRequest if another
+        request with the same id is being served.
         """
         if request_id in self._queues:
             raise InvalidRequest(f"a request with id {request_id} is being served", "id")
@@ -57,6 +67,7 @@ class Subscribers:
             del self._queues[request_id]
 
     def deliver(self, events: list[OutputEvent]) -> None:
+        """Put the events into their requests' queues, from any thread."""
         batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         for event in events:
             loop, queue = self._queues.get(event.request_id, (None, None))
@@ -66,7 +77,7 @@ class Subscribers:
             _hand_over(loop, batch)
 
     def end(self) -> None:
-        """No more events will come: wake all that wait for some."""
+        """No more events will come: end all queues with None."""
         for loop, queue in tuple(self._queues.values()):
             _hand_over(loop, [(queue, None)])
 
@@ -74,7 +85,7 @@ class Subscribers:
 def _hand_over(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
     try:
         loop.call_soon_threadsafe(_put_all, batch)
-    except RuntimeError:  # the event loop has been closed: nobody waits any more
+    except RuntimeError:  # the event loop has been closed
         logger.debug("dropped %d events of a closed event loop", len(batch))
 
 
@@ -89,8 +100,67 @@ def _open_tokenizer(card: ModelCard) -> Tokenizer:
     return open_tokenizer(card)
 
 
-class RemoteEngine:
-    """Implements `engine.api.Engine`. Make it with `start`."""
+class TrackedRequest:
+    """One request. `live` has the indices of its sequences that have not ended yet."""
+
+    def __init__(self, counters: "RequestCounters", n: int) -> None:
+        self._counters = counters
+        self.live = set(range(n))
+
+    def note(self, event: OutputEvent) -> None:
+        """Count an event that the caller is about to get."""
+        if event.finish_reason is not None:
+            self.live.remove(event.index)
+            self._counters.finished(event.finish_reason, 1)
+
+
+class RequestCounters:
+    """Counts sequences where callers get their events. So the sums are right however a request
+    ends, including when the engine has never received it, or has died.
+
+    Thread-safe, because callers may use several event loops.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._received = 0
+        self._refused = dict.fromkeys(RefusalReason, 0)
+        self._finished = dict.fromkeys(FinishReason, 0)
+
+    @contextmanager
+    def track(self, n: int) -> Iterator[TrackedRequest]:
+        """Count a request of n sequences while the block runs. If the block raises an EngineError,
+        the sequences that have not ended count as refused; after any other exception, as aborted.
+        """
+        tracked = TrackedRequest(self, n)
+        with self._lock:
+            self._received += len(tracked.live)
+        try:
+            yield tracked
+        except EngineError as error:
+            with self._lock:
+                self._refused[_REASONS.get(type(error), RefusalReason.STOPPED)] += len(tracked.live)
+            raise
+        except BaseException:
+            self.finished(FinishReason.ABORT, len(tracked.live))
+            raise
+
+    def finished(self, reason: FinishReason, n_sequences: int) -> None:
+        """Count sequences that have ended."""
+        with self._lock:
+            self._finished[reason] += n_sequences
+
+    def counts(self) -> SequenceCounts:
+        """The counts as of now."""
+        with self._lock:
+            return SequenceCounts(self._received, self._refused.copy(), self._finished.copy())
+
+
+class RemoteEngine(Calls):
+    """Implements `engine.api.Engine`. Make it with `start`.
+
+    A call that needs nothing more than its result is inherited from the table of calls.
+    """
 
     def __init__(
         self,
@@ -100,8 +170,8 @@ class RemoteEngine:
         tokenizer: Tokenizer,
         stats: EngineStats,
     ) -> None:
-        """`stats` are shown until there are later ones."""
-        self._connection = connection
+        """`stats` are returned until there are later ones."""
+        super().__init__(connection)
         self._subscribers = subscribers
         self.card = card
         self.tokenizer = tokenizer
@@ -123,10 +193,10 @@ class RemoteEngine:
         subscribers = Subscribers()
         connected = await asyncio.to_thread(start_process)
         connection = Connection(*connected, subscribers.deliver, report, subscribers.end)
+        calls = Calls(connection)
         try:
-            log_level = logging.getLogger().getEffectiveLevel()
-            card = await connection.call(EngineCalls.load, config, log_level)
-            stats = await connection.call(EngineCalls.stats)
+            card = await calls.load(config, logging.getLogger().getEffectiveLevel())
+            stats = await calls.stats()
             tokenizer = await asyncio.to_thread(open_tokenizer, card)
             return cls(connection, subscribers, card, tokenizer, stats)
         except BaseException:
@@ -138,94 +208,62 @@ class RemoteEngine:
             self._counters.track(request.n) as tracked,
             self._subscribers.queue(request.id) as queue,
         ):
-            number, taken = self._connection.send(EngineCalls.submit, request)
+            number, accepted = self.connection.send(Calls.submit, request)
             try:
-                await asyncio.wrap_future(taken)
+                await asyncio.wrap_future(accepted)
                 while tracked.live:
                     event = await queue.get()
                     for one in [event] if event else _failures(request, tracked.live):
                         tracked.note(one)
                         yield one
             finally:
-                if tracked.live and not _is_refused(taken):
-                    self._connection.cancel(number)  # the engine may have taken it already
+                if tracked.live and not _is_refused(accepted):
+                    self.connection.cancel(number)  # the engine may have accepted it already
                     with suppress(EngineStopped):
-                        self._connection.send(EngineCalls.abort, request.id)
-
-    async def check(self, request: Request) -> None:
-        await self._connection.call(EngineCalls.check, request)
+                        self.connection.send(Calls.abort, request.id)
 
     async def stats(self) -> EngineStats:
         with suppress(EngineStopped, TimeoutError):
-            self._last_stats = await self._call_soon(EngineCalls.stats)
+            self._last_stats = await self._call_with_timeout(Calls.stats)
         return replace(self._last_stats, sequences=self._counters.counts())
 
-    async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
-    ) -> Cleared:
-        return await self._connection.call(EngineCalls.clear_cache, namespace_id, frozenset(tiers))
-
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[CacheWatch]:
-        await self._connection.call(EngineCalls.open_watch)
-        try:
-            yield RemoteWatch(self._connection)
-        finally:
-            with suppress(EngineStopped):
-                await asyncio.shield(self._connection.call(EngineCalls.close_watch))
-
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
-        return await self._connection.call(EngineCalls.probe, prompt, cache_salt, adapter)
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        return await self._call_with_timeout(Calls.tree, since)
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         with suppress(TimeoutError):
-            self._last_requests = await self._call_soon(EngineCalls.requests)
+            self._last_requests = await self._call_with_timeout(Calls.requests)
         return self._last_requests
 
     def is_alive(self) -> bool:
-        return self._connection.is_alive()
+        return self.connection.is_alive()
 
     async def ended(self) -> str:
-        return await self._connection.ended()
+        return await self.connection.ended()
 
     async def drain(self, timeout_seconds: float) -> None:
         with suppress(EngineStopped):  # then there is nothing to wait for
-            self._last_stats = await self._connection.call(EngineCalls.drain, timeout_seconds)
-        await asyncio.to_thread(self._connection.close)
+            await super().drain(timeout_seconds)
+            self._last_stats = await super().stats()
+        await asyncio.to_thread(self.connection.close)
 
-    async def _call_soon(self, call: Call[R]) -> R:
-        """The result of a call that answers within ANSWER_SECONDS. Raises TimeoutError after that,
-        and EngineStopped.
-        """
-        number, answer = self._connection.send(call)
+    async def _call_with_timeout(
+        self, call: Call[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """The result of a call. Raises TimeoutError after ANSWER_SECONDS, and EngineStopped."""
+        number, result = self.connection.send(call, *arguments, **named)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.wrap_future(answer)
+                return await asyncio.wrap_future(result)
         finally:
-            self._connection.cancel(number)
+            self.connection.cancel(number)
 
 
-class RemoteWatch:
-    """Implements `engine.api.CacheWatch`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    async def look(self) -> int:
-        return await self._connection.call(EngineCalls.look)
-
-    async def picture(self) -> CachePicture:
-        return await self._connection.call(EngineCalls.picture)
-
-    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        return await self._connection.call(EngineCalls.node, node_id, most_tokens)
-
-
-def _is_refused(taken: Future[None]) -> bool:
-    """Whether the engine has refused the request, so that there is nothing to end. Another error is
-    one of the connection: the engine may have taken the request.
+def _is_refused(accepted: Future[None]) -> bool:
+    """Whether the engine has refused the request, so that nothing is to be aborted. After any other
+    error the engine may have accepted it.
     """
-    return taken.done() and isinstance(taken.exception(), EngineError)
+    return accepted.done() and isinstance(accepted.exception(), EngineError)
 
 
 def _failures(request: Request, live: Iterable[int]) -> list[OutputEvent]:

@@ -1,4 +1,8 @@
-"""An engine's process: runs the server's calls, and sends their results and the events."""
+"""An engine's process: runs the server's calls, and sends their results and the events.
+
+`Calls` is the table of calls. A new call is a coroutine method of `EngineThread` and a line in the
+table. `engine.api.Engine` lists what the server uses.
+"""
 
 import asyncio
 import logging
@@ -6,9 +10,10 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from engine.api import EngineError, Report
 from engine.core.inbox import Inbox
@@ -16,10 +21,11 @@ from engine.core.loop import Deliver
 from engine.core.thread import EngineParts, EngineThread
 from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
 from engine.remote import wire
-from engine.remote.calls import CALLS, EngineCalls
+from engine.remote.connection import Call, Caller
 from engine.remote.wire import CANCEL, Kind, Message
+from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
-from engine.values.settings import EngineConfig
+from engine.values.settings import LOG_FORMAT, EngineConfig
 from kvstore.tier.types import TierError
 
 HEARTBEAT_SECONDS = 1.0
@@ -31,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Sends bytes through a socket from several threads, none of which waits.
+    """Sends bytes through a socket from several threads without blocking any of them.
 
-    What the socket takes is sent at once, the rest from the event loop when it takes more.
+    It sends at once what the socket takes, and the rest from the event loop.
     """
 
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,8 +49,8 @@ class Outbox:
         self._lock = threading.Lock()
 
     def send(self, data: bytes) -> None:
-        """Send from any thread, in the order of the calls. Never raises: whoever reads from the
-        socket finds out that the other end is gone.
+        """Send from any thread, in the order of the calls. Never raises: the task that reads from
+        the socket notices when the other end has closed.
         """
         with self._lock:
             if not self._unsent:
@@ -80,10 +86,21 @@ class EngineHost:
     def __init__(self, outbox: Outbox, load: Load) -> None:
         self._outbox = outbox
         self._load = load
-        self._calls = EngineCalls(self._start)
+        self._engine: EngineThread | None = None  # until `load` has returned
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
+    async def load(self, config: EngineConfig, log_level: int) -> ModelCard:
+        """The first call, and the only one of this object: all others are for the engine that it
+        starts. Sends lines on its progress. Raises what loading raises.
+        """
+        logging.basicConfig(level=log_level, format=LOG_FORMAT)
+        build = partial(self._load, config, self._report)
+        ended = partial(self._send, Kind.ENDED)
+        self._engine = await asyncio.to_thread(EngineThread, build, self._deliver, ended)
+        return self._engine.card
+
     def take(self, message: Message) -> None:
+        """Start the call of a message, or cancel it."""
         number = message.number
         if message.name != CANCEL:
             task = self._tasks[number] = asyncio.create_task(self._run(message))
@@ -93,26 +110,24 @@ class EngineHost:
             self._tasks[number].cancel()
 
     async def beat(self) -> None:
-        """Say that the process lives, as long as it does."""
+        """Report at regular intervals that the process runs, and whether its engine is alive."""
         while True:
-            self._send(Kind.ALIVE, wire.ALIVE.dump_json(self._calls.is_alive()))
+            is_alive = self._engine is None or self._engine.is_alive()
+            self._send(Kind.ALIVE, wire.ALIVE.dump_json(is_alive))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _run(self, message: Message) -> None:
         try:
-            result = await getattr(self._calls, message.name)(*message.arguments)
-            json = CALLS[message.name].result.dump_json(result)
-            answer = wire.frame(Kind.RETURNED, json, message.number)
+            call = CALLS[message.name]
+            method = getattr(self if self._engine is None else self._engine, call.name)
+            result = await method(*call.arguments.validate_json(message.json))
+            answer = wire.frame(Kind.RETURNED, call.result.dump_json(result), message.number)
         except Exception as error:
             if not isinstance(error, EngineError | TierError):
                 logger.exception("a call has failed: %s", message.name)
             raised = wire.RAISED.dump_json(wire.Raised.of(error))
             answer = wire.frame(Kind.RAISED, raised, message.number)
         self._outbox.send(answer)
-
-    def _start(self, config: EngineConfig) -> EngineThread:
-        build = partial(self._load, config, self._report)
-        return EngineThread(build, self._deliver, partial(self._send, Kind.ENDED))
 
     def _deliver(self, events: list[OutputEvent]) -> None:
         self._outbox.send(b"".join(wire.events_frames(events)))
@@ -124,8 +139,32 @@ class EngineHost:
         self._outbox.send(wire.frame(kind, json))
 
 
+class Calls(Caller):
+    """The table of calls: the name of each is its attribute's, its parameters and its result are
+    those of the method that runs in the engine's process.
+    """
+
+    load = Call(EngineHost.load)
+    submit = Call(EngineThread.submit)
+    abort = Call(EngineThread.abort)
+    check = Call(EngineThread.check)
+    stats = Call(EngineThread.stats)
+    clear_cache = Call(EngineThread.clear_cache)
+    probe = Call(EngineThread.probe)
+    requests = Call(EngineThread.requests)
+    tree = Call(EngineThread.tree)
+    node = Call(EngineThread.node)
+    drain = Call(EngineThread.drain)
+
+
+CALLS: Mapping[str, Call[..., Any]] = {
+    name: call for name, call in vars(Calls).items() if isinstance(call, Call)
+}
+"""The calls by their names."""
+
+
 async def serve(connection: socket.socket, load: Load) -> None:
-    """Run calls until the server closes its end, or is gone."""
+    """Run calls until the server closes its end of the connection, or has ended."""
     loop = asyncio.get_running_loop()
     connection.setblocking(False)
     host = EngineHost(Outbox(connection, loop), load)
@@ -139,11 +178,11 @@ async def serve(connection: socket.socket, load: Load) -> None:
 
 
 def main(descriptor: int, load: Load) -> None:
-    """The whole life of a process that has been started for an engine."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the server's to handle: it says when
+    """Run an engine's process: `descriptor` is its end of the connection. Never returns."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the server handles them, and sends `drain`
         signal.signal(ignored, signal.SIG_IGN)
     try:
         asyncio.run(serve(socket.socket(fileno=descriptor), load))
     finally:
         logging.shutdown()
-        os._exit(0)  # at once: the server waits for the memory, or is gone
+        os._exit(0)  # at once: the server waits for the memory

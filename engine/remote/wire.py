@@ -1,26 +1,24 @@
-"""Frames between the server and an engine's process, in JSON, which pydantic writes and reads by
-the types of the values. Nothing is pickled.
+"""Frames between the server and an engine's process: JSON that pydantic writes and reads. Nothing
+is pickled.
 
-A frame to the process is a `Message`. One from it has a header, with its `Kind` and the number of
-the call that it answers, and JSON of that kind.
+A frame to the process is a `Message`. A frame from the process has a header, with its `Kind` and
+the number of the call that it answers, and JSON of that kind.
 """
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.process.sockets import framed
-from engine.remote.calls import CALLS
 from engine.values.output import OutputEvent
 from kvstore.tier.types import TierError
 
 CANCEL = "cancel"
-"""Stands for a call's name in a message that ends the call of its number, which is not answered."""
+"""The name in a message that cancels the call with its number. A cancelled call is not answered."""
 
 ERRORS: Mapping[type[Exception], tuple[str, ...]] = {
     EngineStopped: (),
@@ -31,61 +29,63 @@ ERRORS: Mapping[type[Exception], tuple[str, ...]] = {
     TierError: (),
     RuntimeError: (),
 }
-"""The errors that a call may raise, each with its fields besides its words. Any other error is
-raised as a RuntimeError with the same words.
+"""The errors that a call may raise, each with its fields besides its message. Any other error is
+raised as a RuntimeError with the same message.
 """
 
 MAX_EVENTS_BYTES = 4 * 1024**2
-"""Of a frame of several events. The receiver parses a frame whole, while later ones wait."""
+"""Limit for a frame of several events. The receiver parses a whole frame while later ones wait."""
 
 _HEADER = struct.Struct("<BQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A call under a number, which its result or error repeats; or the end of it, see CANCEL."""
+    """A call with its number, which the result or the error repeats; or, with CANCEL as its name,
+    the cancellation of the call with that number.
+    """
 
     number: int
     name: str
-    arguments: tuple[Any, ...] = ()
+    json: bytes = b""  # the arguments
 
     def frame(self) -> bytes:
-        call = CALLS.get(self.name)
-        arguments = b"" if call is None else call.arguments.dump_json(self.arguments)
-        return framed(f"{self.number} {self.name} ".encode() + arguments)
+        """Raises ProtocolError if the frame would be too long."""
+        return framed(f"{self.number} {self.name} ".encode() + self.json)
 
     @classmethod
     def read(cls, body: bytes) -> "Message":
-        number, name, arguments = body.split(b" ", 2)
-        call = CALLS.get(name.decode())
-        values = () if call is None else call.arguments.validate_json(arguments)
-        return cls(int(number), name.decode(), values)
+        """Read the body of a frame."""
+        number, name, json = body.split(b" ", 2)
+        return cls(int(number), name.decode(), json)
 
 
 class Kind(IntEnum):
-    """What a frame from an engine's process is."""
+    """The kinds of frames from an engine's process."""
 
-    ALIVE = 1  # whether the engine is, at regular intervals from the first moment on
-    LINE = 2  # on how loading goes
+    ALIVE = 1  # whether the engine is alive; sent at regular intervals from the start on
+    LINE = 2  # progress of loading, for a person to read
     EVENTS = 3
-    RETURNED = 4  # the result of a call, see CALLS
-    RAISED = 5
-    ENDED = 6  # the engine has; no more events come
+    RETURNED = 4  # the result of a call
+    RAISED = 5  # the error of a call
+    ENDED = 6  # the engine has ended; no more events come
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An error in place of a result: the name of its class, and what that is made of."""
+    """An error in place of a result: the name of its class and its arguments, see ERRORS."""
 
     error: str
     arguments: tuple[str | int, ...]
 
     @classmethod
     def of(cls, error: Exception) -> "Raised":
+        """The first class of the error that is listed in ERRORS, else RuntimeError."""
         kind = next((kind for kind in type(error).__mro__ if kind in ERRORS), RuntimeError)
         return cls(kind.__name__, (str(error), *(getattr(error, name) for name in ERRORS[kind])))
 
     def exception(self) -> Exception:
+        """The error, to be raised by the server."""
         (kind,) = (kind for kind in ERRORS if kind.__name__ == self.error)
         return kind(*self.arguments)
 
@@ -96,7 +96,7 @@ RAISED = TypeAdapter(Raised)
 EVENTS = TypeAdapter(
     list[OutputEvent],
     config=ConfigDict(
-        ser_json_inf_nan="constants",  # of log-probabilities
+        ser_json_inf_nan="constants",  # log-probabilities may be infinite
         ser_json_bytes="base64",  # vectors, in a third of the bytes of numbers
         val_json_bytes="base64",
     ),
@@ -104,7 +104,7 @@ EVENTS = TypeAdapter(
 
 
 def frame(kind: Kind, json: bytes = b"", number: int = 0) -> bytes:
-    """A frame from an engine's process. Raises ProtocolError where it would be too long."""
+    """A frame from an engine's process. Raises ProtocolError if it would be too long."""
     return framed(_HEADER.pack(kind, number) + json)
 
 
@@ -115,8 +115,8 @@ def read_frame(body: bytes) -> tuple[int, int, bytes]:
 
 
 def events_frames(events: Sequence[OutputEvent]) -> Iterator[bytes]:
-    """The events of a step: in one frame, or in several of at most MAX_EVENTS_BYTES where prompt
-    logprobs make them long. An event alone is far shorter than a frame may be: its lists are
+    """The events of a step: in one frame, or in several of at most MAX_EVENTS_BYTES if prompt
+    logprobs make them long. A single event is far shorter than a frame may be: its lists are
     bounded by `engine.core.commit.PROMPT_LOGPROBS_AT_ONCE` and by the drafts of a step.
     """
     json = EVENTS.dump_json(list(events), exclude_defaults=True)

@@ -1,4 +1,4 @@
-"""What the engine thread copies for a picture between two steps.
+"""What the engine thread copies between two steps for a snapshot of the cache.
 
 The cost grows with the nodes that are shown, the live sequences and the slots of windows and states
 in use. It does not grow with the depth of the tree, and a tree that has not changed is not walked.
@@ -14,8 +14,8 @@ from time import thread_time
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
-from engine.values.picture import ArenaBlocks, GroupSlots, HiddenRequests, PictureCounters
 from engine.values.stats import UNSALTED_ID, RecentHits, RequestInfo
+from engine.values.tree import HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, GroupStats
@@ -26,7 +26,7 @@ from kvstore.types import BlockId, Namespace
 from kvstore.window import WindowGroup
 
 SHOWN_NODES = 580
-"""The most nodes in a picture: more would not fit into its bytes."""
+"""The most nodes of a snapshot: more would not fit into its bytes."""
 
 SHOWN_REQUESTS = 128
 NEXT_EVICTED = 8
@@ -40,11 +40,12 @@ def namespace_id(namespace: Namespace) -> str:
 
 
 def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | None:
+    """Find a namespace by its id."""
     return next((each for each in namespaces if namespace_id(each) == name), None)
 
 
 def find_root(name: str, roots: Iterable[Digest]) -> Digest | None:
-    """Finds a namespace of which only the digest is known, such as a salted one on disk."""
+    """Find a namespace of which only the digest is known, such as a salted one on disk."""
     return next((root for root in roots if _root_id(root) == name), None)
 
 
@@ -53,7 +54,7 @@ def _root_id(root: Digest) -> str:
 
 
 def request_infos(scheduler: Scheduler, most: int | None = None) -> tuple[RequestInfo, ...]:
-    """The running sequences and then those that wait, at most `most`. For the engine thread."""
+    """The running sequences and then the waiting ones, at most `most`. For the engine thread."""
     live = islice(chain(scheduler.running, scheduler.waiting), most)
     return tuple(_request_info(scheduler, sequence) for sequence in live)
 
@@ -86,11 +87,11 @@ def _last_indexed(tree: RadixTree | None, sequence: LiveSequence) -> tuple[Block
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The cache and the live sequences at one moment.
+class EngineSnapshot:
+    """The cache and the live sequences at one moment, as copied by the engine thread.
 
-    `tree` is the same object as in the snapshot before if no node of the tree has changed. Two
-    snapshots are equal if their pictures differ in ages alone.
+    `tree` is the same object as in the copy before if no node of the tree has changed. Two copies
+    are equal if they differ in ages alone.
     """
 
     seconds: float = field(compare=False)  # of the tree's clock
@@ -98,18 +99,18 @@ class Snapshot:
     adoptions: tuple[AdoptionView, ...] = field(compare=False)
     requests: tuple[RequestInfo, ...]
     hidden_requests: HiddenRequests
-    arena: ArenaBlocks
-    groups: tuple[GroupSlots, ...]
+    arena: TreeArena
+    groups: tuple[TreeGroup, ...]
     windows: tuple[frozenset[BlockId], ...]  # for each window, the blocks with a slot attached
     states: Mapping[BlockId, tuple[int, ...]]  # for each block, the tokens at which it has a state
     next_evicted: tuple[int, ...]
     recent_hits: tuple[RecentHits, ...]
-    counters: PictureCounters
+    counters: TreeCounters
     cost_seconds: float = field(default=0.0, compare=False)  # of the engine thread
 
 
 class SnapshotTaker:
-    """Takes snapshots on the engine thread."""
+    """Copies the cache. Its methods are for the engine thread."""
 
     def __init__(
         self, scheduler: Scheduler, sizes: StorageBytes, most_nodes: int = SHOWN_NODES
@@ -122,7 +123,8 @@ class SnapshotTaker:
         self._holders = Counter[Node]()
         self._view = EMPTY
 
-    def take(self) -> Snapshot:
+    def take(self) -> EngineSnapshot:
+        """Copy the cache as it is now. A tree that has not changed is not walked again."""
         began_seconds = thread_time()
         scheduler, tree, metrics = self._scheduler, self._tree, self._scheduler.metrics
         holders = self._count_holders()
@@ -136,13 +138,13 @@ class SnapshotTaker:
         pool, groups = scheduler.store.pool, scheduler.store.groups
         stats = [group.stats() for group in groups]
         evicted = () if tree is None else tree.next_evicted(NEXT_EVICTED)
-        return Snapshot(
+        return EngineSnapshot(
             seconds=metrics.now(),
             tree=self._view,
             adoptions=() if tree is None else adoption_views(tree),
             requests=requests,
             hidden_requests=HiddenRequests(running=hidden_running, waiting=hidden_waiting),
-            arena=ArenaBlocks(
+            arena=TreeArena(
                 blocks=pool.n_blocks,
                 free=pool.n_free,
                 cached=pool.n_evictable,
@@ -164,12 +166,13 @@ class SnapshotTaker:
             cost_seconds=thread_time() - began_seconds,
         )
 
-    def token_ids(self, serial: int, block: BlockId, most_tokens: int) -> tuple[int, ...] | None:
-        """The first tokens of a node, or None if the block is no longer in that node."""
-        node = None if self._tree is None else self._tree.node_of(block)
-        if node is None or node.serial != serial:
+    def node(self, serial: int, most_tokens: int) -> NodeTokens | None:
+        """The first `most_tokens` tokens of a node that is shown; None if there is no such node."""
+        view = next((view for view in self.take().tree.nodes if view.serial == serial), None)
+        node = None if view is None or self._tree is None else self._tree.node_of(view.blocks[0])
+        if view is None or node is None:
             return None
-        return node.token_ids(most_tokens)
+        return NodeTokens(serial, view.n_tokens, node.token_ids(most_tokens))
 
     def _count_holders(self) -> Counter[Node]:
         """For each node in use, how many running sequences hold its last block; 0 if only blocks
@@ -185,9 +188,9 @@ class SnapshotTaker:
                 holders[node] -= 1
         return holders
 
-    def _counters(self) -> PictureCounters:
+    def _counters(self) -> TreeCounters:
         metrics = self._scheduler.metrics
-        return PictureCounters(
+        return TreeCounters(
             prompt_tokens=metrics.computed_prompt_tokens + metrics.cached_prompt_tokens,
             cached_tokens=metrics.cached_prompt_tokens,
             generated_tokens=metrics.generated_tokens,
@@ -198,7 +201,8 @@ class SnapshotTaker:
         )
 
 
-def _group_slots(group: Group, stats: GroupStats) -> GroupSlots:
-    window = group.window if isinstance(group, WindowGroup) else None
-    kind = "recurrent" if window is None else "window"
-    return GroupSlots(kind, window, stats.total, stats.total - stats.free)
+def _group_slots(group: Group, stats: GroupStats) -> TreeGroup:
+    used = stats.total - stats.free
+    if isinstance(group, WindowGroup):
+        return TreeGroup("window", group.window, stats.total, used)
+    return TreeGroup("recurrent", None, stats.total, used)

@@ -27,8 +27,8 @@ from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.output.text import output_factory
 from engine.values.settings import DiskWrites
-from engine.watch.picture import Renderer
-from engine.watch.snapshot import Snapshot, SnapshotTaker
+from engine.watch.feed import Rendered, Renderer
+from engine.watch.snapshot import EngineSnapshot, SnapshotTaker
 from kvstore.lease import Refusal
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
@@ -98,19 +98,18 @@ class Watch:
         )
         self._snapshots = SnapshotTaker(scheduler, StorageBytes(block=0, slots=(), arenas=0))
         self._renderer = Renderer(BLOCK_TOKENS, branches.disk)
+        self._last: Rendered | None = None
 
-    def look(self) -> tuple[Snapshot, float]:
+    def look(self) -> tuple[EngineSnapshot, float]:
         began = time.thread_time()
         snapshot = self._snapshots.take()
         return snapshot, time.thread_time() - began
 
-    def apply(self, snapshot: Snapshot) -> None:
-        self._renderer.apply(snapshot)
-
-    def render(self) -> tuple[int, int, float]:
-        """Nodes and bytes of a picture, and the seconds that it took."""
+    def render(self, copy: EngineSnapshot) -> tuple[int, int, float]:
+        """Nodes and bytes of a snapshot as JSON, and the seconds that it took."""
         began = time.thread_time()
-        tree = CacheTree.of(self._renderer.render(1), "benchmark")
+        self._last = self._renderer.render(copy, self._last)
+        tree = CacheTree.of(self._last.snapshot, "benchmark")
         body = tree.model_dump_json().encode()
         return len(tree.nodes), len(body), time.thread_time() - began
 
@@ -123,9 +122,8 @@ def measure(nodes: int, repeats: int, directory: Path) -> Table:
         branches.serve()
         snapshot, seconds = watch.look()
         walking.append(seconds)
-        watch.apply(snapshot)
         idling.append(watch.look()[1])
-        shown, n_bytes, seconds = watch.render()
+        shown, n_bytes, seconds = watch.render(snapshot)
         rendering.append(seconds)
     rows = (
         ("nodes, of which shown", f"{branches.tree.n_nodes:,}, {shown:,}"),

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 
-from anyio import move_on_after
 from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,10 +17,10 @@ from server.schemas.admin import Activity
 from server.service import Service, ServiceDependency
 from server.transport.sse import sse_data
 from server.transport.waiting import client_waiting
+from server.watch import Poll
 
 router = APIRouter(prefix="/admin/activity")
 
-INTERVAL_SECONDS = 1.0
 SHOWN_REQUESTS = 100
 
 
@@ -45,41 +44,42 @@ class ActivityStream(EventStream):
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._service = service
-        self._n_finished = 0  # told so far
+        self._n_finished = 0  # sent so far
         self._n_points = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with client_waiting(receive):
+            async with client_waiting(receive), self._service.watch.watching():
                 await self._stream(send)
         except ClientLeft:
             pass  # RequestLog has seen it leave
 
     async def _stream(self, send: Send) -> None:
-        event = await self._event()
+        watch, closed = self._service.watch, self._service.models.closed
+        poll = await watch.fresh()
+        event = self._event(poll)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        closed = self._service.models.closed
         with suppress(EngineStopped):  # there is nothing more to see
             while not closed.is_set():
                 await send(_part(event))
-                with move_on_after(INTERVAL_SECONDS):
-                    await closed.wait()
-                event = await self._event()
+                poll = await watch.next_after(poll.number)
+                event = self._event(poll)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _event(self) -> bytes:
+    def _event(self, poll: Poll) -> bytes:
+        """Raises EngineStopped if all engines have."""
+        if isinstance(poll.requests, EngineStopped):
+            raise EngineStopped(str(poll.requests))
         tracker, series = self._service.tracker, self._service.series
-        models = await pooled_models(self._service)
         live = tracker.live
-        infos = await self._service.requests()
         finished = tracker.finished(self._n_finished)[::-1]
         points = series.points(self._n_points)
         activity = Activity(
-            requests=live_requests(live[:SHOWN_REQUESTS], infos, tracker.now()),
+            requests=live_requests(live[:SHOWN_REQUESTS], poll.requests, tracker.now()),
             hidden_requests=max(len(live) - SHOWN_REQUESTS, 0),
             finished=finished,
             points=points,
-            models=models,
+            models=pooled_models(self._service, poll.stats),
         )
         self._n_finished = finished[-1].number if finished else self._n_finished
         self._n_points = series.n_points

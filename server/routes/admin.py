@@ -25,7 +25,7 @@ async def requests(service: ServiceDependency) -> LiveRequests:
     """Those that the engine is asked to answer. Waits for the end of the running step."""
     tracker = service.tracker
     live = tracker.live
-    infos = await service.requests()
+    infos = await service.models.requests()
     return LiveRequests(requests=live_requests(live, infos, tracker.now()))
 
 

@@ -1,6 +1,7 @@
 """`/admin/models`: what is loaded, and what is to be."""
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 from anyio import current_time
@@ -23,7 +24,7 @@ ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One 
 @router.get("", responses=errors(503))
 async def models(service: ServiceDependency) -> PooledModels:
     """At once, whatever is being loaded."""
-    return await pooled_models(service)
+    return pooled_models(service, await service.models.stats())
 
 
 @router.post("/load", responses=errors(400, 404, 503))
@@ -44,10 +45,9 @@ async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInf
     return await _told(service, model)
 
 
-async def pooled_models(service: Service) -> PooledModels:
-    """All models, loaded or not."""
+def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledModels:
+    """All models, loaded or not, with the statistics of those that are loaded."""
     budget_bytes = service.models.pool.budget_bytes
-    stats = await service.stats()
     return PooledModels(
         budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
         models=[_info(service, known, stats) for known in service.models.known.values()],
@@ -56,10 +56,10 @@ async def pooled_models(service: Service) -> PooledModels:
 
 async def _told(service: Service, name: str) -> PooledModelInfo:
     known = service.models.known[service.models.find(name)]
-    return _info(service, known, await service.stats())
+    return _info(service, known, await service.models.stats())
 
 
-def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) -> PooledModelInfo:
+def _info(service: Service, known: KnownModel, stats: Mapping[str, EngineStats]) -> PooledModelInfo:
     name, *aliases = (naming.name for naming in known.namings if not naming.adapter)
     model = service.models.pool.models[name]
     state, now = model.state, current_time()

@@ -86,7 +86,9 @@ async def clear_cache(
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
         engine = service.models.loaded(own).engine
-        cleared = await engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
+        cleared = await engine.clear_cache(
+            namespace, ALL_TIERS if tiers is None else frozenset(tiers)
+        )
     forgotten = Remembered(
         replays=service.models.known[own].forget_replays() if Clearable.REPLAYS in what else 0,
         responses=service.responses.clear() if Clearable.RESPONSES in what else 0,

@@ -1,4 +1,4 @@
-"""`/admin/cache/tree` and what is seen in it. Left out with `--no-dashboard`."""
+"""`/admin/cache/tree` and `/admin/cache/nodes`. Left out with `--no-dashboard`."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -17,6 +17,7 @@ from server.schemas.cache_tree import CacheTree, NodeText
 from server.service import LoadedDependency, ServiceDependency
 from server.transport.sse import KEEP_ALIVE
 from server.transport.waiting import client_waiting
+from server.watch import Watch
 
 router = APIRouter(prefix="/admin/cache")
 
@@ -33,10 +34,10 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 @router.head("/tree", include_in_schema=False)
 @router.get("/tree", response_model=CacheTree, responses=errors(400, 404, 409, 503))
-async def cache_tree(loaded: LoadedDependency) -> Response:
+async def cache_tree(loaded: LoadedDependency, service: ServiceDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
-    async with loaded.feed.watching():
-        return json_response((await loaded.feed.picture()).body)
+    async with service.watch.watching(loaded.feed):
+        return json_response((await loaded.feed.fresh()).body)
 
 
 @router.get(
@@ -45,11 +46,11 @@ async def cache_tree(loaded: LoadedDependency) -> Response:
     responses={**stream_of_data(CacheTree), **errors(400, 404, 409, 503)},
 )
 async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency) -> Response:
-    """The same, again and again: at most four times a second, and only when something has moved.
+    """The cache as it is now and whenever it has changed, once a second at most.
 
-    Who reads slowly gets the latest one, and not all of them.
+    A slow reader gets the latest, and not all of them.
     """
-    return CacheTreeStream(loaded.feed, service.settings.keepalive_seconds)
+    return CacheTreeStream(loaded.feed, service.watch, service.settings.keepalive_seconds)
 
 
 @router.head("/nodes/{id}", include_in_schema=False)
@@ -57,8 +58,7 @@ async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency
 async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
     """A node of the tree. Its text is shown only with `--dashboard-text`."""
     shows_text = service.settings.dashboard_text
-    async with loaded.feed.watching():
-        node = await loaded.feed.node(id, TEXT_TOKENS if shows_text else 0)
+    node = await loaded.feed.node(id, TEXT_TOKENS if shows_text else 0)
     if node is None:
         raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
     text = None
@@ -68,24 +68,25 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
 
 
 class CacheTreeStream(EventStream):
-    """The status line waits for the first picture, so that a refusal has a status of its own."""
+    """The status line waits for the first snapshot, so that a refusal has a status of its own."""
 
-    def __init__(self, feed: CacheFeed, keepalive_seconds: float) -> None:
+    def __init__(self, feed: CacheFeed, watch: Watch, keepalive_seconds: float) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._feed = feed
+        self._watch = watch
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with client_waiting(receive), self._feed.watching():
+            async with client_waiting(receive), self._watch.watching(self._feed):
                 await self._stream(send)
         except ClientLeft:
             pass  # RequestLog has seen it leave
 
     async def _stream(self, send: Send) -> None:
-        frame: Frame | None = await self._feed.picture()
+        frame: Frame | None = await self._feed.fresh()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         version = 0
         with suppress(EngineStopped):  # there is nothing more to see

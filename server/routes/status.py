@@ -30,7 +30,7 @@ async def health(service: ServiceDependency) -> Health:
         for name in service.models.known
         if service.models.is_returning(name)
     ]
-    for stats in (await service.stats()).values():
+    for stats in (await service.models.stats()).values():
         reasons += _losses(stats)
     if reasons:
         return Health(status="degraded", reason="; ".join(reasons))
@@ -49,7 +49,7 @@ def _losses(stats: EngineStats) -> Iterator[str]:
 @router.get("/load", responses=errors(503))
 async def load(service: ServiceDependency) -> Load:
     """At once, whatever step is running."""
-    stats = (await service.stats()).values()
+    stats = (await service.models.stats()).values()
     return Load(
         server_load=sum(each.sequences.live for each in stats),
         running=sum(each.running for each in stats),

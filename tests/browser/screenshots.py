@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, expect
 
-from engine.values.picture import CachePicture
+from engine.values.tree import TreeSnapshot
 from server.settings import Settings
 from tests.browser.chromium import MISSING, chromium, executable
 from tests.browser.demo import DESKTOP as SMALL_DESKTOP
@@ -30,7 +30,7 @@ SHOTS: dict[str, dict[str, Any]] = {
     "dashboard-dark.png": {"viewport": DESKTOP, "color_scheme": "dark"},
     "dashboard-phone.png": {"viewport": PHONE, "color_scheme": "light", "device_scale_factor": 1.5},
 }
-SCENES: dict[str, tuple[CachePicture, dict[str, Any]]] = {
+SCENES: dict[str, tuple[TreeSnapshot, dict[str, Any]]] = {
     "tree-agent.png": (agent_beside_short_prompts(), {"viewport": SMALL_DESKTOP}),
     "tree-leaves.png": (many_leaves(), {"viewport": SMALL_DESKTOP, "color_scheme": "dark"}),
     "tree-phone.png": (

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.values.picture import HiddenRequests
 from engine.values.request import WaitReason
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import RequestInfo
+from engine.values.tree import HiddenRequests
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.clearing import clear

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from engine.values.picture import CachePicture
+from engine.values.tree import TreeSnapshot
 from server.schemas.cache_tree import CacheTree
 from tests.cache_scenes import Scene, agent_beside_short_prompts, many_leaves
 
@@ -29,7 +29,7 @@ Laid = Callable[..., Any]
 
 @pytest.fixture
 def laid_out(lasting_page: Page) -> Laid:
-    def laid(picture: CachePicture, most_alone: int = 5, top: int | None = None) -> Any:
+    def laid(picture: TreeSnapshot, most_alone: int = 5, top: int | None = None) -> Any:
         snapshot = CacheTree.of(picture, "a/model").model_dump(mode="json")
         return lasting_page.evaluate(LAYOUT, [snapshot, most_alone, top])
 

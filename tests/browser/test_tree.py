@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.values.picture import CachePicture
+from engine.values.tree import TreeSnapshot
 from server.settings import Settings
 from tests.browser.axe import grave, in_each_scheme
 from tests.browser.conftest import Visit
@@ -175,7 +175,7 @@ def test_bars_stand_where_they_belong_at_once(
 def test_a_bar_that_moves_looks_as_it_is_used(
     visit: Visit, scripted_url: str, engine: FakeEngine
 ) -> None:
-    def of_two(used: int, version: int) -> CachePicture:
+    def of_two(used: int, version: int) -> TreeSnapshot:
         scene = Scene()
         for i in range(2):
             scene.node(None, 100 + i, holders=int(i == used))

@@ -4,30 +4,18 @@ import asyncio
 import queue
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import numpy as np
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
-from engine.api import CacheWatch, EngineStopped
+from engine.api import EngineStopped
 from engine.core.metrics import observe
-from engine.remote.request_counters import RequestCounters
+from engine.remote.engine import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.values.picture import (
-    ArenaBlocks,
-    CachePicture,
-    GroupSlots,
-    Hidden,
-    HiddenRequests,
-    NodeTokens,
-    PictureAdoption,
-    PictureCounters,
-    PictureNamespace,
-    PictureNode,
-)
 from engine.values.request import Pooling, Request, WaitReason
 from engine.values.stats import (
     ALL_TIERS,
@@ -47,6 +35,19 @@ from engine.values.stats import (
     RecentHits,
     RequestInfo,
     no_latencies,
+)
+from engine.values.tree import (
+    HiddenNodes,
+    HiddenRequests,
+    NodeTokens,
+    TreeAdoption,
+    TreeArena,
+    TreeChanges,
+    TreeCounters,
+    TreeGroup,
+    TreeNamespace,
+    TreeNode,
+    TreeSnapshot,
 )
 from kvstore.slots import GroupStats
 
@@ -146,47 +147,26 @@ class ByteTokenizer:
         return list((text + turn).encode())
 
 
-PICTURE = CachePicture(
+PICTURE = TreeSnapshot(
     version=1,
     time=1763770000.25,
+    seconds=100.0,
     block_tokens=32,
-    arena=ArenaBlocks(128, 100, 20, 8, 393_216, 32_768),
-    groups=(GroupSlots("window", 64, 16, 3), GroupSlots("recurrent", None, 8, 1)),
+    arena=TreeArena(128, 100, 20, 8, 393_216, 32_768),
+    groups=(TreeGroup("window", 64, 16, 3), TreeGroup("recurrent", None, 8, 1)),
     nodes=(
-        PictureNode(1, None, "0", 0, 64, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
-        PictureNode(2, 1, "0", 64, 40, 32, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
+        TreeNode(1, None, "0", 0, 64, 64, 2, 0, 1, None, (), ((0, 32),), None, None),
+        TreeNode(2, 1, "0", 64, 40, 32, 2, 8, 0, 95.8, (96, 104), (), 1, HiddenNodes(1, 32, 1)),
     ),
     disk=DISK,
-    hidden=Hidden(),
-    namespaces=(PictureNamespace("0", "default", 3, 136),),
+    hidden=HiddenNodes(),
+    namespaces=(TreeNamespace("0", "default", 3, 136),),
     requests=(RequestInfo("r", 0, None, 70, 64, 70, 2, blocks=3, node=1),),
     hidden_requests=HiddenRequests(0, 3),
-    adoptions=(PictureAdoption(1, 60, 1.25),),
+    adoptions=(TreeAdoption(1, 60, 1.25),),
     recent_hits=RECENT_HITS,
-    counters=PictureCounters(200, 120, 30, 6, 9, 8, 1.5),
+    counters=TreeCounters(200, 120, 30, 6, 9, 8, 1.5),
 )
-
-
-class FakeWatch:
-    """Implements engine.api.CacheWatch: shows what its engine has been given to show."""
-
-    def __init__(self, engine: "FakeEngine") -> None:
-        self._engine = engine
-
-    async def look(self) -> int:
-        self._engine._check_alive()
-        self._engine.looks += 1
-        return self._engine.picture.version
-
-    async def picture(self) -> CachePicture:
-        return self._engine.picture
-
-    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        self._engine._check_alive()
-        token_ids = self._engine.node_tokens.get(node_id)
-        if token_ids is None:
-            return None
-        return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
 
 
 class Gate:
@@ -240,11 +220,10 @@ class FakeEngine:
     decode: DecodeStats | None = DECODE
     n_contradictions: int = 0
     latencies: Latencies = field(default_factory=no_latencies)
-    picture: CachePicture = PICTURE  # what is seen of the cache
+    picture: TreeSnapshot = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     waits_for: WaitReason | None = None  # what is asked of it
-    looks: int = 0
-    watches: int = 0
+    looks: int = 0  # at the cache
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _how: str = "it was drained"
@@ -330,7 +309,7 @@ class FakeEngine:
         )
 
     async def clear_cache(
-        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         self._check_alive()
         self.cleared.put(frozenset(tiers))
@@ -339,16 +318,17 @@ class FakeEngine:
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[CacheWatch]:
-        self.watches += 1
-        try:
-            yield self.made_watch()
-        finally:
-            self.watches -= 1
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        self._check_alive()
+        self.looks += 1
+        return self.picture
 
-    def made_watch(self) -> CacheWatch:
-        return FakeWatch(self)
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        self._check_alive()
+        token_ids = self.node_tokens.get(node_id)
+        if token_ids is None:
+            return None
+        return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         self._check_alive()

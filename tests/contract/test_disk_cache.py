@@ -16,6 +16,7 @@ from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
+from engine.values.tree import TreeSnapshot
 from kvstore.tier.types import MIB, TierError
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
@@ -178,11 +179,11 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
         engine = launched(config)
         try:
             for name in forgotten:
-                await engine.clear_cache(name, [CacheTier.DISK])
+                await engine.clear_cache(name, frozenset({CacheTier.DISK}))
             cached = [await _ask(engine, salt, PROMPT[:300], salt) for salt in salts]
-            async with engine.watch() as watch:
-                await watch.look()
-                return cached, (await watch.picture()).namespaces[-1].id
+            seen = await engine.tree(0)
+            assert isinstance(seen, TreeSnapshot)
+            return cached, seen.namespaces[-1].id
         finally:
             await engine.drain(10.0)
 

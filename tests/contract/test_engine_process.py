@@ -48,7 +48,7 @@ def launched() -> RemoteEngine:
 
 def pid_of(engine: object) -> int:
     assert isinstance(engine, RemoteEngine)
-    process = engine._connection._process
+    process = engine.connection._process
     assert isinstance(process, subprocess.Popen)
     return process.pid
 

@@ -1,61 +1,128 @@
-"""Watches of the cache that begin and end."""
+"""The server follows an engine's cache by what has changed in it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import json
+from dataclasses import dataclass, field, replace
 
 import pytest
-from anyio import create_task_group
 
-from engine.api import CacheWatch
-from engine.values.picture import NodeTokens
+from engine.api import EngineStopped
+from engine.values.tree import TreeChanges, TreeNode, TreeSnapshot
 from server import cache_feed
-from server.cache_feed import CacheFeed
-from tests.contract.fake_engine import FakeEngine, FakeWatch
+from server.cache_feed import CacheFeed, Frame
+from tests.contract.fake_engine import PICTURE, FakeEngine
+
+SECONDS = 20.0
 
 
-class Watch(FakeWatch):
-    """Knows whether it has been ended."""
-
-    is_ended = False
-
-    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        assert not self.is_ended, "a look at it would begin it again"
-        return await super().node(node_id, most_tokens)
+def grown(before: TreeSnapshot, holders: int = 0) -> TreeSnapshot:
+    """The next version, with another first node and other holders of the last."""
+    new = replace(before.nodes[0], id=before.version + 10)
+    last = replace(before.nodes[-1], holders=holders)
+    return replace(before, version=before.version + 1, nodes=(new, *before.nodes[:-1], last))
 
 
-class SlowToEnd(FakeEngine):
-    """Whose watches end when a test lets them."""
+@dataclass
+class ChangingEngine(FakeEngine):
+    """Sends what has changed since the version that the caller has."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ends, self.may_end = asyncio.Event(), asyncio.Event()
+    earlier: dict[int, TreeSnapshot] = field(default_factory=dict)
+    sent: list[type] = field(default_factory=list)
+    slow: int = 0  # calls that are not answered soon
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[CacheWatch]:
-        watch = Watch(self)
-        try:
-            yield watch
-        finally:
-            watch.is_ended = True
-            self.ends.set()
-            await self.may_end.wait()
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
+        if self.slow:
+            self.slow -= 1
+            raise TimeoutError
+        now = await super().tree(since)
+        assert isinstance(now, TreeSnapshot)
+        before = self.earlier.get(since)
+        answer = now if before is None else TreeChanges.between(before, now)
+        self.earlier[now.version] = now
+        self.sent.append(type(answer))
+        return answer
 
 
-async def test_a_look_at_a_node_finds_no_watch_that_is_being_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cache_feed, "LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(cache_feed, "INTERVAL_SECONDS", 0.0)
-    engine = SlowToEnd()
-    engine.node_tokens = {7: (1, 2, 3)}
-    async with create_task_group() as tasks:
-        feed = CacheFeed(engine, "m", tasks)
-        async with feed.watching():
-            await feed.picture()
-        await engine.ends.wait()
-        async with feed.watching():
-            looking = asyncio.ensure_future(feed.node(7, 2))
-            await asyncio.sleep(0)
-            engine.may_end.set()
-            assert await looking == NodeTokens(7, 3, (1, 2))
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(cache_feed, "SHARE", 1e9)
+
+
+def nodes_of(frame: Frame) -> list[dict[str, object]]:
+    return [
+        {"id": node["id"], "holders": node["holders"]} for node in json.loads(frame.body)["nodes"]
+    ]
+
+
+def shown(nodes: tuple[TreeNode, ...]) -> list[dict[str, object]]:
+    return [{"id": node.id, "holders": node.holders} for node in nodes]
+
+
+async def test_changes_add_up_to_the_whole() -> None:
+    engine = ChangingEngine()
+    feed = CacheFeed(engine, "m")
+    assert nodes_of(await feed.fresh()) == shown(PICTURE.nodes)
+    for holders in range(3):
+        engine.picture = grown(engine.picture, holders=holders)
+        assert nodes_of(await feed.fresh()) == shown(engine.picture.nodes)
+    engine.picture = replace(engine.picture, version=9, nodes=engine.picture.nodes[1:])
+    assert nodes_of(await feed.fresh()) == shown(engine.picture.nodes)
+    assert engine.sent == [TreeSnapshot] + [TreeChanges] * 4
+
+
+async def test_an_engine_that_has_forgotten_sends_all_again() -> None:
+    engine = ChangingEngine()
+    feed = CacheFeed(engine, "m")
+    await feed.fresh()
+    engine.earlier.clear()
+    engine.picture = grown(PICTURE)
+    assert nodes_of(await feed.fresh()) == shown(engine.picture.nodes)
+    assert engine.sent == [TreeSnapshot, TreeSnapshot]
+
+
+async def test_a_server_that_has_forgotten_asks_for_all_again() -> None:
+    engine = ChangingEngine()
+    feed = CacheFeed(engine, "m")
+    await feed.fresh()
+    feed.forget()
+    assert nodes_of(await feed.fresh()) == shown(PICTURE.nodes)
+    assert engine.sent == [TreeSnapshot, TreeSnapshot]
+
+
+async def test_an_engine_that_does_not_answer_soon_is_shown_as_it_was() -> None:
+    engine = ChangingEngine(slow=2)
+    feed = CacheFeed(engine, "m")
+    assert (await feed.fresh()).version == 1, "asked until there is something to show"
+    engine.picture, engine.slow = grown(PICTURE), 1
+    assert (await feed.fresh()).version == 1
+    assert (await feed.fresh()).version == 2
+
+
+async def test_who_waits_gets_the_next_version_and_the_end() -> None:
+    engine = ChangingEngine()
+    feed = CacheFeed(engine, "m")
+    await feed.fresh()
+    async with asyncio.timeout(SECONDS):
+        waiting = asyncio.ensure_future(feed.next_after(1))
+        await feed.poll()
+        await asyncio.sleep(0)
+        assert not waiting.done(), "nothing has changed"
+        engine.picture = grown(PICTURE)
+        await feed.poll()
+        assert (await waiting).version == 2
+        waiting = asyncio.ensure_future(feed.next_after(2))
+        await asyncio.sleep(0)
+        engine.script.dead = True
+        await feed.poll()
+        with pytest.raises(EngineStopped):
+            await waiting
+
+
+async def test_a_costly_snapshot_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_feed, "SHARE", 0.001)
+    engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
+    feed = CacheFeed(engine, "m")
+    await feed.poll()
+    await feed.poll()
+    assert engine.looks == 1

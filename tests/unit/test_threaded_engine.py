@@ -19,7 +19,7 @@ from engine.core.scheduler import Step
 from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
-from engine.remote.calls import CALLS
+from engine.remote.host import CALLS
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.values.stats import CacheTier, Latency

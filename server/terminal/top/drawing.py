@@ -10,7 +10,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from server.schemas.cache_tree import CacheTree, TreeArena, TreeDisk, TreeRequest
+from engine.values.tree import TreeArena
+from server.schemas.cache_tree import CacheTree, TreeDisk, TreeRequest
 from server.terminal.tables import cut, facts, listing
 from server.terminal.text import bytes_text, fullness_text, recent_text
 from server.terminal.top.prefixes import heaviest

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.schemas.cache_tree import CacheTree, TreeCounters
+from engine.values.tree import TreeCounters
+from server.schemas.cache_tree import CacheTree
 
 WINDOW_SECONDS = 5.0
 LEAST_SECONDS = 1.0  # before that a rate is mostly chance

@@ -15,24 +15,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from engine.api import CacheWatch
-from engine.values.picture import CachePicture, PictureNamespace
-from server import cache_feed
+from engine.values.tree import TreeChanges, TreeNamespace, TreeSnapshot
+from server import cache_feed, watch
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
-from tests.contract.fake_engine import PICTURE, FakeEngine, FakeWatch, Script
+from tests.contract.fake_engine import PICTURE, FakeEngine, Script
 
 STREAM = "/admin/cache/tree/stream"
 SOON_SECONDS = 20.0
-
-
-class MovingWatch(FakeWatch):
-    """Something has moved at every look."""
-
-    async def look(self) -> int:
-        self._engine.picture = moved(self._engine.picture)
-        return await super().look()
 
 
 class LoopKeepingEngine(FakeEngine):
@@ -41,12 +32,14 @@ class LoopKeepingEngine(FakeEngine):
     moves = False
     server_loop: asyncio.AbstractEventLoop
 
-    def made_watch(self) -> CacheWatch:
+    async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         self.server_loop = asyncio.get_running_loop()
-        return MovingWatch(self) if self.moves else FakeWatch(self)
+        if self.moves:
+            self.picture = moved(self.picture)
+        return await super().tree(since)
 
 
-def moved(picture: CachePicture) -> CachePicture:
+def moved(picture: TreeSnapshot) -> TreeSnapshot:
     return replace(picture, version=picture.version + 1)
 
 
@@ -89,7 +82,7 @@ def test_it_speaks_only_when_something_has_moved(url: str, watched: LoopKeepingE
         assert next(seen)["version"] == 1
         looks = watched.looks
         watched.picture = replace(PICTURE, time=0.0)  # which is not to move
-        wait_for(lambda: watched.looks >= looks + 3)
+        wait_for(lambda: watched.looks >= looks + 2)
         watched.picture = replace(PICTURE, version=2)
         assert next(seen)["version"] == 2
 
@@ -101,21 +94,35 @@ def test_silence_is_kept_alive(url: str) -> None:
     assert ": keep-alive" in heard
 
 
-def test_it_speaks_four_times_a_second_at_most(url: str, watched: LoopKeepingEngine) -> None:
+def test_it_speaks_once_a_second_at_most(url: str, watched: LoopKeepingEngine) -> None:
     watched.moves = True
     with listening(url) as lines:
         seen = pictures(lines)
         next(seen)
         began = time.monotonic()
         next(seen), next(seen), next(seen)
-        assert time.monotonic() - began >= 2 * cache_feed.INTERVAL_SECONDS
+        assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
+
+
+def test_an_engine_is_asked_once_a_second_whoever_watches(
+    url: str, watched: LoopKeepingEngine
+) -> None:
+    with ExitStack() as stack:
+        for path in (STREAM, "/admin/activity/stream"):
+            for _ in range(4):
+                answer = stack.enter_context(
+                    httpx.stream("GET", f"{url}{path}", timeout=CLIENT_SECONDS)
+                )
+                next(answer.iter_lines())
+        looks, began = watched.looks, time.monotonic()
+        wait_for(lambda: watched.looks >= looks + 3)
+        assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
 
 
 def test_all_see_the_same_picture_which_is_made_once(url: str, watched: LoopKeepingEngine) -> None:
     with ExitStack() as stack:
         streams = [pictures(stack.enter_context(listening(url))) for _ in range(5)]
         assert [next(seen)["version"] for seen in streams] == [1] * 5
-        assert watched.watches == 1
         watched.picture = replace(PICTURE, version=9)
         assert [next(seen)["version"] for seen in streams] == [9] * 5
 
@@ -140,10 +147,11 @@ def test_a_daemon_that_stops_is_not_held_up_by_who_watches() -> None:
 def test_a_slow_reader_gets_the_latest_and_not_all(
     monkeypatch: pytest.MonkeyPatch, watched: LoopKeepingEngine
 ) -> None:
-    monkeypatch.setattr(cache_feed, "INTERVAL_SECONDS", 0.005)
+    monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.005)
+    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.005)
     monkeypatch.setattr(cache_feed, "SHARE", 1.0)
     watched.moves = True
-    large = tuple(PictureNamespace(f"{i:012x}", f"salted {i}", 1, 1) for i in range(2000))
+    large = tuple(TreeNamespace(f"{i:012x}", f"salted {i}", 1, 1) for i in range(2000))
     watched.picture = replace(PICTURE, namespaces=large)
     options = {socket.SO_SNDBUF: 16 * 1024}
     with running(watched, Settings(port=0), socket_options=options) as url:
@@ -168,13 +176,13 @@ def test_a_slow_reader_gets_the_latest_and_not_all(
 def test_fifty_who_come_and_go_leave_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, url: str, watched: LoopKeepingEngine
 ) -> None:
-    monkeypatch.setattr(cache_feed, "LINGER_SECONDS", 0.05)
-    monkeypatch.setattr(cache_feed, "INTERVAL_SECONDS", 0.01)  # each waits for the next picture
+    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.01)  # each waits for the next
     come_and_go(url, 5)  # whatever is made once, workers among it
-    wait_for(lambda: watched.watches == 0)
+    wait_for(lambda: not frames())
     tasks, threads = n_tasks(watched), threading.active_count()
     come_and_go(url, 50)
-    wait_for(lambda: watched.watches == 0)
     wait_for(lambda: n_tasks(watched) <= tasks)
     assert threading.active_count() <= threads
     wait_for(lambda: not frames())

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from random import Random
 
-from engine.values.picture import CachePicture, Hidden
-from engine.watch.picture import Renderer
+from engine.values.tree import HiddenNodes, TreeChanges, TreeSnapshot
+from engine.watch.feed import Rendered, Renderer
 from engine.watch.snapshot import SHOWN_NODES, SnapshotTaker
 from tests.simulation.daemon import Daemon
 
@@ -18,16 +18,19 @@ class PictureCheck:
             daemon.scheduler, daemon.sizes, random.choice([1, 3, SHOWN_NODES])
         )
         self._renderer = Renderer(daemon.store.block_size, daemon.scheduler.disk)
-        self._picture: CachePicture | None = None
+        self._last: Rendered | None = None
 
     def check(self) -> None:
-        has_changed = self._renderer.apply(self._taker.take())
-        before, self._picture = self._picture, self._renderer.render(1)
-        if before is not None and not has_changed:
-            assert _timeless(before) == _timeless(self._picture), "another picture, not announced"
-        self._compare(self._picture)
+        last, self._last = self._last, self._renderer.render(self._taker.take(), self._last)
+        after = self._last.snapshot
+        if last is not None:
+            before = last.snapshot
+            if before.version == after.version:
+                assert _timeless(before) == _timeless(after), "another snapshot, the same version"
+            assert TreeChanges.between(before, after).applied_to(before) == after
+        self._compare(after)
 
-    def _compare(self, picture: CachePicture) -> None:
+    def _compare(self, picture: TreeSnapshot) -> None:
         """Each node is drawn as it is, and what is left out is summed up."""
         tree = self._daemon.store.tree
         nodes = {} if tree is None else {node.serial: node for node in tree.nodes()}
@@ -38,7 +41,7 @@ class PictureCheck:
             assert drawn.start == sum(each.n_tokens for each in above)
             assert (drawn.tokens, drawn.blocks) == (node.n_tokens, len(node.blocks))
             assert drawn.holders <= len(self._daemon.scheduler.running)
-        hidden = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
+        hidden = [picture.hidden, *(node.hidden or HiddenNodes() for node in picture.nodes)]
         counted = (
             len(picture.nodes) + sum(each.nodes for each in hidden),
             sum(each.tokens for each in picture.nodes) + sum(each.tokens for each in hidden),
@@ -52,7 +55,7 @@ class PictureCheck:
         assert {adoption.node for adoption in picture.adoptions} <= nodes.keys()
 
 
-def _timeless(picture: CachePicture) -> CachePicture:
+def _timeless(picture: TreeSnapshot) -> TreeSnapshot:
     """Without ages, and without what is on disk: the fake tier's counters do not show changes."""
-    nodes = tuple(replace(node, idle_seconds=0.0, disk_tokens=0) for node in picture.nodes)
-    return replace(picture, time=0.0, nodes=nodes, adoptions=())
+    nodes = tuple(replace(node, disk_tokens=0) for node in picture.nodes)
+    return replace(picture, time=0.0, seconds=0.0, nodes=nodes, adoptions=(), cost_seconds=0.0)

@@ -12,8 +12,8 @@ from engine.api import EngineStopped
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import connection, wire
-from engine.remote.calls import CALLS, EngineCalls
 from engine.remote.connection import Connection
+from engine.remote.host import CALLS, Calls
 from engine.remote.wire import Kind, Message
 from engine.values.stats import CacheTier, Cleared
 
@@ -53,7 +53,7 @@ class Ends:
 
     def clear(self) -> tuple[int, Future[Cleared]]:
         """Send a call."""
-        return self.server.send(EngineCalls.clear_cache, None, frozenset[CacheTier]())
+        return self.server.send(Calls.clear_cache, None, frozenset[CacheTier]())
 
     def answer(self, message: Message, result: object) -> None:
         """Return the result of a call, as the process does."""
@@ -90,7 +90,7 @@ def test_a_result_that_cannot_be_read_ends_its_call_alone(ends: Ends) -> None:
 
 def test_a_call_beyond_a_frame_fails_alone(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
-    _, long = ends.server.send(EngineCalls.probe, tuple(range(1000)), "", "")
+    _, long = ends.server.send(Calls.probe, tuple(range(1000)), "", "")
     _, short = ends.clear()
     assert isinstance(long.exception(SECONDS), ProtocolError)
     cleared = Cleared(blocks=1, bytes=2)
@@ -100,7 +100,7 @@ def test_a_call_beyond_a_frame_fails_alone(ends: Ends, monkeypatch: pytest.Monke
 
 def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """It still says that it is alive. Its callers would wait for ever."""
-    monkeypatch.setattr(connection, "FIRST_WORD_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "FIRST_FRAME_SECONDS", 0.3)
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.3)
     ours, theirs = socket.socketpair()
     with theirs:
@@ -109,7 +109,7 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
         stop = threading.Event()
         alive = threading.Thread(target=_say_alive, args=(theirs, stop))
         alive.start()
-        _, pending = server.send(EngineCalls.probe, tuple(range(1_000_000)), "", "")
+        _, pending = server.send(Calls.probe, tuple(range(1_000_000)), "", "")
         assert isinstance(pending.exception(SECONDS), EngineStopped)
         assert process.killed.is_set()
         stop.set()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from engine.mlx_backend.errors import UnsupportedModel
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import wire
-from engine.remote.calls import CALLS
+from engine.remote.host import CALLS
 from engine.remote.wire import CANCEL, Kind, Message, Raised
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.values.picture import NodeTokens
 from engine.values.request import (
     Alternative,
     Constraint,
@@ -32,7 +32,8 @@ from engine.values.request import (
     WaitReason,
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
-from engine.values.stats import CacheTier, Cleared, Probed, RequestInfo
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared, Probed, RequestInfo
+from engine.values.tree import NodeTokens, TreeChanges
 from kvstore.tier.types import TierError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 
@@ -64,13 +65,15 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     ("probe", ((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
-    ("open_watch", (), None),
-    ("look", (), 7),
-    ("picture", (), PICTURE),
+    ("tree", (7,), PICTURE),
+    (
+        "tree",
+        (7,),
+        TreeChanges.between(PICTURE, replace(PICTURE, version=8, nodes=PICTURE.nodes[1:])),
+    ),
     ("node", (3, 10), NodeTokens(3, 12, (1, 2))),
     ("node", (3, 10), None),
-    ("close_watch", (), None),
-    ("drain", (0.5,), STATS),
+    ("drain", (0.5,), None),
 )
 EVENTS = st.builds(
     OutputEvent,
@@ -107,8 +110,15 @@ def test_every_call_is_among_the_examples() -> None:
 
 @pytest.mark.parametrize(("name", "arguments"), [example[:2] for example in EXAMPLES])
 def test_calls(name: str, arguments: tuple[object, ...]) -> None:
-    message = Message(2**40, name, arguments)
-    assert Message.read(body(message.frame())) == message
+    call = CALLS[name]
+    message = Message.read(body(Message(2**40, name, call.json(*arguments)).frame()))
+    assert (message.number, message.name) == (2**40, name)
+    assert call.arguments.validate_json(message.json) == arguments
+
+
+def test_defaults_are_sent() -> None:
+    clear = CALLS["clear_cache"]
+    assert clear.arguments.validate_json(clear.json()) == (None, ALL_TIERS)
 
 
 def test_vectors_take_a_third_more_than_their_bytes() -> None:
@@ -159,7 +169,7 @@ def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
 ) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(ProtocolError, match="100 are the most"):
-        Message(1, "submit", (REQUEST,)).frame()
+        Message(1, "submit", CALLS["submit"].json(REQUEST)).frame()
     with pytest.raises(ProtocolError, match="100 are the most"):
         wire.frame(Kind.RETURNED, bytes(100))
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from engine.values.picture import CachePicture, HiddenRequests
+from engine.values.tree import HiddenRequests, TreeSnapshot
 from server.schemas.cache_tree import CacheTree
 from server.terminal.top.drawing import Size, drawn
 from server.terminal.top.prefixes import heaviest
@@ -84,7 +84,7 @@ def test_prompts_that_share_nothing_are_folded_but_the_longest() -> None:
     assert (found.left_nodes, found.left_tokens) == (0, 0)
 
 
-def crowded() -> CachePicture:
+def crowded() -> TreeSnapshot:
     """Long names and large numbers, and more of all than a low terminal has lines for."""
     scene = agent_beside_short_prompts()
     nodes = tuple(replace(node, tokens=node.tokens * 1000) for node in scene.nodes)
@@ -100,7 +100,7 @@ def crowded() -> CachePicture:
 
 @pytest.mark.parametrize("scene", [agent_beside_short_prompts(), many_leaves(), crowded()])
 @pytest.mark.parametrize("size", [Size(60, 15), Size(80, 24), Size(200, 60)])
-def test_it_fits_the_terminal(scene: CachePicture, size: Size) -> None:
+def test_it_fits_the_terminal(scene: TreeSnapshot, size: Size) -> None:
     seen = Seen(CacheTree.of(scene, "a/model-with-a-long-name"), 3.0, Rates(123.4, 56_789, 43_210))
     console = Console(width=size.columns, height=size.lines, file=StringIO(), color_system=None)
     with console.capture() as captured:

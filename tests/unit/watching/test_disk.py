@@ -7,8 +7,8 @@ import pytest
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.values.picture import PictureNode
 from engine.values.settings import DiskWrites
+from engine.values.tree import TreeNode
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.engine_harness import Harness, disk_of, prompt
@@ -37,7 +37,7 @@ class Tiered:
             LoadRules(least_tokens=1, worth=float("inf")),
         )
 
-    def nodes(self) -> list[PictureNode]:
+    def nodes(self) -> list[TreeNode]:
         return sorted(self.watcher.picture().nodes, key=lambda node: (node.start, node.id))
 
     def stored(self, tokens: list[int]) -> list[int]:

@@ -14,21 +14,21 @@ import pytest
 
 from engine.core.metrics import HIT_WINDOWS_SECONDS
 from engine.disk_cache.cache import DiskCache
-from engine.values.picture import (
-    ArenaBlocks,
-    CachePicture,
-    GroupSlots,
-    Hidden,
-    HiddenRequests,
-    PictureCounters,
-)
 from engine.values.request import WaitReason
 from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
-from engine.watch.picture import ADOPTED_SECONDS, Renderer
+from engine.values.tree import (
+    HiddenNodes,
+    HiddenRequests,
+    TreeArena,
+    TreeCounters,
+    TreeGroup,
+    TreeSnapshot,
+)
+from engine.watch.feed import ADOPTED_SECONDS, Rendered, Renderer
 from engine.watch.snapshot import (
     SHOWN_NODES,
     SHOWN_REQUESTS,
-    Snapshot,
+    EngineSnapshot,
     SnapshotTaker,
     namespace_id,
 )
@@ -74,13 +74,17 @@ class Watcher:
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
         self.snapshots = SnapshotTaker(harness.scheduler, sizes)
         self.renderer = Renderer(BLOCK, harness.scheduler.disk)
+        self.last: Rendered | None = None
 
     def look(self) -> bool:
-        return self.renderer.apply(self.snapshots.take())
+        """Returns whether anything but ages has changed."""
+        last, self.last = self.last, self.renderer.render(self.snapshots.take(), self.last)
+        return last is None or last.snapshot.version != self.last.snapshot.version
 
-    def picture(self) -> CachePicture:
+    def picture(self) -> TreeSnapshot:
         self.look()
-        return self.renderer.render(1)
+        assert self.last is not None
+        return self.last.snapshot
 
 
 def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
@@ -101,7 +105,7 @@ def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
     below = {node.id: node for node in picture.nodes if node.parent == top.id}
     for user in users:
         node = below[user.node or -1]
-        assert (node.start, node.holders, node.idle_seconds) == (12, 1, 0.0)
+        assert (node.start, node.holders, node.used_seconds) == (12, 1, None)
         assert user.prompt_tokens == 20
 
 
@@ -205,8 +209,9 @@ def test_an_adoption_of_what_is_not_shown_ends_above_it() -> None:
 
 
 def ages(watcher: Watcher) -> list[float]:
-    nodes = sorted(watcher.picture().nodes, key=lambda node: node.id)
-    return [node.idle_seconds for node in nodes]
+    picture = watcher.picture()
+    nodes = sorted(picture.nodes, key=lambda node: node.id)
+    return [node.idle_seconds(picture.seconds) for node in nodes]
 
 
 def test_a_look_says_whether_anything_has_moved() -> None:
@@ -247,8 +252,8 @@ def test_saved_states_and_holes_are_marked() -> None:
         harness.serve(prompt(i, 40))
     picture = watcher.picture()
     assert picture.groups == (
-        GroupSlots("window", 8, 24, 24 - window.stats().free),
-        GroupSlots("recurrent", None, 24, 24 - states.stats().free),
+        TreeGroup("window", 8, 24, 24 - window.stats().free),
+        TreeGroup("recurrent", None, 24, 24 - states.stats().free),
     )
     newest = max(picture.nodes, key=lambda node: node.id)
     assert {16, 32, 39, 40} <= set(newest.states)
@@ -294,34 +299,32 @@ def packed(token_ids: Iterable[int]) -> bytes:
 
 def made_snapshot(
     tree: RadixTree, requests: tuple[RequestInfo, ...] = (), held: Iterable[Node] = ()
-) -> Snapshot:
+) -> EngineSnapshot:
     """With figures as long as they will ever be."""
     hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
     holders = Counter(each for node in held for each in node.path())
     adoptions = tuple(view._replace(n_tokens=10**6) for view in adoption_views(tree))
-    return Snapshot(
+    return EngineSnapshot(
         seconds=1e9,
         tree=tree_view(tree, holders, SHOWN_NODES),
         adoptions=adoptions,
         requests=requests,
         hidden_requests=HiddenRequests(10**6, 10**6),
-        arena=ArenaBlocks(1, 1, 0, 0, 10**13, 1024),
+        arena=TreeArena(1, 1, 0, 0, 10**13, 1024),
         groups=(),
         windows=(),
         states={},
         next_evicted=(),
         recent_hits=hits,
-        counters=PictureCounters(10**9, 10**9, 10**9, 10**9, 10**9, 10**9, 1e9),
+        counters=TreeCounters(10**9, 10**9, 10**9, 10**9, 10**9, 10**9, 1e9),
     )
 
 
-def picture_of(snapshot: Snapshot) -> CachePicture:
-    renderer = Renderer(BLOCK, FullDisk())
-    renderer.apply(snapshot)
-    return renderer.render(10**9)
+def picture_of(snapshot: EngineSnapshot) -> TreeSnapshot:
+    return replace(Renderer(BLOCK, FullDisk()).render(snapshot).snapshot, version=10**9)
 
 
-def as_json(picture: CachePicture) -> str:
+def as_json(picture: TreeSnapshot) -> str:
     return CacheTree.of(picture, "a/model").model_dump_json()
 
 
@@ -388,7 +391,7 @@ def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> No
         assert drawn.parent in seen, "a child before its parent"
         seen.add(drawn.id)
         shown[drawn.id] = drawn
-    left_out = [picture.hidden, *(node.hidden or Hidden() for node in picture.nodes)]
+    left_out = [picture.hidden, *(node.hidden or HiddenNodes() for node in picture.nodes)]
     assert len(shown) + sum(hidden.nodes for hidden in left_out) == len(nodes)
     for name, total in (
         ("tokens", sum(node.n_tokens for node in nodes)),
