@@ -20,7 +20,7 @@ from engine.measuring.messages import (
     Section,
     Task,
 )
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.process.child import ending, start_child
 
 BUFFER_OPERATIONS = (50, 200, 2000)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 
+from engine.api import one_line
 from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasuredCase, Task
 from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.errors import one_line
 
 _PATH = re.compile(r"\S*[/\\]\S*")
 _HIDDEN = "..."

@@ -10,14 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from engine.api import ModelError, Report
+from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.mlx_backend import host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_compiled
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
@@ -73,11 +72,6 @@ class OpenedModel:
             vocab_size=layout.vocab_size,
             context_tokens=loaded.max_context_tokens,
         )
-
-
-def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
-    """See `load_backend`."""
-    return assemble_opened(config, open_checkpoint(config, checkpoint), blas, report)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:

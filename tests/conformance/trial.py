@@ -9,10 +9,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
-from engine.api import ModelError
+from engine.api import ModelError, one_line
 from engine.mlx_backend.decode.choice import SEVERAL, Rehearsal
 from engine.mlx_backend.decode.compiled import Unfit
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import ModelError
-from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.loading.purpose import (
     GENERATES,
     YES_NO,
@@ -138,7 +137,7 @@ def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
 def test_what_is_refused_and_why(
     tmp_path: Path, config: dict[str, Any] | None, modules: object, pooling: object, words: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=words):
+    with pytest.raises(ModelError, match=words):
         find_purpose(checkpoint(tmp_path, config, modules, pooling))
 
 

@@ -17,10 +17,10 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from engine.api import one_line
 from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel

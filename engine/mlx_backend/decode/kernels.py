@@ -18,14 +18,11 @@ from fcntl import LOCK_EX, flock
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.helper import CONFIG
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
-
-CONFIG = TypeAdapter(EngineConfig)
 
 _PROBE = b"#include <cmath>\nint main() { return std::isnan(0.0); }\n"
 

@@ -10,8 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from engine.api import ModelError
-from engine.mlx_backend.errors import one_line
+from engine.api import ModelError, one_line
 from engine.mlx_backend.loading.checkpoint import read_header
 from engine.mlx_backend.loading.purpose import read_json
 from engine.mlx_backend.model.patches import Adapter, LowRank

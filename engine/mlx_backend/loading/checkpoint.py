@@ -18,8 +18,7 @@ from blake3 import blake3
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
-from engine.api import ModelError, Progress
-from engine.mlx_backend.errors import one_line
+from engine.api import ModelError, Progress, one_line
 from engine.mlx_backend.loading.purpose import (
     GENERATION_CONFIG,
     find_purpose,

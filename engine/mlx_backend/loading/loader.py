@@ -14,8 +14,7 @@ from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.api import ModelError, Report
-from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.api import ModelError, Report, one_line
 from engine.mlx_backend.loading.adapter_files import read_adapters
 from engine.mlx_backend.loading.checkpoint import (
     WEIGHTS,
@@ -66,7 +65,7 @@ def open_model(
     leaves a fifth of `memory_bytes`: half precision and quantized products are 20 to 50 times
     slower there. Elsewhere the checkpoint's dtype and quantization stand.
 
-    Raises ModelError or UnsupportedModel.
+    Raises ModelError.
     """
     model, config = _build(checkpoint, purpose)
     if mx.default_device() == mx.cpu:
@@ -98,7 +97,7 @@ def open_model(
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
     """Read the weights into memory and find out how the model runs over shared storage.
 
-    `attentions` are those that may serve, the preferred one first. Raises UnsupportedModel if the
+    `attentions` are those that may serve, the preferred one first. Raises ModelError if the
     model runs with none of them.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
@@ -145,7 +144,7 @@ _CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
 
 
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
-    """The model and its configuration. Raises ModelError or UnsupportedModel.
+    """The model and its configuration. Raises ModelError.
 
     A model that does not generate may lack an LM head. Then the embedding makes logits that are not
     used, and its body loads by itself.
@@ -168,11 +167,11 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
         )
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
-        raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
+        raise ModelError(f"mlx-lm cannot load it: {reason}") from error
     except Exception as error:  # mlx-lm's modules raise exceptions of any type
         if misfit := _misfit(str(error)):
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
-        raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
+        raise ModelError(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
 
 
@@ -289,7 +288,7 @@ def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled
     if embedding is None and ranking is None:
         return Pooled()
     if not head.dimensions:
-        raise UnsupportedModel("its hidden states cannot be had: they are not projected as usual")
+        raise ModelError("its hidden states cannot be had: they are not projected as usual")
     if ranking is not None:
         return _reranker(loaded, head, checkpoint, ranking)
     assert embedding is not None
@@ -311,7 +310,7 @@ def _reranker(loaded: LoadedModel, head: OutputHead, checkpoint: Path, ranking: 
         weight = _classifier(checkpoint)
     labels = weight.shape[0]
     if labels > 2:
-        raise UnsupportedModel(f"its classifier has {labels} labels; a reranker has one, or two")
+        raise ModelError(f"its classifier has {labels} labels; a reranker has one, or two")
     if labels == 2:  # a softmax over two labels is a sigmoid of their difference
         weight = weight[1:] - weight[:1]
     mx.eval(weight)

@@ -15,8 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.api import ModelError, Report
-from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.api import ModelError, Report, one_line
 from engine.values.model import SamplingDefaults
 from engine.values.request import Pooling
 
@@ -86,13 +85,13 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
     """The purpose that the checkpoint's files state, and the settings of these names where they are
     not "auto".
 
-    Raises ModelError for files that cannot be read, and UnsupportedModel for an encoder and for an
+    Raises ModelError for files that cannot be read, and ModelError for an encoder and for an
     unknown way to make vectors.
     """
     config = read_json(checkpoint / "config.json", dict) or {}
     architecture = str((config.get("architectures") or [config["model_type"]])[0])
     if config["model_type"] in _ENCODERS:
-        raise UnsupportedModel(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
+        raise ModelError(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
     if reranker == "yes-no":
         return Purpose(generates=False, ranking=Ranking(YES_NO))
     is_classifier = architecture.endswith(_CLASSIFICATION)
@@ -100,7 +99,7 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
     if (is_classifier or found) and (
         config.get("use_bidirectional_attention") or config.get("is_causal") is False
     ):
-        raise UnsupportedModel(
+        raise ModelError(
             f"{architecture} sees what comes after a token, too: an encoder. {_ENCODER_ADVICE}"
         )
     if is_classifier:
@@ -117,7 +116,7 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
 def _ranking(config: Mapping[str, Any]) -> Ranking:
     tokens = tuple(config.get("classifier_from_token") or ())
     if len(tokens) > 2 or not all(isinstance(token, str) for token in tokens):
-        raise UnsupportedModel("classifier_from_token of config.json must be one token or two")
+        raise ModelError("classifier_from_token of config.json must be one token or two")
     trained = config.get("sentence_transformers") or {}
     named = trained.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
     return Ranking(tokens, has_sigmoid=not str(named).endswith("Identity"))
@@ -130,7 +129,7 @@ def _embedding(checkpoint: Path) -> Embedding | None:
     modules = [str(kind).rpartition(".")[2] for kind in kinds]  # their packages have changed
     for module in modules:
         if module not in {"Transformer", "Pooling", "Normalize"}:
-            raise UnsupportedModel(f"{_MODULES} lists a module that is not known here: {module}")
+            raise ModelError(f"{_MODULES} lists a module that is not known here: {module}")
     modes = read_json(checkpoint / _POOLING, dict)
     if not modes:
         return None
@@ -138,7 +137,7 @@ def _embedding(checkpoint: Path) -> Embedding | None:
     settings = read_json(checkpoint / _PROMPTS, dict) or {}
     prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
     if pooling is Pooling.MEAN and prompts and modes.get("include_prompt") is False:
-        raise UnsupportedModel(f"{_POOLING} leaves prompts out of the mean, which is not done here")
+        raise ModelError(f"{_POOLING} leaves prompts out of the mean, which is not done here")
     return Embedding(
         pooling,
         normalized="Normalize" in modules,
@@ -153,7 +152,7 @@ def _pooling(found: Mapping[str, Any]) -> Pooling:
         modes.append(mode)
     if len(modes) != 1 or modes[0] not in _MODES:
         named = " and ".join(modes) or "nothing"
-        raise UnsupportedModel(f"{_POOLING} pools by {named}; served is one of {', '.join(_MODES)}")
+        raise ModelError(f"{_POOLING} pools by {named}; served is one of {', '.join(_MODES)}")
     return _MODES[modes[0]]
 
 

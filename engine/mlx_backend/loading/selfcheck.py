@@ -15,8 +15,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.api import ModelError
 from engine.mlx_backend.batch import SequenceTables
-from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
@@ -85,7 +85,7 @@ def find_execution(
 
     `attentions` are tried in that order on each rung: more forwards cost more than another
     attention. The check's rows take turns at the adapters. Puts our attention into the model.
-    Raises UnsupportedModel when nothing passes, with what went wrong on each rung.
+    Raises ModelError when nothing passes, with what went wrong on each rung.
     """
     rows = _rows(layout, adapters.names)
     problems = []
@@ -93,7 +93,7 @@ def find_execution(
         head = install_patches(model, layout)
         expected = _expected(model, adapters, rows)
     except RUN_ERRORS as failure:
-        raise UnsupportedModel(f"the model does not run on this device: {failure}") from failure
+        raise ModelError(f"the model does not run on this device: {failure}") from failure
     most = tolerance(layout)
     for execution in _candidates(attentions, head, adapters):
         name = f"{execution.batching.name} with {execution.attention.name}"
@@ -105,7 +105,7 @@ def find_execution(
         if error < most:
             return replace(execution, deviation=error, rejected=tuple(problems))
         problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
-    raise UnsupportedModel(
+    raise ModelError(
         "the model does not say through shared storage what it says alone ("
         + "; ".join(problems)
         + ")"

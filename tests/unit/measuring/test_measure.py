@@ -15,7 +15,7 @@ from engine.measuring.measure import (
     measure,
 )
 from engine.measuring.messages import MEASURED, NAMES, MeasureConfig, MeasuredCase, Section, Task
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 
 CASES = ("one", "two", "three")

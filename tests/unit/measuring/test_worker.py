@@ -14,7 +14,7 @@ import pytest
 from engine.measuring.measure import MeasuringProcess
 from engine.measuring.messages import MEASURED, NAMES, TASK, Cases, Figures, MeasureConfig, Task
 from engine.measuring.worker import serve
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 
 PATIENCE_SECONDS = 120.0
