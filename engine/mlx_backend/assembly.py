@@ -15,7 +15,7 @@ from engine.core.step import Backend
 from engine.mlx_backend import host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.decode.choice import DecodePath, compute_compiled
+from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
@@ -29,9 +29,14 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
-from engine.mlx_backend.loading.memory import MemoryPlan, MeteredRunner, find_workspace, footprint
+from engine.mlx_backend.loading.memory import (
+    MemoryPlan,
+    MeteredRunner,
+    attention_workspace,
+    footprint,
+)
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
-from engine.mlx_backend.loading.selfcheck import install_patches
+from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
@@ -41,7 +46,6 @@ from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport
-from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 
 LARGE_WEIGHT = 1 << 20
 """Numbers of a weight that stands for zeros while kernels are built."""
@@ -68,9 +72,10 @@ class OpenedModel:
             machine=self.machine,
             weight_bytes=loaded.weight_bytes,
             footprint=footprint(layout, config.block_size),
-            workspace=find_workspace(config, layout, heads, attention, self.machine.fused),
+            workspace=attention_workspace(config, layout, heads, attention, self.machine.fused),
             vocab_size=layout.vocab_size,
             context_tokens=loaded.max_context_tokens,
+            check_bytes=check_bytes(layout),
         )
 
 
@@ -228,13 +233,10 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
         install_patches(loaded.model, loaded.layout),
         loaded.row_adapters,
     )
-    least = StorageSizes(
-        1,
-        tuple(WindowSize(window, 1) for window in loaded.layout.windows),
-        StateCounts(1, 0) if loaded.layout.states else None,
+    block_size, context_tokens = config.block_size, loaded.max_context_tokens
+    compute_compiled(
+        rehearsal_model(loaded.model, loaded.layout, execution, block_size, context_tokens)
     )
-    storage = Storage(loaded.layout, least, config.block_size)
-    compute_compiled(CachedModel(loaded.model, loaded.layout, storage, execution))
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
