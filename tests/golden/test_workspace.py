@@ -218,13 +218,12 @@ def test_what_checks_at_load_take_is_in_the_plan(
     family = Family(architecture, {**CONFIGS[architecture], **changes})
     config = EngineConfig(str(write_family(family, tmp_path)), kv_cache_bytes=1 << 26)
     opened = assembly.open_configured(config)
-    attentions = assembly.attentions(config.attention, opened.loaded)
-    plan = opened.plan(config, attentions[0])
+    plan = opened.plan(config)
     mx.eval(opened.loaded.model.parameters())
 
     executions = list[Execution]()
     check = peak_of(
-        lambda: executions.append(load_weights(opened.loaded, attentions, lambda line: None))
+        lambda: executions.append(load_weights(opened.loaded, opened.attentions, lambda line: None))
     )
     assert plan.check_bytes / 8 < check < plan.check_bytes
 
