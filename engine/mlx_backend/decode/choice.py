@@ -223,7 +223,7 @@ class Rehearsal:
         self._block_size = model.storage.full.block_size
         self._longest = model.context_tokens - STEPS - 1
         self._compiled = CompiledDecode(model, wanted_steps=1)
-        self.rows = [_row(index, model.layout, adapter) for index in range(n_rows)]
+        self.rows = [self._new_row(index, adapter) for index in range(n_rows)]
         self._tokens = mx.array(np.arange(n_rows) % model.layout.vocab_size, mx.uint32)
 
     def begin(self, full_blocks: int) -> None:
@@ -280,6 +280,18 @@ class Rehearsal:
                 if float((lost / mx.abs(expected).max()).max()) > largest:
                     raise Unfit("its likeliest tokens are others")
 
+    def _new_row(self, index: int, adapter: str) -> BatchRow:
+        """A row whose blocks, slots and state belong to no other row."""
+        layout, n_windows = self._model.layout, len(self._model.layout.windows)
+        tables = SequenceTables(self._model.n_groups, adapter)
+        ids = tuple(range(index * REHEARSAL_BLOCKS, (index + 1) * REHEARSAL_BLOCKS))
+        for group in (None, *range(n_windows)):
+            tables.patch(TablePatch(group, 0, ids))
+        if layout.states:
+            tables.patch(TablePatch(n_windows, 0, (index,)))
+        sampling = SamplingRow(Sampling(SamplingParams(temperature=0.0), seed=0))
+        return BatchRow(SequenceId(index), index, tables, sampling)
+
 
 def compute_compiled(model: CachedModel) -> None:
     """Compute compiled steps of all kinds over a model that `rehearsal_model` has made, so that
@@ -333,16 +345,3 @@ def _seconds(rehearsal: Rehearsal, step: Callable[[], mx.array]) -> float:
     for _ in range(STEPS):
         step()
     return time.perf_counter() - started
-
-
-def _row(index: int, layout: Layout, adapter: str) -> BatchRow:
-    """A row whose blocks, slots and state belong to no other row."""
-    n_windows = len(layout.windows)
-    tables = SequenceTables(n_windows + bool(layout.states), adapter)
-    ids = tuple(range(index * REHEARSAL_BLOCKS, (index + 1) * REHEARSAL_BLOCKS))
-    for group in (None, *range(n_windows)):
-        tables.patch(TablePatch(group, 0, ids))
-    if layout.states:
-        tables.patch(TablePatch(n_windows, 0, (index,)))
-    sampling = SamplingRow(Sampling(SamplingParams(temperature=0.0), seed=0))
-    return BatchRow(SequenceId(index), index, tables, sampling)

@@ -298,7 +298,9 @@ def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled
         token_ids = tokenizer.convert_tokens_to_ids(list(ranking.tokens))
         for token, token_id in zip(ranking.tokens, token_ids, strict=True):
             if token_id is None or token_id == tokenizer.unk_token_id:
-                raise ModelError(f"its tokenizer has no token {token!r}, of which scores are made")
+                raise ModelError(
+                    f"its tokenizer has no token {token!r}, from which a score is made"
+                )
         weight = head.rows(token_ids)
     else:
         weight = _classifier(checkpoint)

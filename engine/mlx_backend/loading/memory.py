@@ -499,10 +499,21 @@ class MeteredRunner:
         self._runner.sample(masks)
 
     def collect(self) -> StepResult:
+        """Collect the step, also one that fails, and read its peak. Warns if it took more memory
+        than promised.
+        """
         try:
             return self._runner.collect()
         finally:
-            self._measure()
+            peak = mx.get_peak_memory()
+            mx.reset_peak_memory()
+            self._peak = max(self._peak, peak)
+            taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
+            now = self._clock()
+            if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
+                self._warned = now
+                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
+                logger.warning(line, taken / 2**20, promised / 2**20)
 
     def stats(self) -> MemoryStats:
         """The memory now. Any thread may call it."""
@@ -513,15 +524,3 @@ class MeteredRunner:
             resident=process_bytes(),
             promise=self._promise,
         )
-
-    def _measure(self) -> None:
-        """Read the peak of the step that has been computed. Warn if it exceeded the promise."""
-        peak = mx.get_peak_memory()
-        mx.reset_peak_memory()
-        self._peak = max(self._peak, peak)
-        taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
-        now = self._clock()
-        if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
-            self._warned = now
-            line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
-            logger.warning(line, taken / 2**20, promised / 2**20)

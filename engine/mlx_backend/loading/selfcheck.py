@@ -183,8 +183,8 @@ def deviation(found: mx.array, expected: mx.array) -> float:
 
 
 def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:
-    """The rows, the first of which is longer than all windows that are checked. They take turns at
-    no adapter and each of `adapters`.
+    """The rows, which take turns at no adapter and each of `adapters`. The first row is longer than
+    all windows that are checked.
     """
     windows = [window for window in layout.windows if window <= _WINDOW_TOKENS]
     lengths = [sum(column) for column in zip(*_STEPS, strict=True)]
