@@ -24,7 +24,7 @@ from engine.mlx_backend.loading.checkpoint import (
     read_header,
 )
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
-from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
+from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
@@ -105,8 +105,7 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
         report(f"adapters: {', '.join(loaded.adapters)}")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
-    with sparse_early(loaded.model):
-        execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
+    execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
     mx.clear_cache()  # the check's buffers
     report(f"batches: {execution.batching.name}")
     if execution.attention is not attentions[0]:

@@ -104,22 +104,23 @@ def find_execution(
     """
     rows = _rows(layout, adapters.names)
     problems = list[str]()
-    try:
-        head = install_patches(model, layout)
-        expected = _own_logits(model, adapters, rows)
-    except RUN_ERRORS as failure:
-        raise ModelError(f"the model does not run on this device: {failure}") from failure
-    for batching, attention in product(LADDER, attentions):
-        execution = Execution(batching, attention, head, adapters)
-        name = f"{batching.name} with {attention.name}"
+    with _sparse_early(model):
         try:
-            error = deviation(_logits_through_storage(model, layout, execution, rows), expected)
+            head = install_patches(model, layout)
+            expected = _own_logits(model, adapters, rows)
         except RUN_ERRORS as failure:
-            problems.append(f"{name}: {str(failure).partition(chr(10))[0]}")
-            continue
-        if error < tolerance(layout):
-            return replace(execution, deviation=error, rejected=tuple(problems))
-        problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
+            raise ModelError(f"the model does not run on this device: {failure}") from failure
+        for batching, attention in product(LADDER, attentions):
+            execution = Execution(batching, attention, head, adapters)
+            name = f"{batching.name} with {attention.name}"
+            try:
+                error = deviation(_logits_through_storage(model, layout, execution, rows), expected)
+            except RUN_ERRORS as failure:
+                problems.append(f"{name}: {str(failure).partition(chr(10))[0]}")
+                continue
+            if error < tolerance(layout):
+                return replace(execution, deviation=error, rejected=tuple(problems))
+            problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
     raise ModelError(
         "the model does not say through shared storage what it says alone ("
         + "; ".join(problems)
@@ -149,7 +150,7 @@ def install_patches(model: Module, layout: Layout) -> OutputHead:
 
 
 @contextmanager
-def sparse_early(model: Module) -> Iterator[None]:
+def _sparse_early(model: Module) -> Iterator[None]:
     """Within the context sparse attention begins so early that the check covers it."""
     sparse = [
         vars(module) for _, module in model.named_modules() if _EARLY.keys() <= vars(module).keys()
