@@ -49,7 +49,18 @@ class EngineStopped(EngineError):
 
 
 class ModelError(EngineError):
-    """The model cannot be found, read, or fitted into this machine."""
+    """The model cannot be found, read, or served on this machine."""
+
+
+_MAX_CHARACTERS = 300
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another library's exception on one line, cut after 300 characters."""
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, LookupError):  # the message of a KeyError is only the key
+        text = f"{type(error).__name__} {text}".strip()
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
 
 
 class NoGrammars(EngineError):

@@ -26,10 +26,8 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
-from engine.api import Report
-from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
-from engine.mlx_backend.errors import one_line
+from engine.api import Report, one_line
+from engine.mlx_backend.backend import MAX_OPERATIONS, mlx_imports
 from engine.process.child import ending, start_child
 from engine.values.settings import EngineConfig
 

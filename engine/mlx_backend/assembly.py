@@ -10,14 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from engine.api import ModelError, Report
+from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.mlx_backend import host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.decode.choice import DecodePath, compute_compiled
+from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
@@ -30,9 +29,14 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
-from engine.mlx_backend.loading.memory import MemoryPlan, MeteredRunner, find_workspace, footprint
+from engine.mlx_backend.loading.memory import (
+    MemoryPlan,
+    MeteredRunner,
+    attention_workspace,
+    footprint,
+)
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
-from engine.mlx_backend.loading.selfcheck import install_patches
+from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
@@ -42,10 +46,9 @@ from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport
-from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 
 LARGE_WEIGHT = 1 << 20
-"""Numbers of a weight that stands for zeros while kernels are built."""
+"""Weights of this many numbers or more are replaced by zeros while kernels are built."""
 
 FIRST_SHARE = 8
 """On a Mac the KV cache begins with an eighth of its memory, and grows."""
@@ -57,27 +60,25 @@ class OpenedModel:
 
     checkpoint: Path
     loaded: LoadedModel
+    attentions: tuple[Attention, ...]  # that may serve, the preferred one first
     machine: host.Machine
     used_bytes: int  # that MLX had given out
 
-    def plan(self, config: EngineConfig, attention: Attention) -> MemoryPlan:
-        """How its memory is divided with these settings. `attention` is the preferred one."""
-        loaded = self.loaded
-        layout, heads = loaded.layout, loaded.query_heads
+    def plan(self, config: EngineConfig) -> MemoryPlan:
+        """How memory is divided with these settings."""
+        loaded, layout = self.loaded, self.loaded.layout
         return MemoryPlan(
             config=config,
             machine=self.machine,
             weight_bytes=loaded.weight_bytes,
             footprint=footprint(layout, config.block_size),
-            workspace=find_workspace(config, layout, heads, attention, self.machine.fused),
+            workspace=attention_workspace(
+                config, layout, loaded.query_heads, self.attentions[0], self.machine.fused
+            ),
             vocab_size=layout.vocab_size,
             context_tokens=loaded.max_context_tokens,
+            check_bytes=check_bytes(layout),
         )
-
-
-def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
-    """See `load_backend`."""
-    return assemble_opened(config, open_checkpoint(config, checkpoint), blas, report)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
@@ -86,28 +87,29 @@ def open_configured(config: EngineConfig) -> OpenedModel:
 
 
 def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
-    """Open a model, to be served within the memory that it is given. Raises ModelError."""
+    """Open a model that is to be served with this configuration. Raises ModelError."""
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
     loaded = open_model(checkpoint, machine.left_bytes, purpose, config.adapters)
-    return OpenedModel(checkpoint, loaded, machine, used_bytes)
+    return OpenedModel(
+        checkpoint, loaded, attentions(config.attention, loaded), machine, used_bytes
+    )
 
 
 def assemble_opened(
     config: EngineConfig, opened: OpenedModel, blas: Blas, report: Report
 ) -> Backend:
-    """Read the weights, and allocate the arena. Raises ModelError."""
+    """Read the weights, check the model, and allocate its storage. Raises ModelError."""
     loaded, layout = opened.loaded, opened.loaded.layout
-    strategies = attentions(config.attention, loaded)
-    plan = opened.plan(config, strategies[0])
+    plan = opened.plan(config)
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
     problem = compiler_problem() if mx.default_device() == mx.cpu else ""
     if problem:
-        mx.disable_compile()  # else MLX would raise where it fuses anything, here and there
+        mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
-    execution = load_weights(loaded, strategies, report)
+    execution = load_weights(loaded, opened.attentions, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
-    # On a Mac the memory is shared with all else, which has it until it is needed.
+    # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
@@ -165,7 +167,7 @@ def assemble_opened(
 def _decode_path(
     config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str
 ) -> DecodePath:
-    """Rehearses compiled decodes, unless a CPU's kernels are to be built first."""
+    """Rehearse compiled decodes, unless a CPU's kernels must be built first."""
     if config.decode == "eager":
         return DecodePath("as set")
     if not opened.loaded.purpose.generates:
@@ -177,36 +179,30 @@ def _decode_path(
         path.choose(model)
     else:
         rung, attention = model.execution.batching.name, model.execution.attention.name
-        # The type in which weights are read depends on the memory that is free.
         as_opened = replace(config, memory_bytes=opened.machine.left_bytes)
         path.choose_after(partial(start_building, as_opened, rung, attention), model)
     return path
 
 
 def release_thread(decode: DecodePath | None = None) -> None:
-    """Give back what MLX keeps for this thread, as the thread's last act with it.
+    """Release what MLX keeps for this thread. The thread may not use MLX afterwards.
 
-    What is left to the end of the thread may race with the end of the interpreter and abort it.
+    If this is left to the end of the thread, it may race with the end of the interpreter, which
+    aborts the process.
     """
     if decode is not None:
         decode.close()
     mx.clear_streams()
 
 
-def free_bytes() -> int:
-    """Memory that the device has left."""
-    return host.examine().left_bytes
-
-
 def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     """What the configured model takes: weights as they will be in memory, the work of a step, and
-    the storage that the settings ask for, or else `default_bytes`. Reads no weights.
+    the storage that the settings specify, or else `default_bytes`. Reads no weights.
 
     Raises ModelError.
     """
-    opened = open_configured(config)
-    plan = opened.plan(config, attentions(config.attention, opened.loaded)[0])
-    least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or it loads otherwise
+    plan = open_configured(config).plan(config)
+    least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
     return max(plan.needed_bytes(default_bytes), least_bytes)
 
 
@@ -214,8 +210,9 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
     """Compute compiled steps of the configured model without its large weights, so that MLX builds
     their kernels; see `decode/kernels.py`. `batching` and `attention` are names.
 
-    `memory_bytes` of the configuration is what was free when the model was loaded. Raises
-    ModelError, and whatever the model raises.
+    `memory_bytes` of the configuration is the memory that was free when the engine loaded the model
+    (less is free by now), because the type of its weights depends on that. Raises ModelError, and
+    whatever the model raises.
     """
     checkpoint = find_checkpoint(config.model, download=False)
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
@@ -234,28 +231,22 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
         install_patches(loaded.model, loaded.layout),
         loaded.row_adapters,
     )
-    least = StorageSizes(
-        1,
-        tuple(WindowSize(window, 1) for window in loaded.layout.windows),
-        StateCounts(1, 0) if loaded.layout.states else None,
+    block_size, context_tokens = config.block_size, loaded.max_context_tokens
+    compute_compiled(
+        rehearsal_model(loaded.model, loaded.layout, execution, block_size, context_tokens)
     )
-    storage = Storage(loaded.layout, least, config.block_size)
-    compute_compiled(CachedModel(loaded.model, loaded.layout, storage, execution))
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
-    """See `describe_machine`."""
+    """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
     weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
-        opened = open_configured(config)
-        plan = opened.plan(config, attentions(config.attention, opened.loaded)[0])
+        plan = open_configured(config).plan(config)
         arena_bytes, arena_tokens = plan.stored.arenas, plan.arena_tokens
         weight_bytes = plan.weight_bytes
-    except ModelError as error:
-        problem = str(error)
-    except Exception as error:  # as `load_backend` words it
-        problem = one_line(error)
+    except Exception as error:  # the words that `load_backend` would have
+        problem = str(error) if isinstance(error, ModelError) else one_line(error)
     return MachineReport(
         device=machine.device,
         memory_bytes=machine.memory_bytes,
@@ -273,8 +264,8 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
 
 
 def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
-    """The attentions that may serve under a setting, the preferred one first; the last is the
-    reference. On a GPU `auto` is `gather`, because MLX's own attention is fused there.
+    """The attentions that may serve under the setting `name`, the preferred one first; the last is
+    the reference. On a GPU `auto` is `gather`, because MLX's own attention is fused there.
 
     Raises ModelError for `cascade` on a GPU.
     """
@@ -291,7 +282,7 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
 
 
 def _inventory(plan: MemoryPlan, storage: Storage) -> Iterator[str]:
-    """What has been allocated, in lines for the log."""
+    """Lines for the log that describe the allocated storage."""
     size, sizes = plan.config.block_size, plan.sizes
     if plan.footprint.block_bytes:
         bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"

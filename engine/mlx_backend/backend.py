@@ -2,18 +2,28 @@
 
 import os
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from engine.api import ModelError, Report
+from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
-from engine.mlx_backend.command_buffers import limit_by_operations
-from engine.mlx_backend.cpu.blas import Blas, load_blas
-from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.cpu.blas import Blas, has_cuda_package, load_blas
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
+
+MAX_ELEMENTS = "MLX_MAX_MB_PER_BUFFER"
+"""The environment variable that limits the elements of arrays that one command buffer of Metal, or
+one graph of CUDA, uses. Its unit is 2^20 elements of any size, although its name says megabytes."""
+
+MAX_OPERATIONS = "MLX_MAX_OPS_PER_BUFFER"
+"""The environment variable that limits the operations of a command buffer. Nothing here sets it."""
+
+UNLIMITED = 2**31 - 1
+"""The largest value of MAX_ELEMENTS: MLX reads it with `atoi` into an `int` of 32 bits. It stands
+for 2^51 elements, more than the operations of one buffer can use on any machine."""
 
 
 @contextmanager
@@ -30,6 +40,19 @@ def mlx_imports() -> Iterator[Blas]:
         yield blas
 
 
+def limit_by_operations(environment: MutableMapping[str, str]) -> None:
+    """Let the number of operations alone end a command buffer, unless the user has set the limit on
+    elements. Has no effect after MLX has been imported, and does nothing on a CPU.
+
+    MLX ends a buffer when either limit is exceeded (`needs_commit` in MLX's `metal/device.cpp` and
+    `cuda/device.cpp`). One layer's KV pool has more elements than the default limit, so each
+    operation on a pool would end a buffer, and with more than ten active buffers MLX waits before
+    it launches more.
+    """
+    if sys.platform == "darwin" or has_cuda_package():
+        environment.setdefault(MAX_ELEMENTS, str(UNLIMITED))
+
+
 def load_backend(config: EngineConfig, report: Report) -> Backend:
     """Load the configured model and allocate its arena, on the thread that will run it.
 
@@ -43,7 +66,8 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     try:
-        return assembly.assemble(config, checkpoint, blas, report)
+        opened = assembly.open_checkpoint(config, checkpoint)
+        return assembly.assemble_opened(config, opened, blas, report)
     except BaseException as error:
         assembly.release_thread()
         if isinstance(error, Exception) and not isinstance(error, ModelError):
@@ -52,7 +76,9 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
 
 
 def describe_machine(config: EngineConfig) -> MachineReport:
-    """What the machine offers the configured model; reads no weights and fetches nothing."""
+    """Describe the device and how the configured model would fit. Reads no weights and fetches
+    nothing.
+    """
     with mlx_imports() as blas:
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 

@@ -1,21 +1,20 @@
-"""exp as a softmax needs it, in arithmetic that a CPU compiler vectorizes."""
+"""exp of scores that are not positive, for softmax, in arithmetic that CPU compilers vectorize."""
 
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
-# Attention: exp of scores that carries NaN on
+# Attention: exp of scores, which propagates NaN
 
 _HALVINGS = 6
-_FITTED_TO = -20.0  # what lies lower is nothing against a softmax's largest
+_FITTED_TO = -20.0  # exp of less is negligible next to 1, the largest weight of a softmax
 _LOWEST = -87.0  # exp of it is the smallest normal float32
 
 
 def _fitted() -> list[float]:
-    """Coefficients of 1 + x p(x), of degree 4, that is exp(x) where scores are halved so often.
-
-    p is fitted to (exp(x) - 1) / x at Chebyshev's nodes.
+    """Coefficients of the polynomial 1 + x p(x), of degree 4, which is exp(x) for scores that have
+    been halved `_HALVINGS` times. p is fitted to (exp(x) - 1) / x at Chebyshev's nodes.
     """
     lowest = _FITTED_TO / 2**_HALVINGS
     nodes = lowest / 2 * (1 + np.cos(np.pi * (np.arange(64) + 0.5) / 64))
@@ -27,10 +26,11 @@ _COEFFICIENTS = _fitted()
 
 @partial(mx.compile, shapeless=True)
 def softmax_exp(scores: mx.array) -> mx.array:
-    """exp of float32 `scores` that are not positive; below -87 it stays at 1e-36.
+    """exp of float32 `scores` that are not positive; scores below -87 count as -87. NaN stays NaN.
 
-    exp(x) = exp(x / 64)^64: a polynomial of degree 4, then six squarings. Absolute error at most
-    4e-6, relative 2e-5 where x > -20; exp(0) is 1. On x86 MLX's own exp takes five times as long.
+    It is computed as exp(x / 64)^64, by a polynomial of degree 4 and six squarings. The absolute
+    error is at most 4e-6, the relative error 2e-5 where x > -20, and exp(0) is exactly 1. On x86
+    MLX's own exp takes five times as long.
     """
     reduced: mx.array = mx.maximum(scores, _LOWEST) * (1 / 2**_HALVINGS)
     result = _COEFFICIENTS[0] * reduced + _COEFFICIENTS[1]
@@ -45,8 +45,8 @@ def softmax_exp(scores: mx.array) -> mx.array:
 # Sampling: the weight of each token
 
 LOWEST_SCORE = -60.0
-"""A token whose score is lower weighs nothing: no sum with the likeliest's weight of 1 would notice
-it. Of a larger weight even 2^-24 is a normal float32, which no device takes for 0."""
+"""A token with a lower score has the weight 0: it would not change a sum with the likeliest token's
+weight of 1. Of a larger weight even 2^-24 is a normal float32, which no device flushes to 0."""
 
 _LOG2_E = float(np.log2(np.e))
 _BIAS, _MANTISSA_BITS = 127, 23  # of a float32, IEEE 754
@@ -66,15 +66,16 @@ _BEND = _fitted_bend()
 def softmax_weights(
     logits: mx.array, peaks: mx.array, coldness: mx.array | float, least_score: mx.array | float
 ) -> mx.array:
-    """exp of the scores `(logits - peaks) * coldness`, which are not positive: float32.
+    """exp of the scores `(logits - peaks) * coldness`, which are not positive, in float32.
 
-    Exactly 0 where the score is NaN or lower than `least_score`, which is LOWEST_SCORE or more;
-    exactly 1 where it is 0. Relative error at most 1e-5; a larger score never weighs less.
+    The weight is exactly 0 where the score is NaN or lower than `least_score`, which is at least
+    LOWEST_SCORE, and exactly 1 where the score is 0. The relative error is at most 1e-5, and a
+    larger score never has a smaller weight.
 
-    The bits of a float32 are an exponent and a mantissa, so that as an integer they rise almost as
-    the logarithm of the number does: a polynomial of the fraction makes up for the difference.
-    MLX fuses at most 11 operations, and where it stops between a number and a constant, the rest is
-    not vectorized: `contiguous` makes it stop at a good place, and copies nothing.
+    The bits of a float32 are an exponent and a mantissa. Read as an integer they rise almost like
+    the logarithm of the number, and a polynomial of the fraction corrects the difference. MLX fuses
+    at most 11 operations; where a fusion ends between a number and a constant, the operations after
+    it are not vectorized. `contiguous` ends it at a good place, and copies nothing.
     """
     scores = (logits - peaks) * coldness
     exponent = mx.where(scores >= least_score, scores * _LOG2_E + _BIAS, 0.0)

@@ -4,8 +4,8 @@
     python -m engine.mlx_backend.helper SOCKET fetch REPOSITORY
 
 `memory` answers how many bytes MLX finds free, or how many the model of CONFIG takes, which must
-have been fetched. Unless the settings say how much its KV cache and states take, that is
-STORAGE_BYTES. `memory_bytes` of CONFIG is the most that the model may take.
+have been fetched. Its KV cache and states take STORAGE_BYTES unless CONFIG specifies them.
+`memory_bytes` of CONFIG is the most that the model may take.
 
 `fetch` downloads a repository from Hugging Face, and reports its progress.
 """
@@ -18,9 +18,8 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
-from engine.api import ModelError
+from engine.api import ModelError, one_line
 from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint import fetch_checkpoint
 from engine.process.sockets import send_all
 from engine.values.settings import EngineConfig
@@ -30,8 +29,9 @@ CONFIG = TypeAdapter(EngineConfig)
 Answer: TypeAlias = tuple[int, int] | int | str | None
 
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
-"""A line that a helper sends. Progress: the bytes that have been fetched, and all that there will
-be. The last line: bytes of memory, None for a repository that is fetched, or the error's message.
+"""One line that a helper sends. A pair is progress: the bytes that have been fetched, and all that
+there will be. The last line is the bytes of memory, None for a repository that has been fetched, or
+an error's message.
 """
 
 
@@ -57,12 +57,12 @@ def main(descriptor: int, question: str, *arguments: str) -> None:
 
 
 def _memory_bytes(*needed: str) -> int:
-    """Raises ModelError."""
+    """The answer to `memory`. Raises ModelError."""
     with mlx_imports():
-        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+        from engine.mlx_backend import assembly, host  # noqa: PLC0415 - MLX comes after the BLAS
 
     if not needed:
-        return assembly.free_bytes()
+        return host.examine().left_bytes
     config, storage_bytes = needed
     return assembly.needed_bytes(CONFIG.validate_json(config), int(storage_bytes))
 

@@ -1,6 +1,6 @@
-"""The device that MLX computes on, its memory, and what this process has of it.
+"""The device that MLX computes on, its memory, and the memory of this process.
 
-Swap does not count as memory: weights and KV are read at every step, and would come from the disk.
+Swap does not count as memory, because weights and KV are read at every step.
 """
 
 import ctypes
@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -17,13 +18,13 @@ import mlx.core as mx
 import psutil
 
 _GPU_SHARE = 0.8
-_CPU_SHARE = 0.1  # other programs use the memory too, and the arena is touched at start
+_CPU_SHARE = 0.1  # other programs use the memory too, and the arena is filled at start
 _MEMORY_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
-_AMPERE = 8  # the compute capability from which on MLX uses the attention of cuDNN
+_AMPERE = 8  # the least compute capability for which MLX uses the attention of cuDNN
 
 
 class FusedAttention(Enum):
-    """The attention kernels of MLX that keep no scores in memory; which ones a device has."""
+    """Which of MLX's attention kernels, those that keep no scores in memory, a device has."""
 
     NONE = "none"
     METAL = "metal"
@@ -32,23 +33,25 @@ class FusedAttention(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The default device of MLX, and its memory."""
+    """MLX's default device, and its memory."""
 
     device: str  # "cpu" or "gpu", with its name
     memory_bytes: int
-    left_bytes: int  # not in use by this process or, on a CPU, by any
-    most_bytes: int  # at most available to us: on Metal, other programs have to make room
-    kv_share: float  # the KV cache's share of what is left, where no setting gives its size
+    left_bytes: int  # not used by this process or, on a CPU, by any process
+    most_bytes: int  # the most that we may use; on Metal, other programs then have to free memory
+    kv_share: float  # the KV cache's share of `left_bytes`, where no setting gives its size
     fused: FusedAttention = FusedAttention.NONE
 
 
 class HostMemory(NamedTuple):
+    """The memory that a process may use."""
+
     total_bytes: int  # of the machine, or of the container
     left_bytes: int  # unused, or used for cached files only
 
 
 def examine_for(memory_bytes: int | None) -> Machine:
-    """The default device as it is now, of whose memory `memory_bytes` are ours; None: all of it."""
+    """The default device as it is now. At most `memory_bytes` of its memory are ours; None: all."""
     found = examine()
     if memory_bytes is None:
         return found
@@ -81,26 +84,26 @@ def examine() -> Machine:
 
 
 def device_memory_bytes(info: Mapping[str, str | int]) -> int:
-    """Memory of a GPU from `mx.device_info`: Metal and CUDA name it differently."""
+    """The memory of a GPU in `mx.device_info`, where Metal and CUDA name it differently."""
     return next((int(info[key]) for key in _MEMORY_KEYS if key in info), 0)
 
 
 def limit_allocator(memory_bytes: int, cache_bytes: int) -> None:
     """Set the limits of MLX's allocator, for the whole process.
 
-    Beyond `memory_bytes` MLX waits until what has been launched returns its buffers, and a GPU
-    first frees cached ones; it never refuses memory. Its own limit ignores other programs (95% of a
-    CUDA device, 1.5 times Metal's working set, four fifths of the machine's and not of the
-    container's memory on a CPU); and once weights and arena alone exceed the limit, each operation
-    waits for the one before.
+    Beyond `memory_bytes` MLX waits for launched operations to return their buffers, and on a GPU
+    frees cached buffers first. It never refuses memory. MLX's default ignores other programs: it is
+    95% of a CUDA device, 1.5 times Metal's working set, or on a CPU four fifths of the machine's
+    memory even in a container. If weights and arena alone exceed the limit, each operation waits
+    for the one before.
 
-    `cache_bytes` is what it keeps of unused buffers. On GPUs its own limit is that of memory, so
-    buffers of every size that was ever needed would stay. On a CPU it is 32 MiB, less than sampling
-    with a large vocabulary takes in one step, and each 4 KiB that the system has taken back costs a
+    `cache_bytes` bounds the unused buffers that MLX keeps. On GPUs the default is the memory limit,
+    so that buffers of every size that was ever needed would stay. On a CPU it is 32 MiB, less than
+    one step samples with a large vocabulary, and each 4 KiB that the system has taken back costs a
     page fault: the log-probabilities of 16 rows of 151,936 tokens took 18 ms instead of 10.
 
     Metal also keeps up to `memory_bytes` resident, because memory that was paged out is slow to
-    come back. Engines that share a machine wire no more than each was given.
+    return. Each of several engines on a machine wires only the memory that it may use.
     """
     mx.set_memory_limit(memory_bytes)
     mx.set_cache_limit(cache_bytes)
@@ -109,12 +112,12 @@ def limit_allocator(memory_bytes: int, cache_bytes: int) -> None:
 
 
 class _Hierarchy(NamedTuple):
-    """Files of one version of Linux's control groups. They hold bytes."""
+    """Files of one version of Linux's control groups. Their numbers are bytes."""
 
     mount: str
     limits: tuple[str, ...]
     used: str
-    file_cache: tuple[str, ...]  # in memory.stat: cached files, which the kernel would drop
+    file_cache: tuple[str, ...]  # keys in memory.stat of cached files, which the kernel can drop
 
 
 _CGROUP_V1 = _Hierarchy(
@@ -132,15 +135,23 @@ _CGROUP_V2 = _Hierarchy(
 
 
 def host_memory() -> HostMemory:
-    """What this process may take of the machine's memory now."""
-    memory = psutil.virtual_memory()
-    within = within_cgroups(HostMemory(memory.total, memory.available), Path("/"))
-    left = min(within.left_bytes, _uncommitted_bytes(Path("/")), _address_space_bytes())
-    return HostMemory(within.total_bytes, max(left, 0))
+    """The memory that this process may use now: within its control groups, `ulimit -v`, and the
+    kernel's commit limit where overcommitting is forbidden.
+    """
+    memory, root = psutil.virtual_memory(), Path("/")
+    total, left = within_cgroups(HostMemory(memory.total, memory.available), root)
+    if _number(root / "proc/sys/vm/overcommit_memory") == 2:
+        lines = (line.split() for line in _lines(root / "proc/meminfo"))
+        kibibytes = {words[0]: int(words[1]) for words in lines}
+        left = min(left, 1024 * (kibibytes["CommitLimit:"] - kibibytes["Committed_AS:"]))
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        left = min(left, address_space - int(psutil.Process().memory_info().vms))
+    return HostMemory(total, max(left, 0))
 
 
 def within_cgroups(memory: HostMemory, root: Path) -> HostMemory:
-    """What the control groups of this process leave of a machine's memory.
+    """The part of a machine's memory that the control groups of this process allow.
 
     `root` is the directory with /proc and /sys. The limit of a service or a container may be set on
     any group above the process's own.
@@ -171,25 +182,8 @@ def _groups(root: Path) -> Iterator[tuple[_Hierarchy, Path]]:
             yield hierarchy, root / hierarchy.mount / group.relative_to("/")
 
 
-def _uncommitted_bytes(root: Path) -> int:
-    """What may still be allocated where the kernel promises no more memory than it has."""
-    if _number(root / "proc/sys/vm/overcommit_memory") != 2:
-        return sys.maxsize
-    lines = (line.split() for line in _lines(root / "proc/meminfo"))
-    kibibytes = {words[0]: int(words[1]) for words in lines}
-    return 1024 * (kibibytes["CommitLimit:"] - kibibytes["Committed_AS:"])
-
-
-def _address_space_bytes() -> int:
-    """What `ulimit -v` leaves."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return limit - int(psutil.Process().memory_info().vms)
-
-
 def _number(file: Path) -> int:
-    """The file's only number; `sys.maxsize` where it says "max" or does not exist."""
+    """The only number in a file; `sys.maxsize` if the file contains "max" or does not exist."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -197,6 +191,7 @@ def _number(file: Path) -> int:
 
 
 def _lines(file: Path) -> list[str]:
+    """The lines of a file; none if it cannot be read."""
     try:
         return file.read_text().splitlines()
     except OSError:
@@ -204,26 +199,21 @@ def _lines(file: Path) -> list[str]:
 
 
 _RUSAGE_INFO_V2, _RUSAGE_NUMBERS, _PHYS_FOOTPRINT = 2, 20, 9
-"""`struct rusage_info_v2` of macOS's <sys/resource.h> is a UUID of 16 bytes, and 18 numbers of 8.
-Read as 20 numbers, the tenth is `ri_phys_footprint`."""
+"""`struct rusage_info_v2` of macOS's <sys/resource.h> is a UUID of 16 bytes and 18 numbers of 8.
+Read as 20 numbers of 8 bytes, the tenth is `ri_phys_footprint`."""
 
 
 def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -> int:
-    """Memory of this process. On macOS it is the footprint that Activity Monitor shows, which
-    includes Metal's buffers; the resident set does not always. Elsewhere, and where macOS does not
-    answer, it is the resident set.
+    """The memory of this process. On macOS it is the footprint that Activity Monitor shows, which
+    includes Metal's buffers; the resident set does not always. Elsewhere, and where
+    `proc_pid_rusage` of <libproc.h> fails, it is the resident set.
 
     `open_library` opens the libraries that this process is linked with, or raises OSError.
     """
-    footprint = _footprint(open_library) if sys.platform == "darwin" else None
-    return int(psutil.Process().memory_info().rss) if footprint is None else footprint
-
-
-def _footprint(open_library: Callable[[], Any]) -> int | None:
-    """`ri_phys_footprint` by `proc_pid_rusage` of <libproc.h>; None where the call fails."""
-    usage = (ctypes.c_uint64 * _RUSAGE_NUMBERS)()
-    try:
-        failed = open_library().proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(usage))
-    except (AttributeError, OSError):
-        return None
-    return None if failed else usage[_PHYS_FOOTPRINT]
+    if sys.platform == "darwin":
+        usage = (ctypes.c_uint64 * _RUSAGE_NUMBERS)()
+        with suppress(AttributeError, OSError):
+            rusage = open_library().proc_pid_rusage
+            if not rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(usage)):
+                return usage[_PHYS_FOOTPRINT]
+    return int(psutil.Process().memory_info().rss)

@@ -33,7 +33,7 @@ import typer
 from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.loading.memory import step_bytes
+from engine.mlx_backend.loading.memory import activation_bytes
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import DrawFunction, Sampler
@@ -209,7 +209,7 @@ def main(
 ) -> None:
     """Measure the kinds of sampling in turn."""
     clock = time.process_time if processor_time else time.perf_counter
-    mx.set_cache_limit(step_bytes(EngineConfig("", max_running=rows), vocabulary))
+    mx.set_cache_limit(activation_bytes(EngineConfig("").step_tokens, rows, vocabulary))
     logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
     steps: dict[str, Callable[[], object]] = {
         "argmax": lambda: mx.argmax(logits, axis=1).tolist(),

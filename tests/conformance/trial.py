@@ -1,5 +1,6 @@
 """Builds, loads and serves one case: `python -m tests.conformance.trial qwen3 empty_directory`."""
 
+import math
 import sys
 import traceback
 import warnings
@@ -9,10 +10,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
-from engine.api import ModelError
-from engine.mlx_backend.decode.choice import SEVERAL, Rehearsal
+from engine.api import ModelError, one_line
+from engine.mlx_backend.decode.choice import REHEARSED_ROWS, Rehearsal, rehearsal_model
 from engine.mlx_backend.decode.compiled import Unfit
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,
@@ -24,7 +24,7 @@ from engine.mlx_backend.model.layout import (
 from tests.conformance.cases import CASES, Case
 from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
 from tests.conformance.outcome import Outcome, Verdict
-from tests.offline import Room, Served, cached_model, load
+from tests.offline import Room, Served, load
 
 
 def attempt(case: Case, parent: Path) -> Outcome:
@@ -72,9 +72,12 @@ def compiled_note(served: Served) -> str:
     """The cell of the column "compiled decode": "yes" where compiled steps say what eager ones do,
     or why decode steps are not compiled.
     """
-    model = cached_model(served, served.execution.attention, Room(n_blocks=8))
+    block_size = Room(n_blocks=8).block_size
     try:
-        for n_rows in (1, SEVERAL):
+        model = rehearsal_model(
+            served.loaded.model, served.layout, served.execution, block_size, math.inf
+        )
+        for n_rows in REHEARSED_ROWS:
             Rehearsal(model, n_rows).check()
     except Unfit as reason:
         return str(reason)

@@ -106,7 +106,7 @@ def test_weights_that_are_cut_off(llama: Path, tmp_path: Path, kept_bytes: int) 
         ),
         (
             matrices("model.embed_tokens"),
-            "model.embed_tokens is no linear layer but Embedding: adapters of such are not served",
+            "model.embed_tokens is no linear layer but Embedding: its adapters are not served",
         ),
         (matrices("lm_head", outputs=320), "lm_head makes the logits"),
     ],
@@ -123,7 +123,7 @@ def test_weights_that_do_not_fit(
 def test_experts_are_refused(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = checkpoint_of("qwen3_moe")
     write_adapter(checkpoint, tmp_path, seed=1)
-    assert "is no linear layer but SwitchLinear: adapters of such are not served" in refusal(
+    assert "is no linear layer but SwitchLinear: its adapters are not served" in refusal(
         checkpoint, tmp_path
     )
 

@@ -18,7 +18,6 @@ from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
-from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.kv.arena import LayerArena, LayerShape
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
@@ -161,7 +160,7 @@ def test_a_text_config_that_is_null_counts_as_absent(tmp_path: Path) -> None:
 
 
 def test_other_caches_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match="layer 1 keeps a ConcatenateKVCache"):
+    with pytest.raises(ModelError, match="layer 1 keeps a ConcatenateKVCache"):
         discover(Strange())
 
 
@@ -170,9 +169,7 @@ def test_a_model_that_ignores_what_is_cached_is_refused(
 ) -> None:
     model, _ = load_model(checkpoint_of("llama"))
     layout = discover(model)
-    with pytest.raises(
-        UnsupportedModel, match="one row at a time with gather: logits are wrong by"
-    ):
+    with pytest.raises(ModelError, match="one row at a time with gather: logits are wrong by"):
         find_execution(Forgetful(model), layout, [Attention()], RowAdapters())
 
 
@@ -209,7 +206,7 @@ def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -
     execution = find_execution(model, layout, [Blind(), Attention()], RowAdapters())
     assert execution.attention.name == "gather"
     assert execution.rejected[0].startswith("joined rows with blind: logits are wrong by")
-    with pytest.raises(UnsupportedModel, match="padded rows with blind: logits are wrong"):
+    with pytest.raises(ModelError, match="padded rows with blind: logits are wrong"):
         find_execution(model, layout, [Blind()], RowAdapters())
 
 
@@ -312,7 +309,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     checkpoint = write_family(FAMILIES["llama"], tmp_path)
     (checkpoint / "evil.py").write_text("raise SystemExit('ran')")
     _configure(checkpoint, model_file="evil.py")
-    with pytest.raises(UnsupportedModel, match="trust"):
+    with pytest.raises(ModelError, match="trust"):
         open_model(checkpoint, memory_bytes=1 << 30)
 
 

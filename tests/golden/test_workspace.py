@@ -1,19 +1,27 @@
-"""What attention takes beside the arena was reserved for it, by MLX's own count of memory."""
+"""What attention and checks at load take was reserved for them, by MLX's own count of memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
+from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.memory import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.loading.loader import load_weights
+from engine.mlx_backend.loading.memory import (
+    GATHERED_BYTES,
+    AttentionWorkspace,
+    attention_workspace,
+)
 from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout, discover
@@ -22,7 +30,8 @@ from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
 from engine.values.settings import EngineConfig
 from kvstore.sizes import StorageSizes
-from measuring.random_checkpoint import random_model
+from measuring.random_checkpoint import CONFIGS, random_model
+from tests.checkpoints import Family, write_family
 from tests.devices import cpu_memory
 
 HEADS = 8
@@ -62,9 +71,9 @@ def head() -> OutputHead:
     return install_output_head(model, layout.vocab_size)
 
 
-def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
+def workspace(attention: Attention, rows: int, step_tokens: int) -> AttentionWorkspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return find_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
+    return attention_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
@@ -108,9 +117,14 @@ def last_logits(model: CachedModel, work: Sequence[TokenSpan]) -> mx.array:
 
 def peak_bytes(model: CachedModel, work: Sequence[TokenSpan]) -> int:
     """Of decodes or of one forward, above what was there before."""
+    return peak_of(lambda: mx.eval(last_logits(model, work)))
+
+
+def peak_of(compute: Callable[[], None]) -> int:
+    """The most memory that `compute` takes, above what was there before."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    mx.eval(last_logits(model, work))
+    compute()
     return mx.get_peak_memory() - before
 
 
@@ -166,7 +180,7 @@ def test_rows_attended_one_by_one_say_what_they_say_together(lengths: tuple[int,
 
 
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
-    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
+    space = AttentionWorkspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
     affordable = GATHERED_BYTES // 4096
     assert space.forward_keys(1024) == 32 * 1024
     assert space.forward_keys(131_072) == affordable
@@ -176,8 +190,49 @@ def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        find_workspace(config, layout, HEADS, Attention(), kernels)
+        attention_workspace(config, layout, HEADS, Attention(), kernels)
         for kernels in (FusedAttention.METAL, FusedAttention.NONE)
     )
     tokens = config.step_tokens + 16 * config.max_running
     assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4
+
+
+WIDE = {"num_key_value_heads": 4, "num_attention_heads": 4, "head_dim": 128}
+"""Heads whose K and V take more than all else in a rehearsal."""
+
+
+@pytest.mark.device
+@cpu_memory
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("qwen3", WIDE),
+        ("qwen3", {"vocab_size": 50_000}),
+        ("gpt_oss", {}),  # windows
+        ("falcon_h1", {}),  # recurrent states
+    ],
+)
+def test_what_checks_at_load_take_is_in_the_plan(
+    architecture: str, changes: dict[str, int], tmp_path: Path
+) -> None:
+    family = Family(architecture, {**CONFIGS[architecture], **changes})
+    config = EngineConfig(str(write_family(family, tmp_path)), kv_cache_bytes=1 << 26)
+    opened = assembly.open_configured(config)
+    plan = opened.plan(config)
+    mx.eval(opened.loaded.model.parameters())
+
+    executions = list[Execution]()
+    check = peak_of(
+        lambda: executions.append(load_weights(opened.loaded, opened.attentions, lambda line: None))
+    )
+    assert plan.check_bytes / 8 < check < plan.check_bytes
+
+    layout = opened.loaded.layout
+    storage = Storage(layout, plan.sizes, config.block_size)
+    model = CachedModel(opened.loaded.model, layout, storage, executions[0])
+    path = DecodePath("not chosen yet")
+    rehearsal = peak_of(lambda: path.choose(model))
+    assert "a compiled step takes" in path.why
+    assert plan.rehearsal_bytes / 4 < rehearsal < plan.rehearsal_bytes
+    assert plan.promise.workspace > plan.rehearsal_bytes
+    assert replace(plan, config=replace(config, decode="eager")).rehearsal_bytes == 0

@@ -128,13 +128,21 @@ def test_a_pointer_of_git_lfs_is_told(checkpoint: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"a": "\udce9"}', "[" * 100_000])
 def test_a_configuration_that_is_no_json(checkpoint: Path, text: str) -> None:
     (checkpoint / "config.json").write_text(text, errors="surrogateescape")
-    assert "config.json is not valid JSON" in refusal(checkpoint)
+    assert "config.json cannot be read" in refusal(checkpoint)
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", '{"model_type": ["llama"]}', "null"])
-def test_a_configuration_of_no_model(checkpoint: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "names no model_type"),
+        ('{"model_type": ["llama"]}', "names no model_type"),
+        ("[1]", "is not a JSON object"),
+        ("null", "is not a JSON object"),
+    ],
+)
+def test_a_configuration_of_no_model(checkpoint: Path, text: str, problem: str) -> None:
     (checkpoint / "config.json").write_text(text)
-    assert "config.json names no model_type" in refusal(checkpoint)
+    assert f"config.json {problem}" in refusal(checkpoint)
 
 
 def test_what_is_missing_altogether_is_named(checkpoint: Path) -> None:

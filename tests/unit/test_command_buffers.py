@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend import command_buffers
-from engine.mlx_backend.command_buffers import MAX_ELEMENTS, MAX_OPERATIONS, limit_by_operations
+from engine.mlx_backend import backend
+from engine.mlx_backend.backend import MAX_ELEMENTS, MAX_OPERATIONS, limit_by_operations
 
 ROOT = Path(__file__).parents[2]
 INT_BITS = 32
@@ -20,7 +20,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A machine with this GPU, as far as is known before MLX is imported."""
     device: str = request.param
     monkeypatch.setattr(sys, "platform", "darwin" if device == "Metal" else "linux")
-    monkeypatch.setattr(command_buffers, "has_cuda_package", lambda: device == "CUDA")
+    monkeypatch.setattr(backend, "has_cuda_package", lambda: device == "CUDA")
     return device
 
 
@@ -44,7 +44,7 @@ def test_the_users_own_limits_stay() -> None:
 
 def test_on_a_cpu_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(command_buffers, "has_cuda_package", lambda: False)
+    monkeypatch.setattr(backend, "has_cuda_package", lambda: False)
     environment = dict[str, str]()
     limit_by_operations(environment)
     assert environment == {}

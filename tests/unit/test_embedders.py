@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import ModelError
-from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.loading.purpose import (
     GENERATES,
-    YES_NO,
-    Embedding,
     Purpose,
     Ranking,
     find_purpose,
@@ -64,24 +61,24 @@ def test_without_files_of_its_own_a_checkpoint_generates(tmp_path: Path) -> None
 def test_how_an_embedder_pools(tmp_path: Path, said: object, pooling: Pooling) -> None:
     prompts = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
     found = find_purpose(checkpoint(tmp_path, None, [*MODULES, NORMALIZE], said, prompts))
-    embedding = Embedding(pooling, True, {"query": "Q: "}, "query")
-    assert found == Purpose(generates=False, embedding=embedding)
+    embedder = Embedder(pooling, 0, True, {"query": "Q: "}, "query")
+    assert found == Purpose(generates=False, embedder=embedder)
 
 
 def test_vectors_are_as_long_as_they_are_without_that_module(tmp_path: Path) -> None:
     found = find_purpose(checkpoint(tmp_path, None, MODULES, {"pooling_mode_lasttoken": True}))
-    assert found.embedding == Embedding(Pooling.LAST, normalized=False)
+    assert found.embedder == Embedder(Pooling.LAST, 0, normalized=False)
 
 
 def test_a_setting_comes_before_the_files_and_keeps_the_rest_of_them(tmp_path: Path) -> None:
     said = {"pooling_mode_lasttoken": True}
     found = find_purpose(checkpoint(tmp_path, None, MODULES, said), pooling="mean")
-    assert found == Purpose(generates=False, embedding=Embedding(Pooling.MEAN, normalized=False))
+    assert found == Purpose(generates=False, embedder=Embedder(Pooling.MEAN, 0, normalized=False))
 
 
 def test_a_setting_has_a_generator_embed_beside_its_answers(tmp_path: Path) -> None:
     found = find_purpose(checkpoint(tmp_path), pooling="last")
-    assert found == Purpose(generates=True, embedding=Embedding(Pooling.LAST))
+    assert found == Purpose(generates=True, embedder=Embedder(Pooling.LAST, 0))
 
 
 CLASSIFIER = {"architectures": ["Qwen3ForSequenceClassification"]}
@@ -92,7 +89,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
     ("config", "ranking"),
     [
         (CLASSIFIER, Ranking()),
-        (CLASSIFIER | {"classifier_from_token": ["no", "yes"]}, Ranking(YES_NO)),
+        (CLASSIFIER | {"classifier_from_token": ["no", "yes"]}, Ranking(("no", "yes"))),
         (CLASSIFIER | {"sentence_transformers": {"activation_fn": IDENTITY}}, Ranking((), False)),
         (CLASSIFIER | {"sbert_ce_default_activation_function": IDENTITY}, Ranking((), False)),
     ],
@@ -108,7 +105,7 @@ def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
 
 def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
     found = find_purpose(checkpoint(tmp_path), reranker="yes-no")
-    assert found == Purpose(generates=False, ranking=Ranking(YES_NO))
+    assert found == Purpose(generates=False, ranking=Ranking(("no", "yes")))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,12 @@ def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
     [
         ({"model_type": "bert", "architectures": ["BertModel"]}, None, None, "BertModel is an enc"),
         ({"model_type": "xlm-roberta"}, None, None, "xlm-roberta is an encoder"),
-        ({"is_causal": False}, MODULES, {"pooling_mode_lasttoken": True}, "after a token"),
+        (
+            {"is_causal": False},
+            MODULES,
+            {"pooling_mode_lasttoken": True},
+            "attends to later",
+        ),
         (
             {"model_type": "gemma3_text", "use_bidirectional_attention": True},
             MODULES,
@@ -138,7 +140,7 @@ def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
 def test_what_is_refused_and_why(
     tmp_path: Path, config: dict[str, Any] | None, modules: object, pooling: object, words: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=words):
+    with pytest.raises(ModelError, match=words):
         find_purpose(checkpoint(tmp_path, config, modules, pooling))
 
 

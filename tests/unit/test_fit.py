@@ -14,12 +14,12 @@ from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.arena import LayerShape
 from engine.mlx_backend.loading.memory import (
     GATHERED_BYTES,
+    AttentionWorkspace,
     Footprint,
     MemoryPlan,
-    Workspace,
-    find_workspace,
+    activation_bytes,
+    attention_workspace,
     footprint,
-    step_bytes,
 )
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.views import Attention
@@ -27,7 +27,7 @@ from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
-CONFIG = EngineConfig(model="", max_running=4)
+CONFIG = EngineConfig(model="", max_running=4, decode="eager")
 PLAIN = Footprint(block_bytes=MIB)
 HYBRID = Footprint(block_bytes=MIB, state_bytes=1 << 26)
 CONTEXT = 1 << 20
@@ -35,7 +35,7 @@ LOGITS_BYTES = CONFIG.max_running * 50
 VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
 """So large that computing takes 1 GiB, and less than another token's logits."""
 
-NOTHING = Workspace(rows=0, tokens=0, key_bytes=0, copies=0, pair_bytes=0)
+NOTHING = AttentionWorkspace(rows=0, tokens=0, key_bytes=0, copies=0, pair_bytes=0)
 MACHINE = Machine("gpu (fake)", 24 * GIB, left_bytes=24 * GIB, most_bytes=24 * GIB, kv_share=0.5)
 PLAN = MemoryPlan(CONFIG, MACHINE, 4 * GIB - LOGITS_BYTES, PLAIN, NOTHING, VOCABULARY, CONTEXT)
 ROOM_BYTES = 19 * GIB
@@ -124,8 +124,7 @@ def test_others_give_way_to_what_is_asked_for_but_not_to_the_default() -> None:
 
 
 def test_many_rows_of_a_large_vocabulary_need_more_to_work_with() -> None:
-    sampled = replace(CONFIG, max_running=64, step_tokens=64)
-    assert step_bytes(sampled, 151_936) - step_bytes(sampled, 0) > 470 * 10**6
+    assert activation_bytes(64, 64, 151_936) - activation_bytes(64, 64, 0) > 470 * 10**6
 
 
 SMALL = replace(CONFIG, block_size=8, step_tokens=32)
@@ -136,7 +135,7 @@ def sharing(n_bytes: int, footprint: Footprint, others_bytes: int = 0) -> Memory
     """A plan with a share of so many bytes for storage, and a context of 80 tokens. On Metal it may
     also have the bytes that others use, if it is told to take them.
     """
-    left_bytes = n_bytes + 256 * MIB + step_bytes(SMALL, 0)
+    left_bytes = n_bytes + 256 * MIB + activation_bytes(SMALL.step_tokens, 0, 0)
     machine = Machine("gpu (fake)", GIB, left_bytes, left_bytes + others_bytes, kv_share=1.0)
     return MemoryPlan(SMALL, machine, 0, footprint, NOTHING, 0, 80)
 
@@ -200,7 +199,7 @@ def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
     assert replace(plan, context_tokens=1 << 24).sizes.n_blocks == (1 << 24) // 8
 
 
-HUNGRY = Workspace(rows=4, tokens=512, key_bytes=4096, copies=2, pair_bytes=32 * 4 + 1)
+HUNGRY = AttentionWorkspace(rows=4, tokens=512, key_bytes=4096, copies=2, pair_bytes=32 * 4 + 1)
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB), share=st.floats(0.1, 1))
@@ -223,6 +222,23 @@ def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
     refusal(configured(plan, kv_cache_bytes=largest * 5 // 4))
 
 
+def test_a_rehearsal_that_takes_more_than_a_step_counts() -> None:
+    eager = replace(PLAN, footprint=Footprint(block_bytes=64 * MIB))
+    plan = replace(eager, config=replace(CONFIG, decode="auto"))
+    assert plan.promise.workspace >= plan.rehearsal_bytes > 36 * 64 * MIB
+    assert eager.promise.workspace < plan.promise.workspace
+    assert plan.promise.total <= MACHINE.most_bytes
+    largest = 17 * GIB
+    assert configured(eager, kv_cache_bytes=largest).sizes.n_blocks == largest // (64 * MIB)
+    assert "does not fit" in refusal(configured(plan, kv_cache_bytes=largest))
+
+
+def test_the_check_at_load_needs_memory_beside_the_weights_alone() -> None:
+    """It ends before storage is allocated."""
+    assert replace(PLAN, check_bytes=20 * GIB).sizes == PLAN.sizes
+    assert "computing takes 21.0 GiB" in refusal(replace(PLAN, check_bytes=21 * GIB))
+
+
 CONTEXT_8B = 131_072
 HEADS_8B = 32
 
@@ -235,12 +251,12 @@ def workspace_of(
     dtype: mx.Dtype = mx.bfloat16,
     windows: tuple[int | None, ...] = (None,),
     max_running: int = 32,
-) -> Workspace:
+) -> AttentionWorkspace:
     """Of a model like Qwen3 8B, but for what is given."""
     shape = LayerShape(kv_heads, key_dim, value_dim, dtype, dtype)
     layout = Layout(tuple(KVCacheSpec(shape, window) for window in windows) * 36, dtype, 151_936)
     config = EngineConfig(model="", max_running=max_running)
-    return find_workspace(config, layout, HEADS_8B, Attention(), fused)
+    return attention_workspace(config, layout, HEADS_8B, Attention(), fused)
 
 
 PAIRS = (512 + 16 * 32) * CONTEXT_8B

@@ -1,10 +1,11 @@
-"""Whether a model's steady decodes are compiled: only where that is right, and faster.
+"""Chooses whether a model's steady decodes are compiled: only where that is correct, and faster.
 
-A rehearsal computes the same steps in both ways over a small storage of random K and V: the logits
-must agree, and the compiled steps must take less time. It takes place at load. On a CPU, MLX has
-the kernels of a compiled function built by g++, which takes 7 to 40 s for a model that a machine
-has never compiled: then the model is served eagerly, a child process compiles its kernels
-(`kernels.py`), and the rehearsal takes place when nothing is to be computed.
+A rehearsal computes the same steps compiled and eagerly, over a small storage of random K and V.
+The logits must agree, and compiled steps must take less time. The rehearsal takes place at load.
+
+On a CPU MLX has g++ build the kernels of a compiled function, which takes 7 to 40 s for a model
+that this machine has never compiled. Such a model is served eagerly until a child process has built
+its kernels (`kernels.py`); the rehearsal then takes place while the engine is idle.
 """
 
 import logging
@@ -16,14 +17,20 @@ from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.base import Module
 
+from engine.api import one_line
 from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.memory import (
+    REHEARSAL_BLOCKS,
+    REHEARSAL_ROWS,
+    rehearsal_sizes,
+)
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
@@ -33,21 +40,22 @@ from engine.process.child import ending
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
 from kvstore.ops import ResetState, TablePatch
-from kvstore.sizes import StateCounts, StorageSizes, WindowSize
 from kvstore.types import SlotId
 
-SEVERAL = 4
-"""Rows of the rehearsal that stands for all steps of several rows."""
+REHEARSED_ROWS = (1, REHEARSAL_ROWS)
+"""Numbers of rows that are rehearsed: one row, and several, which stand for any larger number."""
 
 STEPS = 3
-"""Of a rehearsal, from the last token of a block on: blocks begin within it."""
+"""Steps of a rehearsal."""
 
-NARROW, WIDE = 3, 7
-"""Whole blocks of a row before the rehearsal: of tables of two widths."""
+NARROW, WIDE = 3, REHEARSAL_BLOCKS - 2
+"""Full blocks of a row before a rehearsal: with these two, block tables have different widths. The
+steps begin with the last token of a block, so that they also begin a new block.
+"""
 
 SLOW_STEP_SECONDS = 0.2
-"""A model whose eager steps take longer than this is served eagerly: what the host saves, some
-milliseconds, would hardly be noticed, and the rehearsal would take seconds.
+"""A model whose eager steps take longer than this is served eagerly. Compiling saves some
+milliseconds on the host, which would hardly be noticed, and the rehearsal would take seconds.
 """
 
 SAMPLED = (
@@ -57,7 +65,8 @@ SAMPLED = (
     SamplingParams(temperature=0.6, top_p=0.9),
     SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={1: 1.0}),
 )
-"""Of each kind of draw one, and edited logits: the kernels of others are the same, or few."""
+"""One of each kind of draw, and edited logits: other parameters use the same kernels, or few more.
+"""
 
 BUILD_AFTER_STEPS = 64
 """Steady steps after which kernels are built: a model that only embeds needs none."""
@@ -67,40 +76,43 @@ StartBuilder: TypeAlias = Callable[[], "subprocess.Popen[bytes]"]
 
 RACE_SECONDS = 0.25
 WINS = 0.98
-"""A compiled step must take less than this part of an eager one's time."""
+"""A compiled step must take less than this share of an eager step's time."""
 
 logger = logging.getLogger(__name__)
 
 
 class DecodePath:
-    """How steady decodes are computed: by `compiled`, or eagerly where that is None. `why`: in
-    words. `steps` counts all steps of the engine.
+    """How steady decodes are computed: by `compiled`, or eagerly where that is None.
+
+    `why` is the reason, in words. `steps` counts all steps of the engine.
     """
 
     def __init__(self, why: str) -> None:
-        """Eager, for that reason, until `choose` says more."""
+        """Decode eagerly, for the reason `why`, until `choose` finds a faster way."""
         self.compiled: CompiledDecode | None = None
         self.why = f"eager: {why}"
         self.steps = 0
         self._draws: CompiledDraws | None = None
-        self._start: StartBuilder | None = None  # where kernels are to be built first
+        self._start: StartBuilder | None = None  # None unless kernels are still to be built
         self._builder: subprocess.Popen[bytes] | None = None
         self._model: CachedModel | None = None
         self._steady_steps = 0
 
     def choose_after(self, start: StartBuilder, model: CachedModel) -> None:
-        """Choose when the process that `start` returns has ended, which builds the model's kernels.
-        It is started when the model has decoded for a while, or by `build`.
+        """Choose when the process that `start` returns, which builds the model's kernels, has
+        ended. It is started when the model has decoded for a while, or by `build`.
         """
         self._start, self._model = start, model
 
     @property
     def is_pending(self) -> bool:
-        """Whether kernels are still to be built."""
+        """Whether the process that builds kernels has not been started yet."""
         return self._start is not None
 
     def count_steady(self) -> None:
-        """A steady step is computed eagerly because the kernels are not there."""
+        """Count a steady step that is computed eagerly because kernels are missing. After
+        BUILD_AFTER_STEPS of them, start to build the kernels.
+        """
         self._steady_steps += 1
         if self._steady_steps == BUILD_AFTER_STEPS:
             self.build()
@@ -116,7 +128,7 @@ class DecodePath:
             self.why = f"eager: no process can be started to build its kernels: {error}"
 
     def settle(self) -> None:
-        """Choose, once the kernels are there. To be called while nothing is computed."""
+        """Choose, if kernels have been built since the last call. Only for an idle engine."""
         if self._builder is None or self._builder.poll() is None:
             return
         assert self._model is not None
@@ -127,12 +139,29 @@ class DecodePath:
             self.choose(self._model)
         logger.info("decode: %s", self.why)
 
+    def choose(self, model: CachedModel) -> None:
+        """Rehearse over a storage of its own, and let the faster path serve `model`."""
+        try:
+            ratios = _ratios(model)
+        except Unfit as reason:
+            self.why = f"eager: {reason}"
+        except Exception as error:  # a model may raise anything while it is traced
+            self.why = f"eager: {type(error).__name__}: {one_line(error)}"
+        else:
+            times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
+            faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
+            if faster:
+                self.use(CompiledDecode(model, faster))
+            path = "compiled" if faster else "eager"
+            self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
+        mx.clear_cache()
+
     def use(self, compiled: CompiledDecode) -> None:
-        """Decode by this from now on, and draw by compiled functions, too."""
+        """Decode by `compiled` from now on, and draw by compiled functions."""
         self.compiled, self._draws = compiled, CompiledDraws()
 
     def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
-        """As `draws.draw`, compiled where the forwards are."""
+        """Draw tokens as `draws.draw` does, by a compiled function where decodes are compiled."""
         if self._draws is not None:
             try:
                 return self._draws.draw(kind, logits, params)
@@ -141,7 +170,7 @@ class DecodePath:
         return draw(kind, logits, params)
 
     def give_up(self, error: Exception) -> None:
-        """Something compiled has failed: all is eager from now on."""
+        """Compute everything eagerly from now on, because something compiled has failed."""
         if "[Compile::eval_cpu]" in str(error):
             mx.disable_compile()  # eager steps fuse some operations, too
         self._draws = None
@@ -149,7 +178,7 @@ class DecodePath:
             self.compiled.give_up(error)
 
     def stats(self) -> DecodeStats:
-        """On any thread."""
+        """How decodes are computed now. Any thread may call it."""
         compiled = self.compiled
         is_chosen = self._builder is None and not self.is_pending
         if compiled is None:
@@ -164,49 +193,43 @@ class DecodePath:
             self._builder.wait()
             self._builder = None
 
-    def choose(self, model: CachedModel) -> None:
-        """Rehearse, and let the faster path serve."""
-        try:
-            ratios = {n_rows: _ratio(model, n_rows) for n_rows in (1, SEVERAL)}
-        except Unfit as reason:
-            self.why = f"eager: {reason}"
-        except Exception as error:  # a model may raise anything while it is traced
-            self.why = f"eager: {type(error).__name__}: {one_line(error)}"
-        else:
-            times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
-            faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
-            if faster:
-                self.use(CompiledDecode(model, faster))
-            path = "compiled" if faster else "eager"
-            self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
-        mx.clear_cache()
+
+def rehearsal_model(
+    model: Module,
+    layout: Layout,
+    execution: Execution,
+    block_size: int,
+    context_tokens: float,
+) -> CachedModel:
+    """The model over the storage of its rehearsals. The arenas hold numbers about as large as K and
+    V are.
+    """
+    storage = Storage(layout, rehearsal_sizes(layout.windows, bool(layout.states)), block_size)
+    for layer in (layer for arena in (storage.full, *storage.windows) for layer in arena.layers):
+        layer.planes = tuple(
+            mx.random.normal(plane.shape).astype(plane.dtype) for plane in layer.planes
+        )
+        for plane in layer.planes:
+            mx.eval(plane)  # one at a time, because the numbers are made in float32
+    return CachedModel(model, layout, storage, execution, context_tokens=context_tokens)
 
 
 class Rehearsal:
-    """Rows of one model over storage of their own, computed eagerly and compiled."""
+    """Rows of a model that `rehearsal_model` has made, computed eagerly and compiled."""
 
     def __init__(self, model: CachedModel, n_rows: int, adapter: str = NO_ADAPTER) -> None:
-        """The storage is as `model` has it, but smaller. All take the adapter. Raises Unfit."""
-        layout, block_size = model.layout, model.storage.full.block_size
-        n_blocks = n_rows * (WIDE + 2)
-        sizes = StorageSizes(
-            n_blocks,
-            tuple(WindowSize(window, n_blocks) for window in layout.windows),
-            StateCounts(n_rows, n_rows) if layout.states else None,
-        )
-        storage = Storage(layout, sizes, block_size)
-        _randomize(storage)
-        self._block_size = block_size
-        self._model = CachedModel(model.model, layout, storage, model.execution)
+        """Rehearse `n_rows` rows, at most REHEARSAL_ROWS. All take `adapter`. Raises Unfit."""
+        self._model = model
+        self._block_size = model.storage.full.block_size
         self._longest = model.context_tokens - STEPS - 1
-        self._compiled = CompiledDecode(self._model, wanted_steps=1)
-        self.rows = [_row(index, layout, adapter) for index in range(n_rows)]
-        self._tokens = mx.array(np.arange(n_rows) % layout.vocab_size, mx.uint32)
+        self._compiled = CompiledDecode(model, wanted_steps=1)
+        self.rows = [self._new_row(index, adapter) for index in range(n_rows)]
+        self._tokens = mx.array(np.arange(n_rows) % model.layout.vocab_size, mx.uint32)
 
-    def begin(self, whole_blocks: int) -> None:
-        """Let the next token of the rows be the last of a block, or close before it."""
+    def begin(self, full_blocks: int) -> None:
+        """Set the rows to `full_blocks` blocks less their last token, or two; reset states."""
         for index, row in enumerate(self.rows):
-            position = whole_blocks * self._block_size - 1 - index % 2
+            position = full_blocks * self._block_size - 1 - index % 2
             row.position = int(max(min(position, self._longest), 0))
         self._model.storage.states.begin_step()
         for row in self.rows if self._model.layout.states else ():
@@ -214,7 +237,7 @@ class Rehearsal:
             self._model.storage.states.execute(ResetState(slot))
 
     def eager(self) -> mx.array:
-        """Logits of one token of each row, `[rows, vocabulary]`, computed when this returns."""
+        """Compute one token of each row eagerly. Returns their logits, `[rows, vocabulary]`."""
         spans = [row.take(1, index, index, 1) for index, row in enumerate(self.rows)]
         found = dict[int, mx.array]()
         for batch in self._model.arrange(spans).sampling:
@@ -225,36 +248,57 @@ class Rehearsal:
         return logits
 
     def compiled(self) -> mx.array:
-        """As `eager`, by the compiled path. Raises Unfit where that fails."""
-        n = len(self.rows)
-        logits = self._compiled.forward(self.rows, self._padded_tokens)
+        """Compute one token of each row by the compiled path. Returns their logits,
+        `[rows, vocabulary]`. Raises Unfit where it cannot be compiled.
+        """
+        n_rows = len(self.rows)
+        logits = self._compiled.forward(
+            self.rows, lambda lines: mx.pad(self._tokens, (0, lines - n_rows))
+        )
         if logits is None:
             raise Unfit(next(reason for reason in self._compiled.steps if reason))
         mx.eval(logits, self._model.storage.states.unevaluated())
-        return logits[:n]
+        return logits[:n_rows]
 
     def check(self) -> None:
-        """Raises Unfit where compiled steps say something else than eager ones, or cannot be
-        traced, and whatever the model raises.
+        """Raise Unfit where the logits of compiled steps differ from those of eager steps, or
+        another token is the likeliest. Also raises whatever the model raises.
         """
+        largest = tolerance(self._model.layout)
         for blocks in (NARROW, WIDE):
             self.begin(blocks)
-            found = [self.compiled() for _ in range(STEPS)]
+            compiled_steps = [self.compiled() for _ in range(STEPS)]
             self.begin(blocks)
-            expected = [self.eager() for _ in range(STEPS)]
-            most = tolerance(self._model.layout)
-            _compare(mx.concatenate(found), mx.concatenate(expected), most)
+            for found in compiled_steps:
+                expected = self.eager()
+                error = deviation(found, expected)
+                if not error < largest:
+                    raise Unfit(f"its logits are wrong by {error:.1%} of their size")
+                likeliest = mx.argmax(found, axis=1, keepdims=True)
+                chosen = mx.take_along_axis(expected, likeliest, axis=1)
+                lost = expected.max(axis=1, keepdims=True) - chosen
+                if float((lost / mx.abs(expected).max()).max()) > largest:
+                    raise Unfit("its likeliest tokens are others")
 
-    def _padded_tokens(self, lines: int) -> mx.array:
-        return mx.pad(self._tokens, (0, lines - len(self.rows)))
+    def _new_row(self, index: int, adapter: str) -> BatchRow:
+        """A row whose blocks, slots and state belong to no other row."""
+        layout, n_windows = self._model.layout, len(self._model.layout.windows)
+        tables = SequenceTables(self._model.n_groups, adapter)
+        ids = tuple(range(index * REHEARSAL_BLOCKS, (index + 1) * REHEARSAL_BLOCKS))
+        for group in (None, *range(n_windows)):
+            tables.patch(TablePatch(group, 0, ids))
+        if layout.states:
+            tables.patch(TablePatch(n_windows, 0, (index,)))
+        sampling = SamplingRow(Sampling(SamplingParams(temperature=0.0), seed=0))
+        return BatchRow(SequenceId(index), index, tables, sampling)
 
 
 def compute_compiled(model: CachedModel) -> None:
-    """Compute compiled steps of all kinds, so that their kernels are built. Raises whatever the
-    model raises.
+    """Compute compiled steps of all kinds over a model that `rehearsal_model` has made, so that
+    MLX builds their kernels. Raises whatever the model raises.
     """
     sampler = Sampler(model.layout.vocab_size)
-    for n_rows in (1, SEVERAL):
+    for n_rows in REHEARSED_ROWS:
         for adapter in (NO_ADAPTER, *model.execution.adapters.names[:1]):
             rehearsal = Rehearsal(model, n_rows, adapter)
             rehearsal.begin(NARROW)
@@ -263,18 +307,30 @@ def compute_compiled(model: CachedModel) -> None:
         for params in SAMPLED:
             rows = [SamplingRow(Sampling(params, seed=0, output_tokens=(1,)))] * n_rows
             sampler.draw_with = CompiledDraws().draw
-            for _ in range(2):  # the second begins with what the first has left
+            for _ in range(2):  # the second draw begins with what the first has left
                 mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
-                rows[0].accept(1)  # all are one
+                rows[0].accept(1)  # all rows are the same object
+
+
+def _ratios(model: CachedModel) -> dict[int, float]:
+    """By numbers of rows, a compiled step's time over an eager step's, rehearsed over a storage of
+    its own. Raises Unfit where compiled steps are wrong.
+    """
+    block_size, context_tokens = model.storage.full.block_size, model.context_tokens
+    rehearsed = rehearsal_model(
+        model.model, model.layout, model.execution, block_size, context_tokens
+    )
+    return {n_rows: _ratio(rehearsed, n_rows) for n_rows in REHEARSED_ROWS}
 
 
 def _ratio(model: CachedModel, n_rows: int) -> float:
-    """A compiled step's time over an eager one's. Raises Unfit where its logits are others."""
+    """A compiled step's time over an eager step's. Raises Unfit where compiled steps are wrong."""
     rehearsal = Rehearsal(model, n_rows)
     rehearsal.check()
     seconds = _seconds(rehearsal, rehearsal.eager)
     if seconds > STEPS * SLOW_STEP_SECONDS:
-        raise Unfit(f"an eager step takes {seconds / STEPS:.2g} s, little of it on the host")
+        step_seconds = seconds / STEPS
+        raise Unfit(f"an eager step takes {step_seconds:.2g} s, little of it on the host")
     pairs = [
         (_seconds(rehearsal, rehearsal.compiled), _seconds(rehearsal, rehearsal.eager))
         for _ in range(min(max(int(RACE_SECONDS / (2 * seconds)), 2), 8))
@@ -283,44 +339,9 @@ def _ratio(model: CachedModel, n_rows: int) -> float:
 
 
 def _seconds(rehearsal: Rehearsal, step: Callable[[], mx.array]) -> float:
+    """The time of a rehearsal's steps, computed by `step`."""
     rehearsal.begin(NARROW)
     started = time.perf_counter()
     for _ in range(STEPS):
         step()
     return time.perf_counter() - started
-
-
-def _compare(found: mx.array, expected: mx.array, most: float) -> None:
-    """Raises Unfit where logits `[rows, vocabulary]` differ by more than that, relative to their
-    size, or where another token is the likeliest.
-    """
-    error = deviation(found, expected)
-    if not error < most:
-        raise Unfit(f"its logits are wrong by {error:.1%} of their size")
-    chosen = mx.take_along_axis(expected, mx.argmax(found, axis=1, keepdims=True), axis=1)
-    short = (expected.max(axis=1, keepdims=True) - chosen) / mx.abs(expected).max()
-    if float(short.max()) > most:
-        raise Unfit("its likeliest tokens are others")
-
-
-def _row(index: int, layout: Layout, adapter: str) -> BatchRow:
-    """A row whose blocks, slots and state are its own."""
-    n_windows, n_blocks = len(layout.windows), WIDE + 2
-    tables = SequenceTables(n_windows + bool(layout.states), adapter)
-    ids = tuple(range(index * n_blocks, (index + 1) * n_blocks))
-    for group in (None, *range(n_windows)):
-        tables.patch(TablePatch(group, 0, ids))
-    if layout.states:
-        tables.patch(TablePatch(n_windows, 0, (index,)))
-    sampling = SamplingRow(Sampling(SamplingParams(temperature=0.0), seed=0))
-    return BatchRow(SequenceId(index), index, tables, sampling)
-
-
-def _randomize(storage: Storage) -> None:
-    """Fill the arenas with numbers about as large as K and V are."""
-    for arena in (storage.full, *storage.windows):
-        for layer in arena.layers:
-            layer.planes = tuple(
-                mx.random.normal(plane.shape).astype(plane.dtype) for plane in layer.planes
-            )
-        mx.eval(arena.planes())

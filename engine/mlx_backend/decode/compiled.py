@@ -23,9 +23,9 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
+from engine.api import one_line
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket, width_bucket
-from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights

@@ -1,11 +1,11 @@
-"""The kernels of a compiled decode on a CPU, built by a process of its own before they are needed.
+"""A process that builds the kernels of a model's compiled decodes on a CPU.
 
     python -m engine.mlx_backend.decode.kernels SOCKET CONFIG BATCHING ATTENTION
 
-MLX has g++ build a shared library for each fused operation, and keeps it in a folder that all its
-processes share. So a child that traces and computes the same steps spares its parent the wait. It
-reads small weights alone: what is large stands for zeros that take no memory, which no fused
-operation sees. A file in the same folder records that a model's kernels are there.
+MLX has g++ build a shared library for each fused operation, and keeps it in a folder that all
+processes share. So a child process that traces and computes the same steps spares the engine the
+wait. It reads small weights only and replaces large ones by zeros that take no memory, because no
+fused operation reads them. A file in the same folder records that a model's kernels are built.
 """
 
 import hashlib
@@ -18,20 +18,17 @@ from fcntl import LOCK_EX, flock
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.helper import CONFIG
 from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
-
-CONFIG = TypeAdapter(EngineConfig)
 
 _PROBE = b"#include <cmath>\nint main() { return std::isnan(0.0); }\n"
 
 
 def compiler_problem() -> str:
-    """Why MLX can compile nothing on this machine's CPU, in a few words; "" if it can."""
+    """Why MLX cannot compile on this machine's CPU, in a few words; "" if it can."""
     try:
         _folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=_folder()):
@@ -49,9 +46,8 @@ def compiler_problem() -> str:
 
 
 def marker(config: EngineConfig, checkpoint: Path) -> Path:
-    """The file that is there once the kernels of this model, settings and code have been built.
-
-    Beside the kernels: who removes those removes it, too.
+    """The file that exists once the kernels of this model, settings and code have been built. It is
+    next to the kernels, so that it is removed with them.
     """
     digest = hashlib.blake2b(digest_size=12)
     digest.update((checkpoint / "config.json").read_bytes())
@@ -62,15 +58,15 @@ def marker(config: EngineConfig, checkpoint: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Where MLX keeps the kernels of CPUs. Raises OSError where there is no temporary folder."""
+    """The folder in which MLX keeps kernels of CPUs. Raises OSError without a temporary folder."""
     return Path(tempfile.gettempdir()) / "mlx" / metadata.version("mlx") / "cpu"
 
 
 def start_building(
     config: EngineConfig, batching: str, attention: str
 ) -> "subprocess.Popen[bytes]":
-    """A child process that builds the kernels, for the execution with rows and attention of these
-    names. Raises OSError where none can be started.
+    """Start a child process that builds the kernels for the batching and the attention of these
+    names; for `config` see `build_kernels`. Raises OSError if it cannot be started.
     """
     settings = CONFIG.dump_json(config).decode()
     connection, process = start_child(
@@ -80,18 +76,15 @@ def start_building(
     return process
 
 
-def build(config: EngineConfig, batching: str, attention: str) -> None:
-    """Compute a few compiled steps of the configured model, without its large weights, unless
-    another process has done that before. Raises whatever the model raises.
-
-    `memory_bytes` of the configuration: what was free when the model was loaded, on which depends
-    the type of its weights.
-    """
-    os.nice(10)  # the engine is serving meanwhile
+def main(descriptor: int, settings: str, batching: str, attention: str) -> None:
+    """Build the kernels, unless another process has. Raises whatever the model raises."""
+    os.close(descriptor)
+    os.nice(10)  # the engine is serving requests
+    config = CONFIG.validate_json(settings)
     done = marker(config, find_checkpoint(config.model, download=False))
     done.parent.mkdir(parents=True, exist_ok=True)
     with (done.parent / "rootstock.lock").open("w") as lock:
-        flock(lock, LOCK_EX)  # one at a time: MLX loads a library that another is writing
+        flock(lock, LOCK_EX)  # or MLX loads a library that another process is writing
         if done.exists():
             return
         with mlx_imports():
@@ -99,11 +92,6 @@ def build(config: EngineConfig, batching: str, attention: str) -> None:
 
         assembly.build_kernels(config, batching, attention)
         done.touch()
-
-
-def main(descriptor: int, settings: str, batching: str, attention: str) -> None:
-    os.close(descriptor)
-    build(CONFIG.validate_json(settings), batching, attention)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Adapters as mlx-lm writes them: a folder with a configuration and low-rank matrices."""
+"""Reads adapters as mlx-lm writes them: a folder with a configuration and low-rank matrices."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from engine.api import ModelError
-from engine.mlx_backend.errors import one_line
+from engine.api import ModelError, one_line
 from engine.mlx_backend.loading.checkpoint import read_header
 from engine.mlx_backend.loading.purpose import read_json
 from engine.mlx_backend.model.patches import Adapter, LowRank
@@ -26,7 +25,7 @@ _A, _B = "lora_a", "lora_b"
 def read_adapters(
     configs: Sequence[AdapterConfig], model: Module, vocab_size: int
 ) -> tuple[Adapter, ...]:
-    """The adapters of these folders, for this model. Their matrices are lazy arrays. Raises
+    """The adapters in these folders, for this model. Their matrices are lazy arrays. Raises
     ModelError, which names the adapter and its fault.
     """
     modules = dict(model.named_modules())
@@ -43,7 +42,9 @@ def read_adapters(
 
 
 def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int) -> Adapter:
-    """Raises ModelError or OSError."""
+    """One adapter. Its fingerprint, 16 hexadecimal digits, changes with either file: both are read
+    completely. Raises ModelError or OSError.
+    """
     directory = config.directory.expanduser()
     if not directory.is_dir():
         raise ModelError(f"there is no directory {directory.absolute()}")
@@ -53,17 +54,31 @@ def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int)
     scale = _scale(directory / CONFIG)
     weights = _weights(directory / WEIGHTS)
     added = {}
-    for path in dict.fromkeys(map(_path, weights)):
+    for path in dict.fromkeys(key.rpartition(".")[0] for key in weights):
         inputs, outputs = _shape(path, modules, vocab_size)
-        a, b = _matrix(weights, f"{path}.{_A}"), _matrix(weights, f"{path}.{_B}")
-        _check_shape(f"{path}.{_A}", a, (inputs, b.shape[0]))
-        _check_shape(f"{path}.{_B}", b, (a.shape[1], outputs))
+        pair = []
+        for key in (f"{path}.{_A}", f"{path}.{_B}"):
+            if key not in weights:
+                raise ModelError(f"{key} is missing")
+            if weights[key].ndim != 2:
+                raise ModelError(f"{key} has the shape {weights[key].shape}, and is no matrix")
+            pair.append(weights[key])
+        a, b = pair
+        for name, matrix, shape in ((_A, a, (inputs, b.shape[0])), (_B, b, (a.shape[1], outputs))):
+            if matrix.shape != shape:
+                raise ModelError(
+                    f"{path}.{name} has the shape {matrix.shape}; with this model it is {shape}"
+                )
         added[path] = LowRank(a, scale * b.astype(mx.float32))
-    return Adapter(config.name, _fingerprint(directory), added)
+    digest = blake3()
+    for name in (CONFIG, WEIGHTS):
+        digest.update((directory / name).stat().st_size.to_bytes(8, "little"))
+        digest.update_mmap(directory / name)
+    return Adapter(config.name, digest.hexdigest(length=8), added)
 
 
 def _scale(file: Path) -> float:
-    """The factor of the product of the matrices."""
+    """The factor of the product of the matrices, in an adapter's configuration."""
     config = read_json(file, dict) or {}
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
@@ -76,58 +91,31 @@ def _scale(file: Path) -> float:
 
 
 def _weights(file: Path) -> dict[str, mx.array]:
-    """The lazy matrices by key."""
-    if not read_header(file).spans:
+    """The lazy matrices of a LoRA by their keys, which end in "lora_a" or "lora_b"."""
+    if not read_header(file).tensors:
         raise ModelError(f"{file} has no tensors")
     try:
         weights = mx.load(str(file))
     except (RuntimeError, ValueError) as error:  # of a type that MLX does not have
         raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
     assert isinstance(weights, dict), "what is in a safetensors file has names"
+    for key in weights:
+        if key.rpartition(".")[2] not in {_A, _B}:
+            raise ModelError(f"{key} is no matrix of a LoRA: it ends neither in {_A} nor in {_B}")
     return weights
 
 
-def _path(key: str) -> str:
-    """The projection to which a matrix belongs."""
-    path, _, name = key.rpartition(".")
-    if name not in {_A, _B}:
-        raise ModelError(f"{key} is no matrix of a LoRA: its last name is neither {_A} nor {_B}")
-    return path
-
-
 def _shape(path: str, modules: Mapping[str, Module], vocab_size: int) -> tuple[int, int]:
-    """Inputs and outputs of a projection. Raises ModelError for what adapters cannot change."""
+    """The inputs and outputs of a projection. Raises ModelError if adapters cannot change it."""
     if path not in modules:
         raise ModelError(f"{path}: the model has no such layer")
     module = modules[path]
     if not isinstance(module, Linear | QuantizedLinear):
         kind = type(module).__name__
-        raise ModelError(f"{path} is no linear layer but {kind}: adapters of such are not served")
+        raise ModelError(f"{path} is no linear layer but {kind}: its adapters are not served")
     outputs, inputs = module.weight.shape
     if outputs == vocab_size:
-        raise ModelError(f"{path} makes the logits: adapters of that are not served")
+        raise ModelError(f"{path} makes the logits: its adapters are not served")
     if isinstance(module, QuantizedLinear):
         inputs = inputs * 32 // module.bits
     return inputs, outputs
-
-
-def _matrix(weights: Mapping[str, mx.array], key: str) -> mx.array:
-    if key not in weights:
-        raise ModelError(f"{key} is missing")
-    if weights[key].ndim != 2:
-        raise ModelError(f"{key} has the shape {weights[key].shape}, and is no matrix")
-    return weights[key]
-
-
-def _check_shape(key: str, matrix: mx.array, expected: tuple[int, int]) -> None:
-    if matrix.shape != expected:
-        raise ModelError(f"{key} has the shape {matrix.shape}; with this model it is {expected}")
-
-
-def _fingerprint(directory: Path) -> str:
-    """Sixteen hexadecimal digits that change with either file: all of both is read."""
-    digest = blake3()
-    for name in (CONFIG, WEIGHTS):
-        digest.update((directory / name).stat().st_size.to_bytes(8, "little"))
-        digest.update_mmap(directory / name)
-    return digest.hexdigest(length=8)

@@ -1,6 +1,6 @@
-"""Where a checkpoint is, whether its files are whole, and what they say of the model.
+"""Finds a checkpoint, checks that its files are whole, and reads what they state about the model.
 
-Imports no MLX: the server uses this module, too.
+Imports no MLX, because the server uses this module, too.
 """
 
 import json
@@ -18,8 +18,7 @@ from blake3 import blake3
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
-from engine.api import ModelError, Progress
-from engine.mlx_backend.errors import one_line
+from engine.api import ModelError, Progress, one_line
 from engine.mlx_backend.loading.purpose import (
     GENERATION_CONFIG,
     find_purpose,
@@ -31,22 +30,24 @@ from engine.values.model import SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME
 
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
-"""The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
+"""The embedded default: the demonstration model, which `tools/train_demo_model.py` trains."""
 
 WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
 FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json")
-"""The files that transformers makes a tokenizer of. Without any it makes an empty one silently."""
+"""The files that transformers makes a tokenizer of. Without any of them it makes an empty one,
+silently.
+"""
 
 _PATH_STARTS = ("/", ".", "~")  # no repository's name begins with one
-_STORED_BYTES = "huggingface_hub.snapshot_download"  # the bar of a download that counts bytes
+_STORED_BYTES = "huggingface_hub.snapshot_download"  # the progress bar that counts stored bytes
 
 
 def find_checkpoint(model: str, *, download: bool) -> Path:
-    """The directory of a checkpoint, given as a directory or as a Hugging Face repository. An empty
-    `model`, or the embedded default's name, is the embedded default.
+    """The directory of a checkpoint. `model` is a directory or a Hugging Face repository; if it is
+    empty, or the embedded default's name, it is the embedded default.
 
-    Anything that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
+    A `model` that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
     have been fetched before. Code in repositories is neither fetched nor run. Raises ModelError,
     also when a file is missing or not whole.
     """
@@ -59,21 +60,23 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     except errors.HFValidationError as error:
         raise _no_repository(model, error) from error
     except OSError as error:
-        fetch = f"`rootstock pull {model}` fetches it"
-        raise ModelError(f"{model} is not in the Hugging Face cache; {fetch}") from error
+        raise ModelError(
+            f"{model} is not in the Hugging Face cache; `rootstock pull {model}` fetches it"
+        ) from error
 
 
 def local_checkpoint(model: str) -> Path | None:
-    """The checkpoint of a directory, or the embedded default; None for a repository.
+    """The checkpoint in the directory `model`, or the embedded default; None for a repository.
 
-    Raises ModelError for files, for paths to nothing, and when a file is missing or not whole.
+    Raises ModelError for a file, for a path that does not exist, and when a file is missing or not
+    whole.
     """
     if model in {"", DEFAULT_NAME}:
         return DEFAULT_CHECKPOINT
     try:
         path = Path(model).expanduser()
         is_directory, is_there = path.is_dir(), path.exists()
-    except (OSError, RuntimeError) as error:  # of `~nobody`
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
         raise ModelError(f"{model} cannot be looked for: {one_line(error)}") from error
     if is_directory:
         return _checked(path)
@@ -87,38 +90,13 @@ def local_checkpoint(model: str) -> Path | None:
 def fetch_checkpoint(repository: str, progress: Progress) -> Path:
     """The directory of a checkpoint, fetched from Hugging Face if it is not in the cache yet.
 
-    `progress` is called from other threads. Raises ModelError when the repository cannot be
-    fetched, and when a file is missing or not whole.
+    `progress` is called on other threads. Raises ModelError when the repository cannot be fetched,
+    and when a file is missing or not whole.
     """
-    try:
-        bar = _counting(progress)
-        found = snapshot_download(repository, allow_patterns=FILES, tqdm_class=bar)
-    except errors.GatedRepoError as error:
-        raise ModelError(
-            f"{repository} is gated: HF_TOKEN or `hf auth login` must name an account that may "
-            f"read it ({one_line(error)})"
-        ) from error
-    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
-        raise _no_repository(repository, error) from error
-    except (
-        errors.LocalEntryNotFoundError
-    ) as error:  # its own text is advice; the cause is what happened
-        problem = one_line(error.__cause__ or error)
-        path = Path(repository)
-        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
-        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
-        raise ModelError(
-            f"{repository} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
-        ) from error
-    except Exception as error:  # HTTP has more: a proxy's, an address that is none
-        raise ModelError(f"{repository} was not fetched: {one_line(error)}") from error
-    return _checked(Path(found))
-
-
-def _counting(progress: Progress) -> type[tqdm]:
-    """The bars of a download in a terminal, of which one counts the bytes that it stores."""
 
     class Bar(tqdm):
+        """A progress bar in a terminal. The one that counts stored bytes calls `progress`."""
+
         def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
             self._counts = name == _STORED_BYTES
             super().__init__(*args, name=name, **options)  # type: ignore[no-untyped-call]
@@ -131,10 +109,30 @@ def _counting(progress: Progress) -> type[tqdm]:
                 progress(int(self.n), int(self.total or 0))
             return shown
 
-    return Bar
+    try:
+        found = snapshot_download(repository, allow_patterns=FILES, tqdm_class=Bar)
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{repository} is gated: HF_TOKEN or `hf auth login` must name an account that may "
+            f"read it ({one_line(error)})"
+        ) from error
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
+        raise _no_repository(repository, error) from error
+    except errors.LocalEntryNotFoundError as error:
+        problem = one_line(error.__cause__ or error)  # its own message is only advice
+        path = Path(repository)
+        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
+        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
+        raise ModelError(
+            f"{repository} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
+        ) from error
+    except Exception as error:  # other errors of HTTP, such as a proxy's or an invalid address
+        raise ModelError(f"{repository} was not fetched: {one_line(error)}") from error
+    return _checked(Path(found))
 
 
 def _no_repository(model: str, error: Exception) -> ModelError:
+    """The error for a model whose name is not a repository's."""
     problem = one_line(error)
     if ":" in model:
         problem = "a name with a colon is one of Ollama's, and models come from Hugging Face, such "
@@ -154,12 +152,23 @@ _MOST_NAMES = 3
 
 
 def _checked(checkpoint: Path) -> Path:
-    """The checkpoint. Raises ModelError, a line that names the file, unless it can be loaded.
+    """The checkpoint. Raises ModelError, with one line that names the file, if it cannot be loaded.
 
-    Weights are judged by their sizes and headers; none are read.
+    Weights are judged by their sizes and headers, and not read. mlx-lm ignores a
+    generation_config.json that is not JSON, but fails at other encodings and at JSON that is not an
+    object.
     """
     try:
-        _check_configs(checkpoint)
+        config = read_json(checkpoint / "config.json", dict)
+        if config is None:
+            raise ModelError(f"{checkpoint} has no config.json: not a checkpoint")
+        if not isinstance(config.get("model_type"), str):
+            raise ModelError(f"{checkpoint / 'config.json'} names no model_type: not a model's")
+        try:
+            read_json(checkpoint / GENERATION_CONFIG, dict)
+        except ModelError as error:
+            if not isinstance(error.__cause__, json.JSONDecodeError):
+                raise
         if missing := _missing_weights(checkpoint):
             raise ModelError(f"incomplete download: {missing} (in {checkpoint})")
         if not any(checkpoint.glob(WEIGHTS)):
@@ -171,35 +180,14 @@ def _checked(checkpoint: Path) -> Path:
     return checkpoint
 
 
-def _check_configs(checkpoint: Path) -> None:
-    """Raise ModelError unless config.json is a model's and mlx-lm can take generation_config.json.
-
-    mlx-lm ignores one that is not JSON, but not other encodings, and no JSON but an object.
-    """
-    file = checkpoint / "config.json"
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{checkpoint} has no config.json: not a checkpoint") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{file} names no model_type: not a model's configuration")
-    try:
-        read_json(checkpoint / GENERATION_CONFIG, dict)
-    except ModelError as error:
-        if not isinstance(error.__cause__, json.JSONDecodeError):
-            raise
-
-
 def _missing_weights(checkpoint: Path) -> str:
-    """Names the weight files that are missing; "" if none are. Raises ModelError for files that are
-    not whole.
+    """Describes the weight files that are missing; "" if none are. Raises ModelError for files that
+    are not whole.
 
-    The index only counts for tensors that no file holds: some are out of date.
+    The index counts only for tensors that are in no file, because some indexes are out of date.
     """
     files = sorted(checkpoint.glob(WEIGHTS))
-    held = {name for file in files if file.exists() for name in read_header(file).spans}
+    held = {name for file in files if file.exists() for name in read_header(file).tensors}
     indexed: dict[str, str] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         indexed = dict(json.loads((checkpoint / _INDEX).read_text("utf-8"))["weight_map"].items())
@@ -217,26 +205,30 @@ def _missing_weights(checkpoint: Path) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """The first names, for a message."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-class ByteSpan(NamedTuple):
-    """Bytes of a file."""
+class Tensor(NamedTuple):
+    """A tensor of a safetensors file: its bytes in the file, and its shape."""
 
     start: int
     stop: int
+    shape: tuple[int, ...]
 
 
 class Header(NamedTuple):
-    """The header of a safetensors file, and where in the file each tensor is, by name."""
+    """The header of a safetensors file: its bytes, and the tensors by name."""
 
     text: bytes
-    spans: Mapping[str, ByteSpan]
+    tensors: Mapping[str, Tensor]
 
 
 def read_header(file: Path) -> Header:
-    """Raises ModelError unless the file is a safetensors file, and whole."""
+    """Read the header of a safetensors file. The format is described at
+    https://huggingface.co/docs/safetensors. Raises ModelError unless the file is one, and whole.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         beginning = opened.read(len(_LFS_POINTER))
@@ -246,15 +238,15 @@ def read_header(file: Path) -> Header:
         opened.seek(_LENGTH_BYTES)
         text = opened.read(length) if length <= size else b""
     first = whole = _LENGTH_BYTES + length
-    spans: dict[str, ByteSpan] = {}
+    tensors: dict[str, Tensor] = {}
     try:
-        tensors: dict[str, Any] = json.loads(text)
-        tensors.pop("__metadata__", None)
-        for name, tensor in tensors.items():
+        content: dict[str, Any] = json.loads(text)
+        content.pop("__metadata__", None)
+        for name, tensor in content.items():
             start, stop = map(index, tensor["data_offsets"])
             if not 0 <= start <= stop:
                 raise ValueError(f"a tensor from {start} to {stop}")
-            spans[name] = ByteSpan(first + start, first + stop)
+            tensors[name] = Tensor(first + start, first + stop, tuple(map(index, tensor["shape"])))
             whole = max(whole, first + stop)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
@@ -262,11 +254,10 @@ def read_header(file: Path) -> Header:
         ) from error
     if size < whole:
         raise ModelError(f"incomplete download: {file} has {size:,} of {whole:,} bytes")
-    return Header(text, spans)
+    return Header(text, tensors)
 
 
-_SAMPLES = 4  # of a tensor
-_SAMPLE_BYTES = 4096
+_SAMPLES, _SAMPLE_BYTES = 4, 4096  # of a tensor
 _BLOBS = "blobs"  # the folder of files in a repository's folder of the Hugging Face cache
 _SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digits, git's SHA-1
 
@@ -274,10 +265,14 @@ _SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digit
 def fingerprint(checkpoint: Path) -> str:
     """Sixteen hexadecimal digits that change with the config or the weights.
 
-    Digests config.json, and of each weight file its name, size, header, `_version` and samples of
-    every tensor: reading a whole checkpoint would take minutes. The samples find most edits that
-    keep the version: of a file in the Hugging Face cache that was edited in place, or of one whose
-    time of modification was set back. Raises ModelError for a file that is not whole.
+    They digest config.json, and the name, size, header and `_version` of each weight file, and
+    samples of every tensor, because reading a whole checkpoint would take minutes. The samples find
+    most edits that keep the version: of a file in the Hugging Face cache that was edited in place,
+    or of a file whose time of modification was set back.
+
+    A tensor's samples are both ends and places evenly between, because part of a tensor that joins
+    several, such as Q, K and V or experts, may change alone. Raises ModelError for a file that is
+    not whole.
     """
     digest = blake3((checkpoint / "config.json").read_bytes())
     for file in sorted(checkpoint.glob(WEIGHTS)):
@@ -285,34 +280,26 @@ def fingerprint(checkpoint: Path) -> str:
         digest.update(f"{file.name}:{file.stat().st_size}:{_version(file)}:".encode())
         digest.update(header.text)
         with file.open("rb") as weights:
-            for span in sorted(header.spans.values()):
-                for sample in _samples(span):
-                    weights.seek(sample.start)
-                    digest.update(weights.read(sample.stop - sample.start))
+            for start, stop, _ in sorted(header.tensors.values()):
+                samples, sample_bytes = _SAMPLES, _SAMPLE_BYTES
+                free_bytes = stop - start - sample_bytes
+                if free_bytes <= (samples - 1) * sample_bytes:  # all of a small tensor
+                    samples, sample_bytes, free_bytes = 1, stop - start, 0
+                for sample in range(samples):
+                    weights.seek(start + sample * free_bytes // max(samples - 1, 1))
+                    digest.update(weights.read(sample_bytes))
     return digest.hexdigest(length=8)
 
 
 def _version(file: Path) -> str:
-    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to; of any
-    other file the time of modification, in nanoseconds. A copy without its time of modification
-    counts as another model, which costs the disk cache and is never wrong.
+    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to. Of any
+    other file it is the time of modification, in nanoseconds: a copy that does not keep it counts
+    as another model, which costs the disk cache and is never wrong.
     """
     blob = file.resolve()
     if blob.parent.name == _BLOBS and _SHA256.fullmatch(blob.name):
         return blob.name
     return str(blob.stat().st_mtime_ns)
-
-
-def _samples(tensor: ByteSpan) -> list[ByteSpan]:
-    """Both ends and places evenly between; all of a tensor that is no longer than the samples.
-
-    Several, because part of a tensor that joins others, as Q, K and V or experts, may change alone.
-    """
-    free = tensor.stop - tensor.start - _SAMPLE_BYTES
-    if free <= (_SAMPLES - 1) * _SAMPLE_BYTES:
-        return [tensor]
-    starts = (tensor.start + sample * free // (_SAMPLES - 1) for sample in range(_SAMPLES))
-    return [ByteSpan(start, start + _SAMPLE_BYTES) for start in starts]
 
 
 _CONTEXT_KEYS = (
@@ -326,13 +313,14 @@ _DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_GROUP_SIZE = 64  # MLX's
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
-"""Where the list begins in a tokenizer.json. Most of the file is the vocabulary: parsing megabytes
-would keep other threads waiting."""
+"""The beginning of that list in a tokenizer.json. Most of the file is the vocabulary, and parsing
+megabytes would make other threads wait.
+"""
 
 
 class Checkpoint:
-    """A checkpoint's directory, whose files are whole. Each property reads what it needs, and may
-    raise ModelError.
+    """What the files of a checkpoint state about the model. The files are whole. Each property
+    reads what it needs, and may raise ModelError.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -344,8 +332,8 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits, which depend on config.json and on all files' names and sizes:
-        a model and its fine-tune may have the same.
+        """64 hexadecimal digits that depend on config.json and on the names and sizes of all files.
+        A model and its fine-tune may have the same digest.
         """
         digest = blake3((self._directory / "config.json").read_bytes())
         for name, size in sorted(self._sizes.items()):
@@ -367,7 +355,7 @@ class Checkpoint:
 
     @property
     def dimensions(self) -> int | None:
-        """The size of a hidden state; None where config.json does not say."""
+        """The size of a hidden state; None where config.json does not have it."""
         return first_number(self.config, _DIMENSION_KEYS)
 
     @cached_property
@@ -376,16 +364,16 @@ class Checkpoint:
         quantization = self.config.get("quantization") or {}
         if not quantization and self.config.get("quantization_config"):
             return None
-        shapes: dict[str, Sequence[int]] = {}
-        for file in self._directory.glob(WEIGHTS):
-            header = read_header(file)
-            tensors = json.loads(header.text)
-            shapes |= {name: tensors[name]["shape"] for name in header.spans}
+        shapes = {
+            name: tensor.shape
+            for file in self._directory.glob(WEIGHTS)
+            for name, tensor in read_header(file).tensors.items()
+        }
         return sum(_parameters(name, shapes, quantization) for name in shapes)
 
     @cached_property
     def chat_template(self) -> str:
-        """The source as the loaded tokenizer has it: all templates if there are several."""
+        """The source of the loaded tokenizer's template; of all templates if there are several."""
         kind = self._tokenizer_config.get("chat_template_type")
         if kind and (file := python_template(str(kind))).is_file():
             return file.read_text("utf-8")
@@ -404,7 +392,7 @@ class Checkpoint:
 
     @property
     def tokenizer_class(self) -> str | None:
-        """As tokenizer_config.json has it."""
+        """The tokenizer's class in tokenizer_config.json."""
         name = self._tokenizer_config.get("tokenizer_class")
         return str(name) if name else None
 
@@ -420,7 +408,7 @@ class Checkpoint:
 
     @cached_property
     def added_tokens(self) -> Collection[str]:
-        """The tokens that a tokenizer has besides pieces of text."""
+        """The tokens that a tokenizer has in addition to pieces of text."""
         listed: list[Mapping[str, Any]] = []
         file = self._directory / "tokenizer.json"
         text = file.read_text("utf-8") if file.is_file() else ""
@@ -433,11 +421,11 @@ class Checkpoint:
         return {str(token.get("content")) for token in listed}
 
     def tasks(self, pooling: str, reranker: str) -> Sequence[Task]:
-        """What the model is served for with these settings. Raises ModelError if it cannot be."""
+        """What the model is served for with these settings. Raises ModelError for nothing."""
         purpose = find_purpose(self._directory, pooling, reranker)
         served = (
             (Task.GENERATE, purpose.generates),
-            (Task.EMBED, purpose.embedding is not None),
+            (Task.EMBED, purpose.embedder is not None),
             (Task.RERANK, purpose.ranking is not None),
         )
         return tuple(task for task, is_served in served if is_served)
@@ -469,8 +457,8 @@ def max_context_tokens(config: Mapping[str, Any]) -> int:
 
 
 def first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    """The first of these fields of a config.json that is an integer, its text model's after its
-    own. A `text_config` that is not an object counts as absent.
+    """The first of these fields of a config.json that is an integer. Fields of its `text_config`
+    come after its own.
     """
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
@@ -483,8 +471,8 @@ def first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
 def _parameters(
     name: str, shapes: Mapping[str, Sequence[int]], quantization: dict[str, Any]
 ) -> int:
-    """How many numbers of the model a tensor stands for. MLX packs several into one of `weight`,
-    and keeps `scales` and perhaps `biases` for each group.
+    """How many numbers of the model a tensor holds. When MLX quantizes, it packs several numbers
+    into one of `weight`, and adds `scales` and perhaps `biases` for each group of numbers.
     """
     layer, _, kind = name.rpartition(".")
     scales = shapes.get(f"{layer}.scales")

@@ -1,8 +1,8 @@
-"""Loads a checkpoint with mlx-lm: the model, its tokenizer, and what embeds or scores with it."""
+"""Loads a checkpoint with mlx-lm: the model, its tokenizer, and the parts that embed or score."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.api import ModelError, Report
-from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.api import ModelError, Report, one_line
 from engine.mlx_backend.loading.adapter_files import read_adapters
 from engine.mlx_backend.loading.checkpoint import (
     WEIGHTS,
@@ -24,8 +23,8 @@ from engine.mlx_backend.loading.checkpoint import (
     max_context_tokens,
     read_header,
 )
-from engine.mlx_backend.loading.purpose import GENERATES, Purpose, Ranking
-from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
+from engine.mlx_backend.loading.purpose import GENERATES, Purpose
+from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
@@ -33,13 +32,13 @@ from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig
 
-FLOAT32_SHARE = 0.8  # of memory; KV and everything else must fit into the rest
+FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and what the engine must know about it. Its weights may not be in memory yet."""
+    """A model and the facts that the engine needs. Its weights may not be in memory yet."""
 
     model: Module
     tokenizer: TokenizerWrapper
@@ -50,7 +49,7 @@ class LoadedModel:
     fingerprint: str
     weight_bytes: int  # including those of the adapters
     row_adapters: RowAdapters
-    adapters: Mapping[str, str]  # their fingerprints by name
+    adapters: Mapping[str, str]  # fingerprints by name
     purpose: Purpose = GENERATES
 
 
@@ -62,18 +61,18 @@ def open_model(
 ) -> LoadedModel:
     """Build the model, its adapters and its tokenizer. `load_weights` reads the weights.
 
-    On the CPU device everything is float32, and quantized weights are dequantized, if the result
-    leaves a fifth of `memory_bytes`: half precision and quantized products are 20 to 50 times
-    slower there. Elsewhere the checkpoint's dtype and quantization stand.
+    On a CPU everything is float32, and quantized weights are dequantized, if the result leaves a
+    fifth of `memory_bytes` free: half precision and quantized products are 20 to 50 times slower
+    there. Elsewhere the checkpoint's dtype and quantization are kept.
 
-    Raises ModelError or UnsupportedModel.
+    Raises ModelError.
     """
     model, config = _build(checkpoint, purpose)
     if mx.default_device() == mx.cpu:
         model = utils.dequantize_model(model)
         model.set_dtype(mx.float32)
         if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
-            model, _ = _build(checkpoint, purpose)  # as it was: quantized, in its own dtype
+            model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
     tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
@@ -96,18 +95,17 @@ def open_model(
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
-    """Read the weights into memory and find out how the model runs over shared storage.
+    """Read the weights into memory, and check how the model runs over shared storage.
 
-    `attentions` are those that may serve, the preferred one first. Raises UnsupportedModel if the
-    model runs with none of them.
+    `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
+    of them.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
     if loaded.adapters:
         report(f"adapters: {', '.join(loaded.adapters)}")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
-    with sparse_early(loaded.model):
-        execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
+    execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
     mx.clear_cache()  # the check's buffers
     report(f"batches: {execution.batching.name}")
     if execution.attention is not attentions[0]:
@@ -125,10 +123,10 @@ def _weight_bytes(model: Module) -> int:
 
 
 def _fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
-    """Replace each dynamic NTK RoPE by the plain one that it is up to its first context length.
+    """Replace each dynamic NTK RoPE by the plain RoPE that it is up to its first context length.
 
-    Beyond that its base changes, and with it all keys that have been cached. Returns how many
-    tokens a sequence may then have.
+    Beyond that length its base changes, which invalidates all cached keys. Returns the most tokens
+    that a sequence may have.
     """
     found = {
         name: module
@@ -145,21 +143,21 @@ _CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
 
 
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
-    """The model and its configuration. Raises ModelError or UnsupportedModel.
+    """The model and its configuration. Raises ModelError.
 
-    A model that does not generate may lack an LM head. Then the embedding makes logits that are not
-    used, and its body loads by itself.
+    A model that does not generate may lack an LM head. Its embedding then makes logits that are not
+    used, and weights of its body alone can be loaded.
     """
 
     def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
         if config.get("text_config") is None:
-            config.pop("text_config", None)  # mlx-lm only checks whether the key is there
+            config.pop("text_config", None)  # mlx-lm only checks whether the key exists
         model, arguments = utils._get_classes(config)
         return (model if purpose.generates else _without_head(model)), arguments
 
     changes = {}
     if not purpose.generates:
-        names = (name for file in checkpoint.glob(WEIGHTS) for name in read_header(file).spans)
+        names = (name for file in checkpoint.glob(WEIGHTS) for name in read_header(file).tensors)
         if not any(name.startswith(_HEAD) for name in names):
             changes = {"tie_word_embeddings": True}
     try:
@@ -168,17 +166,17 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
         )
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
-        raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
+        raise ModelError(f"mlx-lm cannot load it: {reason}") from error
     except Exception as error:  # mlx-lm's modules raise exceptions of any type
         if misfit := _misfit(str(error)):
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
-        raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
+        raise ModelError(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
 
 
 def _without_head(model: type[Any]) -> type[Any]:
-    """The class of a model that loads the weights of its body alone: transformers writes their
-    names without a prefix if the body was saved by itself.
+    """A class of model that also loads the weights of the body alone. transformers writes their
+    names without a prefix if it saves the body by itself.
     """
     has_own = hasattr(model, "sanitize")
 
@@ -196,8 +194,8 @@ def _without_head(model: type[Any]) -> type[Any]:
 
 
 def _misfit(message: str) -> str:
-    """The gist of the message of `Module.load_weights` about wrong parameters, which lists them; ""
-    for any other message.
+    """A short form of `Module.load_weights`'s message about wrong parameters, which lists them all;
+    "" for any other message.
     """
     if message.startswith("Expected shape"):
         return message
@@ -212,11 +210,12 @@ def _misfit(message: str) -> str:
 def _load_tokenizer(
     checkpoint: Path, config: Mapping[str, Any], vocab_size: int
 ) -> TokenizerWrapper:
-    """Raises ModelError if it cannot be loaded, or has tokens beyond the model's `vocab_size`.
+    """The checkpoint's tokenizer. Raises ModelError if it cannot be loaded, or has tokens that the
+    model does not have.
 
-    Added tokens may lie beyond: Gemma's for images, for example, in a model of text alone.
+    Added tokens may lie beyond `vocab_size`, such as Gemma's for images in a model of text alone.
     """
-    # Of generation_config.json, which mlx-lm prefers, or else of config.json. None if they name
+    # mlx-lm takes them from generation_config.json, or else from config.json. None if they name
     # none of the model's tokens: mlx-lm knows the end tokens of some tokenizers.
     named = config.get("eos_token_id")
     listed = named if isinstance(named, list) else [named]
@@ -226,7 +225,7 @@ def _load_tokenizer(
     except Exception as error:
         raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
     if not tokenizer.is_fast:
-        raise ModelError("the checkpoint has no tokenizer.json, nor what one could be made of")
+        raise ModelError("the checkpoint has no tokenizer.json, and none can be made of its files")
     backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     ordinary = backend.get_vocab(with_added_tokens=False).values() - added.keys()
@@ -241,7 +240,7 @@ def _load_tokenizer(
 
 
 def template_kind(tokenizer: TokenizerWrapper, source: str = "") -> TemplateKind:
-    """How the tokenizer's chat template is rendered, or `source` in its place."""
+    """How chat prompts are rendered: by the template `source`, or else by the tokenizer's own."""
     if source:
         return TemplateKind(source=source)
     function = tokenizer._chat_template
@@ -273,7 +272,7 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What the runner pools with, and what the server must know of it."""
+    """How the runner pools hidden states, and how the server describes the result."""
 
     pooler: Pooler = HIDDEN_STATES
     embedder: Embedder | None = None
@@ -282,64 +281,51 @@ class Pooled:
 
 
 def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled:
-    """What embeds or reranks with a loaded model. Raises ModelError if its hidden states are not
+    """How a loaded model embeds or reranks. Raises ModelError if its hidden states are not
     accessible, or no score can be made of them.
     """
-    embedding, ranking = loaded.purpose.embedding, loaded.purpose.ranking
-    if embedding is None and ranking is None:
+    embedder, ranking = loaded.purpose.embedder, loaded.purpose.ranking
+    if embedder is None and ranking is None:
         return Pooled()
     if not head.dimensions:
-        raise UnsupportedModel("its hidden states cannot be had: they are not projected as usual")
-    if ranking is not None:
-        return _reranker(loaded, head, checkpoint, ranking)
-    assert embedding is not None
-    embedder = Embedder(
-        pooling=embedding.pooling,
-        dimensions=head.dimensions,
-        normalized=embedding.normalized,
-        prompts=embedding.prompts,
-        default_prompt=embedding.default_prompt,
-    )
-    return Pooled(embedder=embedder)
-
-
-def _reranker(loaded: LoadedModel, head: OutputHead, checkpoint: Path, ranking: Ranking) -> Pooled:
+        raise ModelError("its hidden states cannot be had: they are not projected as usual")
+    if embedder is not None:
+        return Pooled(embedder=replace(embedder, dimensions=head.dimensions))
+    assert ranking is not None
     tokenizer = loaded.tokenizer
     if ranking.tokens:
-        weight = head.rows([_token_id(tokenizer, token) for token in ranking.tokens])
+        token_ids = tokenizer.convert_tokens_to_ids(list(ranking.tokens))
+        for token, token_id in zip(ranking.tokens, token_ids, strict=True):
+            if token_id is None or token_id == tokenizer.unk_token_id:
+                raise ModelError(
+                    f"its tokenizer has no token {token!r}, from which a score is made"
+                )
+        weight = head.rows(token_ids)
     else:
         weight = _classifier(checkpoint)
     labels = weight.shape[0]
     if labels > 2:
-        raise UnsupportedModel(f"its classifier has {labels} labels; a reranker has one, or two")
+        raise ModelError(f"its classifier has {labels} labels; a reranker has one, or two")
     if labels == 2:  # a softmax over two labels is a sigmoid of their difference
         weight = weight[1:] - weight[:1]
     mx.eval(weight)
-    template = tokenizer.chat_template
-    source = template if isinstance(template, str) else ""
+    source = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
     takes_pairs = all(
         f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document")
     )
-    own = "" if takes_pairs or loaded.model.model_type != "qwen3" else _QWEN3_RERANKER
+    template = "" if takes_pairs or loaded.model.model_type != "qwen3" else _QWEN3_RERANKER
     return Pooled(
         pooler=Pooler(weight),
-        reranker=Reranker(ranking.has_sigmoid, is_templated=takes_pairs or bool(own)),
-        template=own,
+        reranker=Reranker(ranking.has_sigmoid, is_templated=takes_pairs or bool(template)),
+        template=template,
     )
 
 
 def _classifier(checkpoint: Path) -> mx.array:
-    """`[labels, dimensions]`, float32. Raises ModelError if there is none."""
+    """The classifier's weights, float32 `[labels, dimensions]`. Raises ModelError without any."""
     for file in checkpoint.glob(WEIGHTS):
-        if _CLASSIFIER in read_header(file).spans:
+        if _CLASSIFIER in read_header(file).tensors:
             tensors = mx.load(str(file))
             assert isinstance(tensors, dict), "safetensors are named"
             return tensors[_CLASSIFIER].astype(mx.float32)
     raise ModelError(f"the classifier is missing: no weight file has {_CLASSIFIER}")
-
-
-def _token_id(tokenizer: TokenizerWrapper, token: str) -> int:
-    token_id = tokenizer.convert_tokens_to_ids(token)
-    if token_id is None or token_id == tokenizer.unk_token_id:
-        raise ModelError(f"its tokenizer has no token {token!r}, which a score would be made of")
-    return int(token_id)

@@ -1,7 +1,7 @@
-"""How an engine divides memory among weights, storage and the work of a step.
+"""How an engine divides memory among weights, storage, the work of a step and the checks at load.
 
-`MemoryPlan` computes the division from numbers, before anything is loaded; `MeteredRunner` compares
-it with what MLX has given out. In a plan a lease is one sequence's hold on the storage.
+`MemoryPlan` computes the division from numbers, before anything is loaded. `MeteredRunner` compares
+it with what MLX's allocator has given out. A lease is one sequence's hold on the storage.
 """
 
 import logging
@@ -9,10 +9,9 @@ import math
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import mul
 
 import mlx.core as mx
 
@@ -36,13 +35,18 @@ USEFUL_STATES = 4
 """Saved states for each sequence that may run: a conversation leaves two or three of them."""
 
 _MOST_LOGICAL_BLOCKS = 1 << 16
-"""Blocks of a model without layers that keep every token: they are only counted, not allocated."""
+"""Blocks of a model without layers that keep every token: they are counted, but take no memory."""
 
 _PROCESS_BYTES, _TOKEN_BYTES, _LOGIT_BYTES = 256 << 20, 64 << 10, 50
-"""The most that the process and a step take, by peaks measured on a CPU: 36 MB for a prompt of 512
-tokens through layers 1,024 and 4,096 wide, 470 MB to sample 64 rows of 151,936 logits. The process
-grows by 110 MB between its first look at the memory and its first answer; the rest is for wider
-layers."""
+"""Upper bounds of the process's growth, and of a step's arrays for each token and each logit.
+
+Peaks measured on a CPU: 36 MB for a prompt of 512 tokens through layers 1,024 and 4,096 wide, and
+470 MB to sample 64 rows of 151,936 logits. The process grows by 110 MB between its first look at
+the memory and its first answer; the remainder is for wider layers.
+"""
+
+REHEARSAL_ROWS, REHEARSAL_BLOCKS = 4, 9
+"""Rows of the largest rehearsal of compiled decodes, and blocks of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,18 @@ class Footprint:
     block_bytes: int  # of a block in the layers that keep every token
     windows: tuple[tuple[int, int], ...] = ()  # (window, bytes of a block in its layers)
     state_bytes: int = 0  # of one sequence's recurrent state
+
+    def storage_bytes(self, sizes: StorageSizes) -> StorageBytes:
+        """The bytes of storage of these sizes."""
+        slots = [slot_bytes for _, slot_bytes in self.windows]
+        arenas = sizes.n_blocks * self.block_bytes
+        for window, slot_bytes in zip(sizes.windows, slots, strict=True):
+            arenas += window.n_slots * slot_bytes
+        states = 0
+        if sizes.states is not None:
+            slots.append(self.state_bytes)
+            states = sizes.states.total * self.state_bytes
+        return StorageBytes(self.block_bytes, tuple(slots), arenas, states)
 
 
 def footprint(layout: Layout, block_size: int) -> Footprint:
@@ -66,26 +82,37 @@ def footprint(layout: Layout, block_size: int) -> Footprint:
 
 
 def least_kv_bytes(config: EngineConfig, footprint: Footprint) -> int:
-    """The smallest KV cache: a block for each running sequence, and the windows of one."""
+    """The smallest KV cache: one block for each running sequence, and the windows of one lease."""
     return config.max_running * footprint.block_bytes + _lease_bytes(config, footprint)
 
 
 def _lease_bytes(config: EngineConfig, footprint: Footprint) -> int:
-    """Bytes of one lease's windows."""
+    """Bytes of the windows of one lease."""
     return sum(
         lease_slots(window, config.block_size, config.step_tokens) * block_bytes
         for window, block_bytes in footprint.windows
     )
 
 
-def step_bytes(config: EngineConfig, vocab_size: int) -> int:
-    """The arrays of a step, without weights, storage and attention's workspace."""
-    logits = config.max_running * vocab_size
-    return config.step_tokens * _TOKEN_BYTES + logits * _LOGIT_BYTES
+def rehearsal_sizes(windows: Sequence[int], is_recurrent: bool) -> StorageSizes:
+    """The storage that compiled decodes are rehearsed over, before one is chosen to serve."""
+    n_blocks = REHEARSAL_ROWS * REHEARSAL_BLOCKS
+    return StorageSizes(
+        n_blocks,
+        tuple(WindowSize(window, n_blocks) for window in windows),
+        StateCounts(REHEARSAL_ROWS, REHEARSAL_ROWS) if is_recurrent else None,
+    )
+
+
+def activation_bytes(n_tokens: int, n_rows: int, vocab_size: int) -> int:
+    """The arrays of a step that computes `n_tokens` tokens and samples `n_rows` rows, without
+    weights, storage and attention's workspace.
+    """
+    return n_tokens * _TOKEN_BYTES + n_rows * vocab_size * _LOGIT_BYTES
 
 
 GATHERED_BYTES = 1 << 30
-"""K and V that a forward of several rows gathers in one layer at most; one row may need more.
+"""The most K and V that a forward of several rows gathers in one layer; one row may need more.
 
 A forward that needs more is split, which reads the weights once more. That is little against the
 gather, which reads, writes and reads this much: a layer of 8 G parameters in 32 has half of it.
@@ -98,8 +125,8 @@ _CUDNN_DIMS = frozenset(range(8, 129, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
-    """What attention takes while a forward is computed, in the one layer that takes most.
+class AttentionWorkspace:
+    """The arrays that attention makes while a forward is computed, in the layer that needs most.
 
     A key is K and V of a token. A pair is a new token and a key of its row.
     """
@@ -114,7 +141,7 @@ class Workspace:
     window_keys: int = 0  # of one row in the layers with the longest window
 
     def forward_keys(self, longest: int) -> int:
-        """The most keys that a forward reads, as rows x those of its longest row.
+        """The most keys that a forward reads: its rows times the keys of its longest row.
 
         `longest`: tokens of the longest sequence that there can be.
         """
@@ -122,10 +149,10 @@ class Workspace:
         return min(self.rows * longest, max(longest, affordable))
 
     def bytes(self, longest: int) -> int:
-        """The most that one forward takes: K and V that it gathers, and scores and masks.
+        """The most that one forward takes: the K and V that it gathers, scores and masks.
 
-        Scores count once: softmax and mask write where they read. Tiles do not reduce them, because
-        MLX computes the scores of many tiles before it attends to the first.
+        Scores count once, because softmax and mask write where they read. Tiles do not reduce them,
+        because MLX computes the scores of many tiles before it attends to the first.
         """
         keys, pairs = self.forward_keys(longest), self.tokens * longest
         in_windows = self.tokens * min(longest, self.window_keys) * self.masked_bytes
@@ -137,22 +164,22 @@ class Workspace:
         )
 
 
-def find_workspace(
+def attention_workspace(
     config: EngineConfig,
     layout: Layout,
     query_heads: int,
     attention: Attention,
     fused: FusedAttention,
-) -> Workspace:
-    """The workspace of a model whose layers have at most `query_heads` heads of queries.
+) -> AttentionWorkspace:
+    """The workspace of a model whose layers have at most `query_heads` query heads.
 
-    MLX keeps scores or not as `use_fallback` decides, in `scaled_dot_product_attention.cpp` of
-    `mlx/backend/metal/` and `mlx/backend/cuda/`. On Metal the full kernel takes rows of more than 8
-    tokens with heads of 64, 72, 80, 96 or 128, and the vector kernel shorter rows with heads of 64,
-    96 or 128 and at most 32 queries for each KV head. On CUDA cuDNN takes half precision and heads
-    of up to 128 in steps of 8. But of a boolean mask `mlx/fast.cpp` makes an additive one for each
-    head there, from two arrays of that size: that of a window. Rows of full attention have none
-    there, see `RowByRowAttention`.
+    Whether MLX keeps scores in memory is decided by `use_fallback` in
+    `scaled_dot_product_attention.cpp` of `mlx/backend/metal/` and `mlx/backend/cuda/`. On Metal the
+    full kernel takes rows of more than 8 tokens with heads of 64, 72, 80, 96 or 128, and the vector
+    kernel takes shorter rows with heads of 64, 96 or 128 and at most 32 queries for each KV head.
+    On CUDA cuDNN takes half precision and heads of up to 128 in steps of 8. There `mlx/fast.cpp`
+    turns a boolean mask into an additive one for each head, from two arrays of that size. Windows
+    have such a mask; rows of full attention do not, see `RowByRowAttention`.
     """
     layers, scores_bytes = layout.kv_layers, query_heads * _SCORE_BYTES
     dims = {*(shape.key_dim for shape in layers), *(shape.value_dim for shape in layers)}
@@ -172,7 +199,7 @@ def find_workspace(
     window_slots = (
         lease_slots(window, config.block_size, config.step_tokens) for window in layout.windows
     )
-    return Workspace(
+    return AttentionWorkspace(
         rows=config.max_running,
         tokens=config.step_tokens + FORWARD_TOKENS * config.max_running if layers else 0,
         key_bytes=max((shape.token_bytes for shape in layers), default=0),
@@ -186,24 +213,26 @@ def find_workspace(
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """An engine's memory: what is kept, what steps take, and the limits of MLX's allocator.
+    """An engine's memory: what is kept, what steps and the checks at load take, and the limits of
+    MLX's allocator.
 
-    The fields are the input. Everything else raises ModelError, with the figures and the largest
-    setting that would fit, if the settings do not fit or are too small to serve with.
+    The fields are the input. Everything else raises ModelError if the settings do not fit, or are
+    too small to serve with; its message has the figures and the largest setting that would fit.
     """
 
     config: EngineConfig
     machine: Machine  # before the weights are loaded
     weight_bytes: int
     footprint: Footprint
-    workspace: Workspace
+    workspace: AttentionWorkspace
     vocab_size: int
     context_tokens: int  # of the longest sequence that the model can have
+    check_bytes: int = 0  # of the check at load, which ends before storage is allocated
 
     @cached_property
     def sizes(self) -> StorageSizes:
         """How much storage of each kind there is."""
-        if self._room_bytes < self._computing_bytes(0):
+        if self._room_bytes < max(self._computing_bytes(0), self.check_bytes):
             raise ModelError(f"the model does not fit: {self._figures()}")
         kv_bytes, saved_bytes = self._wanted()
         room_bytes = self._room_bytes - self._running_bytes
@@ -215,14 +244,14 @@ class MemoryPlan:
         if self.config.kv_cache_bytes is None:
             kv_bytes = min(kv_bytes, most_kv_bytes)
         sizes = self._divided(kv_bytes, saved_bytes)
-        if self._bytes_of(sizes).arenas > most_kv_bytes:
+        if self.footprint.storage_bytes(sizes).arenas > most_kv_bytes:
             raise self._too_large()
         return sizes
 
     @cached_property
     def stored(self) -> StorageBytes:
         """The bytes of the storage."""
-        return self._bytes_of(self.sizes)
+        return self.footprint.storage_bytes(self.sizes)
 
     @property
     def arena_tokens(self) -> int:
@@ -230,8 +259,8 @@ class MemoryPlan:
 
     @property
     def most_keys(self) -> float:
-        """Keys that a forward of several rows may read. Any number if no layer keeps every token:
-        then windows are all that is gathered, few keys a row.
+        """The keys that a forward of several rows may read; no limit if no layer keeps every token,
+        because a row gathers few keys then: those of its windows.
         """
         longest = min(self.context_tokens, self.arena_tokens)
         return self.workspace.forward_keys(longest) if self.footprint.block_bytes else math.inf
@@ -242,7 +271,7 @@ class MemoryPlan:
         return MemoryPromise(
             weights=self.weight_bytes,
             storage=self.stored.arenas + self.stored.states,
-            workspace=_PROCESS_BYTES + self.cache_limit_bytes,
+            workspace=_PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes),
             cache=(self._held_steps - 1) * self.cache_limit_bytes,
         )
 
@@ -250,6 +279,26 @@ class MemoryPlan:
     def cache_limit_bytes(self) -> int:
         """The arrays of one step: MLX keeps their buffers, so that the next step finds them all."""
         return self._step_bytes(min(self.context_tokens, self.arena_tokens))
+
+    @cached_property
+    def rehearsal_bytes(self) -> int:
+        """What rehearsing compiled decodes takes in addition to weights and storage; 0 if decodes
+        are eager by the settings.
+
+        The rehearsal's storage counts twice, because the random numbers that fill it are made in
+        float32, for one layer's K or V at a time.
+        """
+        if self.config.decode == "eager":
+            return 0
+        windows = [window for window, _ in self.footprint.windows]
+        sizes = rehearsal_sizes(windows, self.footprint.state_bytes > 0)
+        stored = self.footprint.storage_bytes(sizes)
+        workspace = replace(self.workspace, rows=REHEARSAL_ROWS, tokens=REHEARSAL_ROWS)
+        return (
+            2 * (stored.arenas + stored.states)
+            + workspace.bytes(REHEARSAL_BLOCKS * self.config.block_size)
+            + activation_bytes(REHEARSAL_ROWS, REHEARSAL_ROWS, self.vocab_size)
+        )
 
     def needed_bytes(self, default_bytes: int) -> int:
         """What the model takes with the storage that the settings give it, or `default_bytes` for
@@ -263,18 +312,23 @@ class MemoryPlan:
     @property
     def _held_steps(self) -> int:
         """How many steps' arrays count. On a CPU two: MLX's buffer cache keeps those of one step
-        (`cache_limit_bytes`) in addition to those in use. On a GPU it frees them before both exceed
-        the memory limit (`malloc` in its `metal/allocator.cpp` and `cuda/allocator.cpp`).
+        (`cache_limit_bytes`) in addition to those in use. On a GPU one: MLX empties the cache
+        before both exceed the memory limit (`malloc` in its `metal/allocator.cpp` and
+        `cuda/allocator.cpp`).
         """
         return 2 if self.machine.device.startswith("cpu") else 1
 
     def _step_bytes(self, longest: int) -> int:
         """The arrays of a step if the longest sequence has `longest` tokens."""
-        return step_bytes(self.config, self.vocab_size) + self.workspace.bytes(longest)
+        config = self.config
+        activations = activation_bytes(config.step_tokens, config.max_running, self.vocab_size)
+        return activations + self.workspace.bytes(longest)
 
     def _computing_bytes(self, longest: int) -> int:
         """What is neither weights nor storage if the longest sequence has `longest` tokens."""
-        return _PROCESS_BYTES + self._held_steps * self._step_bytes(longest)
+        step_bytes = self._step_bytes(longest)
+        cached_bytes = (self._held_steps - 1) * step_bytes
+        return _PROCESS_BYTES + max(step_bytes, self.rehearsal_bytes) + cached_bytes
 
     @property
     def _room_bytes(self) -> int:
@@ -287,9 +341,9 @@ class MemoryPlan:
         return self.config.max_running * self.footprint.state_bytes
 
     def _wanted(self) -> tuple[int, int]:
-        """Bytes of blocks and of saved states: as configured, or what is useful within our share of
-        the memory. Running states are part of neither. Saved ones get a quarter of what there is
-        for KV, but at most USEFUL_STATES for each running sequence.
+        """Bytes of the KV cache and of saved states: as configured, or what is useful within our
+        share of the memory. Neither contains running states. Saved states get a quarter of the
+        bytes for KV, but at most USEFUL_STATES for each running sequence.
         """
         config, running_bytes = self.config, self._running_bytes
         left_bytes = self.machine.left_bytes - self.weight_bytes - self._computing_bytes(0)
@@ -314,7 +368,7 @@ class MemoryPlan:
         return kv_bytes, saved_bytes
 
     def _most_kv_bytes(self, room_bytes: int) -> int:
-        """The largest KV cache that fits into `room_bytes` with the computing of its longest
+        """The largest KV cache that fits into `room_bytes` together with computing its longest
         sequence, which is no longer than the cache.
         """
         block_bytes, block_size = self.footprint.block_bytes, self.config.block_size
@@ -329,10 +383,10 @@ class MemoryPlan:
         return (bisect_right(range(longest_blocks), room_bytes, key=total_bytes) - 1) * block_bytes
 
     def _divided(self, kv_bytes: int, saved_bytes: int) -> StorageSizes:
-        """The storage that these bytes buy.
+        """Divide these bytes among blocks, windows and states.
 
-        Windows get room for every running sequence and as much again for what others left, but at
-        most half the bytes if other layers keep every token.
+        Windows get room for every running sequence and as much again for cached ones, but at most
+        half of the bytes if other layers keep every token. Raises ModelError for too small a cache.
         """
         config, footprint = self.config, self.footprint
         lease_bytes = _lease_bytes(config, footprint)
@@ -364,29 +418,20 @@ class MemoryPlan:
         )
         return StorageSizes(n_blocks, windows, states)
 
-    def _bytes_of(self, sizes: StorageSizes) -> StorageBytes:
-        block_bytes, state_bytes = self.footprint.block_bytes, self.footprint.state_bytes
-        slots = tuple(slot_bytes for _, slot_bytes in self.footprint.windows)
-        n_slots = (size.n_slots for size in sizes.windows)
-        return StorageBytes(
-            block=block_bytes,
-            slots=slots if sizes.states is None else (*slots, state_bytes),
-            arenas=sizes.n_blocks * block_bytes + sum(map(mul, n_slots, slots)),
-            states=0 if sizes.states is None else sizes.states.total * state_bytes,
-        )
-
     def _figures(self) -> str:
-        """What there is and what is taken of it."""
+        """The free memory and what is taken of it, for a message."""
         tokens = self.context_tokens
+        least, most = (
+            max(self._computing_bytes(longest), self.check_bytes) for longest in (0, tokens)
+        )
         return (
             f"of {_readable(self.machine.most_bytes)} of free memory the weights take "
-            f"{_readable(self.weight_bytes)} and computing takes "
-            f"{_readable(self._computing_bytes(0))}, {_readable(self._computing_bytes(tokens))} "
-            f"with a sequence of {tokens:,} tokens"
+            f"{_readable(self.weight_bytes)} and computing takes {_readable(least)}, "
+            f"{_readable(most)} with a sequence of {tokens:,} tokens"
         )
 
     def _too_large(self) -> ModelError:
-        """The refusal, with the largest setting that fits."""
+        """The error for settings that do not fit, with the largest setting that does."""
         config, running_bytes = self.config, self._running_bytes
         least_bytes = least_kv_bytes(config, self.footprint)
         spare_bytes = self._most_kv_bytes(self._room_bytes - running_bytes)
@@ -418,7 +463,7 @@ def _readable(n_bytes: int) -> str:
 
 
 def _settable(n_bytes: int) -> str:
-    """A little less, as a setting can be written: free memory is not the same from day to day."""
+    """A round size, at most `n_bytes`, as a setting is written: free memory varies by the day."""
     for step_mib in (1024, 100, 10, 1):
         steps = n_bytes // (step_mib << 20)
         if steps >= 10:
@@ -427,11 +472,11 @@ def _settable(n_bytes: int) -> str:
 
 
 QUIET_SECONDS = 600.0
-"""Between one warning and the next."""
+"""The least time between two warnings."""
 
 
 class MeteredRunner:
-    """A runner whose steps' memory is measured, and compared with what was promised."""
+    """A model runner that measures the memory of each step and compares it with the promise."""
 
     def __init__(
         self,
@@ -440,11 +485,11 @@ class MeteredRunner:
         used_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`used_bytes`: what MLX had given out before the model was loaded."""
+        """`used_bytes`: what MLX's allocator had given out before the model was loaded."""
         self._runner, self._promise, self._used_bytes = runner, promise, used_bytes
         self._clock = clock
         self._peak = 0
-        self._warned: float | None = None  # when, by the clock
+        self._warned: float | None = None  # the clock's time of the last warning
         mx.reset_peak_memory()
 
     def submit(self, plan: StepPlan) -> None:
@@ -454,10 +499,21 @@ class MeteredRunner:
         self._runner.sample(masks)
 
     def collect(self) -> StepResult:
+        """Collect the step, also one that fails, and read its peak. Warns if it took more memory
+        than promised.
+        """
         try:
             return self._runner.collect()
         finally:
-            self._measure()
+            peak = mx.get_peak_memory()
+            mx.reset_peak_memory()
+            self._peak = max(self._peak, peak)
+            taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
+            now = self._clock()
+            if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
+                self._warned = now
+                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
+                logger.warning(line, taken / 2**20, promised / 2**20)
 
     def stats(self) -> MemoryStats:
         """The memory now. Any thread may call it."""
@@ -468,15 +524,3 @@ class MeteredRunner:
             resident=process_bytes(),
             promise=self._promise,
         )
-
-    def _measure(self) -> None:
-        """Take the peak of the step that has been computed. Warns if it was above the promise."""
-        peak = mx.get_peak_memory()
-        mx.reset_peak_memory()
-        self._peak = max(self._peak, peak)
-        taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
-        now = self._clock()
-        if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
-            self._warned = now
-            line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
-            logger.warning(line, taken / 2**20, promised / 2**20)

@@ -1,30 +1,27 @@
-"""What a checkpoint is for, to generate, to embed or to rerank, and how its answers are sampled.
+"""What a checkpoint is for (to generate, to embed or to rerank), and its sampling defaults.
 
-sentence-transformers writes the files of an embedder: modules.json lists what a text goes through,
-1_Pooling/config.json says which hidden states count, config_sentence_transformers.json has prompts.
-A reranker is a transformers model "for sequence classification", or a generator whose tokens "yes"
-and "no" are compared. Imports no MLX.
+sentence-transformers writes the files of an embedder: modules.json lists the modules that a text
+passes through, 1_Pooling/config.json says which hidden states are pooled, and
+config_sentence_transformers.json has the prompts. A reranker is a transformers model "for sequence
+classification", or a generator whose tokens "yes" and "no" are compared. Imports no MLX.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.api import ModelError, Report
-from engine.mlx_backend.errors import UnsupportedModel, one_line
-from engine.values.model import SamplingDefaults
+from engine.api import ModelError, Report, one_line
+from engine.values.model import Embedder, SamplingDefaults
 from engine.values.request import Pooling
 
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 GENERATION_CONFIG = "generation_config.json"
-YES_NO = ("no", "yes")
-
 _MODULES = "modules.json"
 _POOLING = "1_Pooling/config.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -45,25 +42,15 @@ _ENCODERS = frozenset(
     }
 )
 _ENCODER_ADVICE = (
-    "Rootstock serves decoders, which see what comes before a token. mlx-embeddings and, off Apple "
-    "silicon, text-embeddings-inference serve encoders"
+    "Rootstock serves decoders, in which a token attends to earlier ones. mlx-embeddings and, off "
+    "Apple silicon, text-embeddings-inference serve encoders"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
-    """How a text becomes a vector; the fields are those of `Embedder`."""
-
-    pooling: Pooling
-    normalized: bool = True
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Ranking:
-    """How a prompt becomes a score. Without `tokens` the checkpoint's classifier computes it; with
-    them the rows of the LM head for these one or two tokens do, the second less the first.
+    """How a prompt becomes a score. Without `tokens` the checkpoint's classifier computes it. With
+    one or two tokens it is their logit, or the second logit less the first.
     """
 
     tokens: tuple[str, ...] = ()
@@ -72,10 +59,12 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a checkpoint is for. One that does not generate may lack an LM head."""
+    """What a checkpoint is for. One that does not generate may lack an LM head. The `dimensions` of
+    the embedder are 0 until the model is loaded.
+    """
 
     generates: bool = True
-    embedding: Embedding | None = None
+    embedder: Embedder | None = None
     ranking: Ranking | None = None
 
 
@@ -83,25 +72,24 @@ GENERATES = Purpose()
 
 
 def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto") -> Purpose:
-    """The purpose that the checkpoint's files state, and the settings of these names where they are
-    not "auto".
+    """The purpose that the checkpoint's files state, or the settings `pooling` and `reranker` where
+    they are not "auto".
 
-    Raises ModelError for files that cannot be read, and UnsupportedModel for an encoder and for an
-    unknown way to make vectors.
+    Raises ModelError for files that cannot be read, an encoder, and an unknown way to make vectors.
     """
     config = read_json(checkpoint / "config.json", dict) or {}
     architecture = str((config.get("architectures") or [config["model_type"]])[0])
     if config["model_type"] in _ENCODERS:
-        raise UnsupportedModel(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
+        raise ModelError(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
     if reranker == "yes-no":
-        return Purpose(generates=False, ranking=Ranking(YES_NO))
+        return Purpose(generates=False, ranking=Ranking(("no", "yes")))
     is_classifier = architecture.endswith(_CLASSIFICATION)
-    found = None if is_classifier else _embedding(checkpoint)
+    found = None if is_classifier else _embedder(checkpoint)
     if (is_classifier or found) and (
         config.get("use_bidirectional_attention") or config.get("is_causal") is False
     ):
-        raise UnsupportedModel(
-            f"{architecture} sees what comes after a token, too: an encoder. {_ENCODER_ADVICE}"
+        raise ModelError(
+            f"{architecture} attends to later tokens, too: an encoder. {_ENCODER_ADVICE}"
         )
     if is_classifier:
         if pooling != "auto":
@@ -110,59 +98,57 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
     generates = found is None
     if pooling != "auto":
         configured = Pooling(pooling)
-        found = replace(found, pooling=configured) if found else Embedding(configured)
-    return Purpose(generates, embedding=found)
+        found = replace(found, pooling=configured) if found else Embedder(configured, dimensions=0)
+    return Purpose(generates, embedder=found)
 
 
 def _ranking(config: Mapping[str, Any]) -> Ranking:
+    """The ranking of a classifier, by its config.json."""
     tokens = tuple(config.get("classifier_from_token") or ())
     if len(tokens) > 2 or not all(isinstance(token, str) for token in tokens):
-        raise UnsupportedModel("classifier_from_token of config.json must be one token or two")
+        raise ModelError("classifier_from_token of config.json must be one token or two")
     trained = config.get("sentence_transformers") or {}
     named = trained.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
     return Ranking(tokens, has_sigmoid=not str(named).endswith("Identity"))
 
 
-def _embedding(checkpoint: Path) -> Embedding | None:
-    """None where the checkpoint is not an embedder."""
+def _embedder(checkpoint: Path) -> Embedder | None:
+    """The embedder by sentence-transformers' files; None where the checkpoint is not one."""
     entries = read_json(checkpoint / _MODULES, list) or []
     kinds = [entry.get("type") if isinstance(entry, dict) else None for entry in entries]
     modules = [str(kind).rpartition(".")[2] for kind in kinds]  # their packages have changed
     for module in modules:
         if module not in {"Transformer", "Pooling", "Normalize"}:
-            raise UnsupportedModel(f"{_MODULES} lists a module that is not known here: {module}")
+            raise ModelError(f"{_MODULES} lists a module that is not known here: {module}")
     modes = read_json(checkpoint / _POOLING, dict)
     if not modes:
         return None
-    pooling = _pooling(modes)
+    names = [name.removeprefix(_MODE) for name in modes if modes[name] is True and _MODE in name]
+    if isinstance(mode := modes.get("pooling_mode"), str):
+        names.append(mode)
+    if len(names) != 1 or names[0] not in _MODES:
+        named = " and ".join(names) or "nothing"
+        raise ModelError(f"{_POOLING} pools by {named}; served is one of {', '.join(_MODES)}")
+    pooling = _MODES[names[0]]
     settings = read_json(checkpoint / _PROMPTS, dict) or {}
     prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
     if pooling is Pooling.MEAN and prompts and modes.get("include_prompt") is False:
-        raise UnsupportedModel(f"{_POOLING} leaves prompts out of the mean, which is not done here")
-    return Embedding(
+        raise ModelError(f"{_POOLING} leaves prompts out of the mean, which is not done here")
+    return Embedder(
         pooling,
+        dimensions=0,
         normalized="Normalize" in modules,
         prompts=prompts,
         default_prompt=settings.get("default_prompt_name") or "",
     )
 
 
-def _pooling(found: Mapping[str, Any]) -> Pooling:
-    modes = [name.removeprefix(_MODE) for name in found if found[name] is True and _MODE in name]
-    if isinstance(mode := found.get("pooling_mode"), str):
-        modes.append(mode)
-    if len(modes) != 1 or modes[0] not in _MODES:
-        named = " and ".join(modes) or "nothing"
-        raise UnsupportedModel(f"{_POOLING} pools by {named}; served is one of {', '.join(_MODES)}")
-    return _MODES[modes[0]]
-
-
 def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:
     """The sampling parameters of generation_config.json, in the format of transformers'
-    GenerationConfig. A value that no request could have is reported and left out.
+    GenerationConfig. A value that requests may not have is reported and left out.
 
     `do_sample` is ignored, as in vLLM: it is false by default, which does not mean that a model is
-    best served greedily. Greedy is a temperature of 0.
+    best served greedily. For greedy sampling the temperature is 0.
     """
     try:
         content = read_json(checkpoint / GENERATION_CONFIG, dict) or {}
@@ -186,8 +172,8 @@ def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:
 
 
 def read_json(file: Path, kind: type[_Json]) -> _Json | None:
-    """The content of a JSON file, a dict or a list; None if there is no file. Raises ModelError if
-    it cannot be read, or is of another kind.
+    """The content of a JSON file; None if there is no file. Raises ModelError if it cannot be read,
+    or is not of this `kind`.
     """
     try:
         content = json.loads(file.read_text("utf-8"))

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from engine.mlx_backend.errors import UnsupportedModel
+from engine.api import ModelError
 from engine.mlx_backend.kv.arena import LayerShape
 from engine.mlx_backend.kv.states import StateShape
 
@@ -180,14 +180,14 @@ Recording: TypeAlias = "RecordingCache | ArraysCache | list[Recording]"
 def discover(model: Module) -> Layout:
     """Each cache's kind, shapes and dtypes; dtype and width (vocabulary) of the logits.
 
-    Runs one lazy forward of a few tokens through recording caches. Raises UnsupportedModel when
+    Runs one lazy forward of a few tokens through recording caches. Raises ModelError when
     the model does not run so, or keeps a cache of a kind unknown here.
     """
     caches = [_recording(index, cache) for index, cache in enumerate(make_prompt_cache(model))]
     try:
         logits: mx.array = model(mx.zeros((1, DISCOVERY_TOKENS), mx.int32), cache=caches)
     except RUN_ERRORS as error:
-        raise UnsupportedModel(f"the model does not run through cache views: {error}") from error
+        raise ModelError(f"the model does not run through cache views: {error}") from error
     recordings = [cache for cache in _recordings(caches) if isinstance(cache, RecordingCache)]
     specs = tuple(_spec(cache, recordings) for cache in caches)
     return Layout(specs, logits.dtype, logits.shape[-1])
@@ -200,7 +200,7 @@ def _recording(index: int, cache: object) -> Recording:
         return RecordingCache(cache)
     if type(cache) is ArraysCache:
         return cache
-    raise UnsupportedModel(
+    raise ModelError(
         f"layer {index} keeps a {type(cache).__name__}, a cache of its own kind; served are full "
         "attention, sliding windows, chunks and recurrent states"
     )
@@ -209,7 +209,7 @@ def _recording(index: int, cache: object) -> Recording:
 def _own_window(cache: KVCache | RotatingKVCache | ChunkedKVCache) -> int | None:
     if isinstance(cache, RotatingKVCache):
         if cache.keep:
-            raise UnsupportedModel(f"a sliding window that keeps its first {cache.keep} tokens")
+            raise ModelError(f"a sliding window that keeps its first {cache.keep} tokens")
         return int(cache.max_size)
     return int(cache.chunk_size) if isinstance(cache, ChunkedKVCache) else None
 
@@ -228,7 +228,7 @@ def _spec(cache: Recording, recordings: list[RecordingCache]) -> SpecTree:
     if isinstance(cache, RecordingCache):
         return _kv_spec(cache, recordings)
     if any(array is None for array in cache.cache):
-        raise UnsupportedModel("a recurrent layer leaves its cache empty")
+        raise ModelError("a recurrent layer leaves its cache empty")
     return StateSpec(tuple(StateShape(array.shape[1:], array.dtype) for array in cache.cache))
 
 

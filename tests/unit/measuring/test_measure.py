@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 from measuring.doctor import (
     BUFFER_OPERATIONS,

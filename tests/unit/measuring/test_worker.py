@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.mlx_backend.command_buffers import MAX_OPERATIONS
+from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 from measuring.doctor import (
     MEASURED,
