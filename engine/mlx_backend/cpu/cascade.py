@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.cpu.tiles import HIDDEN, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena, plain_number
+from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import BlockTable, RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention, DecodeAttention
@@ -181,15 +181,10 @@ def reads(
     return BlockReads(
         queries=mx.contiguous(mx.broadcast_to(queries[:, None], shape)),
         keys=blocks,
-        values=value_blocks(blocks, layer),
+        values=arena.value_heads(blocks, layer.heads),
         tiles=mx.arange(table.size * kv_heads, dtype=mx.uint32).reshape(shape),
         bias=_bias(keys, table.shape[1], arena.block_size),
     )
-
-
-def value_blocks(keys: mx.array, layer: LayerArena) -> mx.array:
-    """Where the heads of V of blocks lie, by where those of K do."""
-    return keys + plain_number(layer.values_at, keys.dtype) if layer.values_at else keys
 
 
 def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
@@ -451,7 +446,7 @@ class _TracedCascade(BlockAttention):
             group = self._group
             keys = group.arena.head_ids(group.table, heads.kv_heads).swapaxes(1, 2)
             keys = mx.contiguous(keys)
-            values = value_blocks(keys, layer)
+            values = group.arena.value_heads(keys, heads)
             self._reads[heads] = BlockReads(by_query, keys, values, tiles, self._bias)
         return decode_attention(queries, layer, self._reads[heads])
 

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.kv.arena import LayerShape
-from engine.mlx_backend.kv.states import StateShape
+from engine.mlx_backend.kv.states import ArrayShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ChunkedCacheSpec:
 class StateSpec:
     """A recurrent state: a few arrays."""
 
-    arrays: tuple[StateShape, ...]
+    arrays: tuple[ArrayShape, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Layout:
         return tuple(sorted({window for spec in self.specs if (window := _window(spec))}))
 
     @cached_property
-    def states(self) -> tuple[StateShape, ...]:
+    def states(self) -> tuple[ArrayShape, ...]:
         """The arrays of a sequence's recurrent state."""
         return tuple(
             array for spec in self.specs if isinstance(spec, StateSpec) for array in spec.arrays
@@ -229,7 +229,7 @@ def _spec(cache: Recording, recordings: list[RecordingCache]) -> SpecTree:
         return _kv_spec(cache, recordings)
     if any(array is None for array in cache.cache):
         raise UnsupportedModel("a recurrent layer leaves its cache empty")
-    return StateSpec(tuple(StateShape(array.shape[1:], array.dtype) for array in cache.cache))
+    return StateSpec(tuple(ArrayShape(array.shape[1:], array.dtype) for array in cache.cache))
 
 
 def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSpec:
