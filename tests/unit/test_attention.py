@@ -191,7 +191,7 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
         forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
     )
     plan = CascadePlan(arena, forward.host_table, last_stops(forward), work)
-    passes = plan.reads_of(arena.layers[0]).passes
+    passes = plan.reads_of(arena.layers[0])
     assert sum(where.keys.size for where in passes) == 2 * (15 * 10 + 900)
 
 

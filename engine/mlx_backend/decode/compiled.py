@@ -317,7 +317,7 @@ class CompiledDecode:
                 group.window: ArenaForward([own], model.execution.batching.stands_in)
                 for group, own in zip(groups, rows, strict=True)
             }
-            by_group = [None if attention is None else attention.of(rows[0])]
+            by_group = [None if attention is None else attention(rows[0])]
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
             with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
                 views = ForwardViews(model.layout, forwards, layers, by_group, states)

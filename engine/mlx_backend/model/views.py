@@ -44,6 +44,10 @@ class BlockAttention(ABC):
         """
 
 
+PrepareDecodeRows: TypeAlias = Callable[[RowGroup], BlockAttention]
+"""Prepares the attention of a row group that is being traced."""
+
+
 class Attention:
     """How a forward's queries meet the blocks. This is the reference, `gather`, for any device: all
     rows' blocks are gathered, padded to the longest row, for the model's own attention.
@@ -62,21 +66,15 @@ class Attention:
         """What computes causal attention of a row group in place of the model's own."""
         return None
 
-    def prepare_decode(self, rows: int, width: int, arena: Arena) -> "DecodeAttention | None":
-        """The same for a decode step that is traced with tables of `width` blocks."""
+    def prepare_decode(self, rows: int, width: int, arena: Arena) -> "PrepareDecodeRows | None":
+        """Prepare a decode step that is traced with tables of `width` blocks, as far as it does not
+        depend on the step's inputs. None: the model's own attention computes it.
+        """
         return None
 
     def shares_prefixes(self, table: BlockTable) -> bool:
         """Whether rows with these tables share prefixes that `prepare` attends to once for all."""
         return False
-
-
-class DecodeAttention(ABC):
-    """The part of a traced step's attention that does not depend on its inputs."""
-
-    @abstractmethod
-    def of(self, group: RowGroup) -> BlockAttention:
-        """The attention of a group that is being traced."""
 
 
 class RowByRowAttention(Attention):
