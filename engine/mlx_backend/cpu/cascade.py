@@ -246,9 +246,7 @@ class CascadeAttention(Attention):
             return TilePlan(group, (mx.default_stream(mx.default_device()), self._second_stream))
         starts, stops, table = group.starts_host, group.stops_host, group.host_table
         work = work_list(table, starts, stops, group.arena.block_size, self._min_saved_blocks)
-        positions = starts[:, None] + np.arange(group.length, dtype=np.int32)
-        stops_seen = np.minimum(positions + 1, stops[:, None])
-        return CascadePlan(group.arena, table, stops_seen, work)
+        return CascadePlan(group.arena, table, group.last_seen + 1, work)
 
     def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows:
         constants = dict[int, tuple[mx.array, mx.array]]()
