@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
 from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache
 
@@ -21,9 +22,9 @@ from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import Batching, ForwardBatch
 from engine.mlx_backend.model.layout import (
+    CacheSpec,
     ChunkedCacheSpec,
     Layout,
-    SpecTree,
     StateSpec,
     UnusedSpec,
 )
@@ -317,7 +318,7 @@ def install_attention(model: Module) -> None:
             namespace["scaled_dot_product_attention"] = scaled_dot_product_attention
 
 
-ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
+ViewTree: TypeAlias = "UnusedView | StateView | tuple[ViewTree, ...]"
 """One view, or those of a layer that keeps several caches."""
 
 
@@ -353,31 +354,27 @@ class ForwardViews:
         self._n_layers = len(layout.kv_layers)
         self._state_views = list[StateView]()
         self.kv_layers = list[LayerArena]()
-        self.trees = [self._view(spec) for spec in layout.caches]
+        self.trees: list[ViewTree] = list(tree_map(self._view, layout.caches))
 
     def states(self) -> list[mx.array]:
         """The arrays that the model has left in its recurrent layers' views."""
         return [array for view in self._state_views for array in view.cache]
 
-    def _view(self, spec: SpecTree) -> ViewTree:
-        match spec:
-            case tuple():
-                return [self._view(part) for part in spec]
-            case StateSpec(arrays):
-                view = StateView([next(self._states) for _ in arrays], self._lengths)
-                self._state_views.append(view)
-                return view
-            case UnusedSpec():
-                return UnusedView(self._forwards[None])
-            case _:
-                forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
-                self.kv_layers.append(layer)
-                none = [None] * len(forward.groups)
-                if isinstance(spec, ChunkedCacheSpec):
-                    return ChunkedView(layer, forward, None, none)
-                attentions = self._attentions if spec.window is None else none
-                unread = self._unread if len(self.kv_layers) == self._n_layers else ()
-                return LayerView(layer, forward, spec.window, attentions, unread)
+    def _view(self, spec: CacheSpec) -> UnusedView | StateView:
+        if isinstance(spec, StateSpec):
+            view = StateView([next(self._states) for _ in spec.arrays], self._lengths)
+            self._state_views.append(view)
+            return view
+        if isinstance(spec, UnusedSpec):
+            return UnusedView(self._forwards[None])
+        forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
+        self.kv_layers.append(layer)
+        none = [None] * len(forward.groups)
+        if isinstance(spec, ChunkedCacheSpec):
+            return ChunkedView(layer, forward, None, none)
+        attentions = self._attentions if spec.window is None else none
+        unread = self._unread if len(self.kv_layers) == self._n_layers else ()
+        return LayerView(layer, forward, spec.window, attentions, unread)
 
 
 def views_of(
