@@ -6,7 +6,7 @@ view leaves anything but causal attention to all keys to the model's own attenti
 load chooses `gather` (`Attention`) for a model that does not run with this one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -246,18 +246,21 @@ class CascadeAttention(Attention):
             return TilePlan(group, (mx.default_stream(mx.default_device()), self._second_stream))
         starts, stops, table = group.starts_host, group.stops_host, group.host_table
         work = work_list(table, starts, stops, group.arena.block_size, self._min_saved_blocks)
-        return CascadePlan(group.arena, table, group.last_seen + 1, work)
+        return plan_work(group.arena, table, group.last_seen + 1, work)
 
     def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows:
-        constants = dict[int, tuple[mx.array, mx.array]]()
-        for heads in {layer.shape.kv_heads for layer in arena.layers}:
-            constants[heads] = _query_and_score_indices(
-                np.arange(rows, dtype=np.int32), width, heads
-            )
-        size = arena.block_size
-        positions = mx.array(np.arange(width * size, dtype=np.int32).reshape(width, 1, 1, size))
-        mx.eval(constants, positions)
-        return partial(_TracedCascade, constants, positions)
+        lines, size = np.arange(rows, dtype=np.int32), arena.block_size
+        kinds = {layer.shape.kv_heads for layer in arena.layers}
+        # Constants of the trace: evaluated here, or each step would compute them again.
+        indices = {kv_heads: _query_indices(lines, width, kv_heads) for kv_heads in kinds}
+        positions = mx.arange(width * size).reshape(width, 1, 1, size)
+        mx.eval(indices, positions)
+
+        def prepare(group: RowGroup) -> BlockAttention:
+            bias = mx.where(positions <= group.starts[:, None, None, None, None], 0.0, HIDDEN)
+            return CascadePlan(group.arena, [BlockPass(group.table, indices.__getitem__, bias)])
+
+        return prepare
 
     def shares_prefixes(self, table: BlockTable) -> bool:
         if len(table) == 1:
@@ -267,7 +270,7 @@ class CascadeAttention(Attention):
         return bool(shared_prefixes(common_prefixes(ordered, most), self._min_saved_blocks))
 
 
-def _query_and_score_indices(rows: Counts, width: int, kv_heads: int) -> tuple[mx.array, mx.array]:
+def _query_indices(rows: Counts, width: int, kv_heads: int) -> tuple[mx.array, mx.array]:
     """`BlockReads.queries` and `scores` of groups that are these rows, with `width` blocks each."""
     shape = len(rows), width, kv_heads
     heads = mx.arange(kv_heads, dtype=mx.uint32)
@@ -276,33 +279,69 @@ def _query_and_score_indices(rows: Counts, width: int, kv_heads: int) -> tuple[m
     return mx.contiguous(mx.broadcast_to(queries[:, None], shape)), scores
 
 
-class CascadePlan(BlockAttention):
-    """A work list as passes of MLX operations, which all layers make.
+class BlockPass(NamedTuple):
+    """Groups of queries that attend to blocks in the same operations, padded to the longest.
 
-    Rows' private blocks take as few passes as padding allows: in one pass all rows are padded to
-    the longest. Each shared item is one more pass.
+    `table`: `[groups, blocks]`. `indices`: `BlockReads.queries` and `scores` by the number of KV
+    heads. `bias`: see `BlockReads`.
     """
 
-    def __init__(self, arena: Arena, table: BlockTable, stops: Counts, work: WorkList) -> None:
-        """`stops`, `[rows, length]`: each token sees the positions below."""
+    table: mx.array
+    indices: Callable[[int], tuple[mx.array, mx.array]]
+    bias: mx.array | None
+
+
+def plan_work(arena: Arena, table: BlockTable, stops: Counts, work: WorkList) -> "CascadePlan":
+    """The passes that carry a work list out. `stops`, `[rows, length]`: each token sees the
+    positions below.
+
+    Rows' private blocks take as few passes as padding allows. Each shared item is one more pass, of
+    one group: the queries of all its rows.
+    """
+    size = arena.block_size
+    passes, rows_of_results = list[BlockPass](), list[Counts]()
+
+    def add(blocks: BlockTable, rows: Counts, n_keys: Counts) -> None:
+        """`n_keys`, `[groups, tokens]`: how many keys of a group's blocks each token sees."""
+        bias, width = None, blocks.shape[1]
+        if (n_keys < width * size).any():
+            keys = mx.arange(width * size).reshape(width, 1, 1, size)
+            bias = mx.where(keys < mx.array(n_keys)[:, None, None, :, None], 0.0, HIDDEN)
+        passes.append(BlockPass(mx.array(blocks), partial(_query_indices, rows, width), bias))
+
+    own, shared = work[work["rows"] == 1], work[work["rows"] > 1]
+    for group in group_by_length(own["blocks"].tolist(), PASS_BLOCKS):
+        items = own[group]
+        entries = items["block"][:, None] + np.arange(items["blocks"].max())
+        blocks = table[items["row"][:, None], np.minimum(entries, table.shape[1] - 1)]
+        blocks[entries >= (items["block"] + items["blocks"])[:, None]] = arena.blank
+        add(blocks, items["row"], stops[items["row"]] - items["block"][:, None] * size)
+        rows_of_results.append(items["row"])
+    for item in shared:
+        blocks = table[item["row"], item["block"] : item["block"] + item["blocks"]]
+        add(blocks[None], np.zeros(1, np.int32), np.array([[item["keys"]]]))
+        rows_of_results.append(np.arange(item["row"], item["row"] + item["rows"]))
+    merge = RowMerge(np.concatenate(rows_of_results), len(own)) if len(passes) > 1 else None
+    return CascadePlan(arena, passes, shared, merge)
+
+
+class CascadePlan(BlockAttention):
+    """Passes of MLX operations, which all layers make: first those over rows' private blocks, then
+    one for each of the `shared` items.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        passes: Sequence[BlockPass],
+        shared: Sequence[np.void] | WorkList = (),
+        merge: RowMerge | None = None,
+    ) -> None:
+        """`merge`: of the results of several passes."""
         self._arena = arena
-        self._shared = work[work["rows"] > 1]
-        # Of each pass: the tables and rows of its groups, and the keys that each token sees.
-        self._passes = list[tuple[BlockTable, Counts, Counts]]()
-        own = work[work["rows"] == 1]
-        for group in group_by_length(own["blocks"].tolist(), PASS_BLOCKS):
-            items = own[group]
-            entries = items["block"][:, None] + np.arange(items["blocks"].max())
-            padded = table[items["row"][:, None], np.minimum(entries, table.shape[1] - 1)]
-            padded[entries >= (items["block"] + items["blocks"])[:, None]] = arena.blank
-            keys = stops[items["row"]] - items["block"][:, None] * arena.block_size
-            self._passes.append((padded, items["row"], keys))
-        rows = [of_pass for _, of_pass, _ in self._passes]
-        for item in self._shared:  # one group, of the queries of all the item's rows
-            blocks = table[item["row"], item["block"] : item["block"] + item["blocks"]]
-            self._passes.append((blocks[None], np.zeros(1, np.int32), np.array([[item["keys"]]])))
-            rows.append(np.arange(item["row"], item["row"] + item["rows"]))
-        self._merge = RowMerge(np.concatenate(rows), len(own)) if len(rows) > 1 else None
+        self._passes = passes
+        self._shared = shared
+        self._merge = merge
         self._reads = dict[Heads, list[BlockReads]]()
 
     def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
@@ -322,54 +361,13 @@ class CascadePlan(BlockAttention):
 
     def reads_of(self, layer: LayerArena) -> list[BlockReads]:
         """The reads of each pass in a layer; layers of equal heads share them."""
-        if layer.heads not in self._reads:
-            self._reads[layer.heads] = [self._read(*one, layer.heads) for one in self._passes]
-        return self._reads[layer.heads]
-
-    def _read(self, table: BlockTable, rows: Counts, stops: Counts, heads: Heads) -> BlockReads:
-        queries, scores = _query_and_score_indices(rows, table.shape[1], heads.kv_heads)
-        keys, values = _block_indices(self._arena, mx.array(table), heads)
-        bias, n_keys = None, table.shape[1] * self._arena.block_size
-        if (stops < n_keys).any():
-            positions = mx.arange(n_keys).reshape(-1, 1, 1, self._arena.block_size)
-            seen = positions < mx.array(stops)[:, None, None, :, None]
-            bias = mx.where(seen, 0.0, HIDDEN)
-        return BlockReads(queries, keys, values, scores, bias)
-
-
-def _block_indices(arena: Arena, table: mx.array, heads: Heads) -> tuple[mx.array, mx.array]:
-    """`BlockReads.keys` and `values` of groups with these tables, `[groups, blocks]`."""
-    keys = mx.contiguous(arena.head_ids(table, heads.kv_heads).swapaxes(1, 2))
-    return keys, arena.value_heads(keys, heads)
-
-
-class _TracedCascade(BlockAttention):
-    """One token of each row, to all blocks of its table. The index arrays that do not depend on the
-    tables are constants of the trace.
-    """
-
-    def __init__(
-        self,
-        constants: Mapping[int, tuple[mx.array, mx.array]],
-        positions: mx.array,
-        group: RowGroup,
-    ) -> None:
-        """`constants`: `_query_and_score_indices` by KV heads. `positions`: of the keys of a
-        table's blocks, `[blocks, 1, 1, block_size]`.
-        """
-        self._constants = constants
-        self._group = group
-        last = group.starts[:, None, None, None, None]
-        self._bias = mx.where(positions <= last, 0.0, HIDDEN)
-        self._reads = dict[Heads, BlockReads]()
-
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
         heads = layer.heads
         if heads not in self._reads:
-            by_query, scores = self._constants[heads.kv_heads]
-            keys, values = _block_indices(self._group.arena, self._group.table, heads)
-            self._reads[heads] = BlockReads(by_query, keys, values, scores, self._bias)
-        rows, n_heads, _, key_dim = queries.shape
-        by_head = queries.reshape(rows * heads.kv_heads, n_heads // heads.kv_heads, key_dim)
-        output = attend(by_head, layer, self._reads[heads]).output()
-        return output.astype(queries.dtype).reshape(rows, n_heads, 1, -1)
+            self._reads[heads] = []
+            for table, indices, bias in self._passes:
+                ids = self._arena.head_ids(table, heads.kv_heads)
+                keys = mx.contiguous(ids.swapaxes(1, 2))
+                queries, scores = indices(heads.kv_heads)
+                values = self._arena.value_heads(keys, heads)
+                self._reads[heads].append(BlockReads(queries, keys, values, scores, bias))
+        return self._reads[heads]

@@ -296,7 +296,6 @@ class CompiledDecode:
             if full.layers
             else None
         )
-        layers = {group.window: group.arena.layers for group in groups}
 
         def step(
             tokens: mx.array,
@@ -319,7 +318,7 @@ class CompiledDecode:
             by_group = [None if attention is None else attention(rows[0])]
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
             with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
-                views = ForwardViews(model.layout, forwards, layers, by_group, states)
+                views = ForwardViews(model.layout, forwards, by_group, states)
                 ids = tokens.astype(mx.int32)[:, None]
                 logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)

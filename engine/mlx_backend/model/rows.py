@@ -200,6 +200,7 @@ class ArenaForward:
         if len(groups) > 1 and not stands_in:
             raise ValueError("its caches take no rows of unlike length in one forward")
         self.groups = groups
+        self.arena = groups[0].arena
         self.stands_in = stands_in
         self._masks_by_head = masks_by_head
         [self.rows, self.length, self.is_lone] = groups[0].rows, groups[0].length, groups[0].is_lone
@@ -248,7 +249,7 @@ class ArenaForward:
                     [group.token_slots for group in self.groups],
                 )
             )
-            mapping = self.groups[0].arena.slot_mapping(blocks, slots, heads)
+            mapping = self.arena.slot_mapping(blocks, slots, heads)
             self._slot_mappings[heads] = mapping
         return self._slot_mappings[heads]
 
@@ -266,7 +267,7 @@ class ArenaForward:
             blocks, slots = (
                 mx.array(column, mx.uint32) for column in zip(*self._begun, strict=True)
             )
-            self._cleared[heads] = self.groups[0].arena.slot_mapping(blocks, slots, heads)
+            self._cleared[heads] = self.arena.slot_mapping(blocks, slots, heads)
         return self._cleared[heads]
 
 

@@ -333,20 +333,18 @@ class ForwardViews:
         self,
         layout: Layout,
         forwards: Mapping[int | None, ArenaForward],
-        layers: Mapping[int | None, Sequence[LayerArena]],
         attentions: Sequence[BlockAttention | None],
         states: Sequence[mx.array | None],
         lengths: mx.array | None = None,
         unread: Collection[int] = (),
     ) -> None:
-        """`forwards` and `layers`: the forward in each arena, and the arena's layers in order, by
-        window; None is full attention. `attentions`: of the groups in layers of full attention.
-        `states`: the arrays of the recurrent layers, in order. `lengths`: each row's number of
-        tokens, `[rows]`; None when no row is padded. `unread`: see `LayerView`; of the last layer
-        that keeps K and V.
+        """`forwards`: in each arena, by window; None is full attention. `attentions`: of
+        the groups in layers of full attention. `states`: the arrays of the recurrent layers, in
+        order. `lengths`: each row's number of tokens, `[rows]`; None when no row is padded.
+        `unread`: see `LayerView`; of the last layer that keeps K and V.
         """
         self._forwards = forwards
-        self._layers = {window: iter(of_arena) for window, of_arena in layers.items()}
+        self._layers = {window: iter(own.arena.layers) for window, own in forwards.items()}
         self._attentions = attentions
         self._states = iter(states)
         self._lengths = lengths
@@ -389,7 +387,6 @@ def views_of(
 
     full = [RowGroup(spans, storage.full) for spans in batch.row_groups]
     forwards: dict[int | None, ArenaForward] = {None: forward(full)}
-    layers: dict[int | None, Sequence[LayerArena]] = {None: storage.full.layers}
     for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
         forwards[window] = forward(
             [
@@ -399,7 +396,6 @@ def views_of(
                 for spans in batch.row_groups
             ]
         )
-        layers[window] = arena.layers
     attentions = [attention.prepare(group) if storage.full.layers else None for group in full]
     spans = batch.row_groups[0]
     states: Sequence[mx.array | None] = ()
@@ -412,7 +408,7 @@ def views_of(
             states = storage.states.read(state_slots(spans))
     counts = [span.n_tokens for span in spans]
     lengths = mx.array(counts) if min(counts) < full[0].length else None
-    return ForwardViews(layout, forwards, layers, attentions, states, lengths, batch.unread)
+    return ForwardViews(layout, forwards, attentions, states, lengths, batch.unread)
 
 
 def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
