@@ -159,23 +159,18 @@ class Pooler:
         self, computed: Computed, indices: Sequence[int], ids: Sequence[SequenceId]
     ) -> PendingVectors:
         """A vector for each token of these `indices` among the tokens that are read."""
-        return PendingVectors(ids, self._projected(_hidden(computed)[mx.array(list(indices))]))
+        return PendingVectors(ids, self._vectors(computed, mx.array(list(indices))))
 
     def chunk(self, computed: Computed, pooling: Pooling | None, id: SequenceId) -> PendingVectors:
         """A chunk's share of its prompt's vector, from the hidden states of all its tokens."""
-        hidden = _hidden(computed)
-        pooled = hidden[:1] if pooling is Pooling.FIRST else hidden
-        return PendingVectors([id], self._projected(pooled).sum(axis=0, keepdims=True))
+        pooled = slice(1) if pooling is Pooling.FIRST else slice(None)
+        return PendingVectors([id], self._vectors(computed, pooled).sum(axis=0, keepdims=True))
 
-    def _projected(self, hidden: mx.array) -> mx.array:
-        states = hidden.astype(mx.float32)
+    def _vectors(self, computed: Computed, tokens: mx.array | slice) -> mx.array:
+        assert computed.hidden is not None, "the model's hidden states are not known"
+        states = computed.hidden[tokens].astype(mx.float32)
         return states if self._classifier is None else states @ self._classifier.T
 
 
 HIDDEN_STATES = Pooler()
 """The hidden states as they are."""
-
-
-def _hidden(computed: Computed) -> mx.array:
-    assert computed.hidden is not None, "the model's hidden states are not known"
-    return computed.hidden
