@@ -341,6 +341,7 @@ class CascadePlan(BlockAttention):
         self._arena = arena
         self._passes = passes
         self._shared = shared
+        self._n_private = len(passes) - len(shared)
         self._merge = merge
         self._reads = dict[Heads, list[BlockReads]]()
 
@@ -350,9 +351,8 @@ class CascadePlan(BlockAttention):
         n = heads // kv_heads * length
         by_head = queries.reshape(rows * kv_heads, n, key_dim)
         reads = self.reads_of(layer)
-        n_own = len(reads) - len(self._shared)
-        partials = [attend(by_head, layer, own) for own in reads[:n_own]]
-        for item, shared in zip(self._shared, reads[n_own:], strict=True):
+        partials = [attend(by_head, layer, private) for private in reads[: self._n_private]]
+        for item, shared in zip(self._shared, reads[self._n_private :], strict=True):
             first, last = item["row"] * kv_heads, (item["row"] + item["rows"]) * kv_heads
             together = by_head[first:last].reshape(-1, kv_heads, n, key_dim)
             partials.append(attend_together(together, layer, shared))

@@ -112,13 +112,15 @@ class LayerArena:
         """
         if not self._is_checked:
             self._check(slot_mapping, keys, values)
-        new = [_by_slot(keys), _by_slot(values)]
+        new_keys, new_values = _by_slot(keys), _by_slot(values)
         if self.heads.share_plane:
-            new = [mx.concatenate(new)]
-        self.planes = tuple(
-            _put(plane, slot_mapping, vectors)
-            for plane, vectors in zip(self.planes, new, strict=True)
-        )
+            both = mx.concatenate([new_keys, new_values])
+            self.planes = (_put(self.planes[0], slot_mapping, both),)
+        else:
+            self.planes = (
+                _put(self.planes[0], slot_mapping, new_keys),
+                _put(self.planes[1], slot_mapping, new_values),
+            )
 
     def read(self, heads: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays.

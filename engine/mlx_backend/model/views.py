@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_map
 from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache
 
@@ -22,9 +21,9 @@ from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import Batching, ForwardBatch
 from engine.mlx_backend.model.layout import (
-    CacheSpec,
     ChunkedCacheSpec,
     Layout,
+    SpecTree,
     StateSpec,
     UnusedSpec,
 )
@@ -352,13 +351,15 @@ class ForwardViews:
         self._n_layers = len(layout.kv_layers)
         self._state_views = list[StateView]()
         self.kv_layers = list[LayerArena]()
-        self.trees: list[ViewTree] = list(tree_map(self._view, layout.caches))
+        self.trees: list[ViewTree] = [self._view(spec) for spec in layout.caches]
 
     def states(self) -> list[mx.array]:
         """The arrays that the model has left in its recurrent layers' views."""
         return [array for view in self._state_views for array in view.cache]
 
-    def _view(self, spec: CacheSpec) -> UnusedView | StateView:
+    def _view(self, spec: SpecTree) -> ViewTree:
+        if isinstance(spec, tuple):
+            return tuple(map(self._view, spec))
         if isinstance(spec, StateSpec):
             view = StateView([next(self._states) for _ in spec.arrays], self._lengths)
             self._state_views.append(view)
