@@ -196,9 +196,11 @@ class RowMerge:
     def merge(self, partials: Sequence[PartialAttention]) -> PartialAttention:
         """Each row's attention over the keys of all its partial results."""
         peaks, totals, weighted = (
-            mx.concatenate(list(arrays))[self._indices]  # [rows, most, 1, kv_heads, n, dim]
-            for arrays in zip(
-                *((one.peak, one.total, one.weighted) for one in partials), strict=True
+            mx.concatenate(arrays)[self._indices]  # [rows, most, 1, kv_heads, n, dim]
+            for arrays in (
+                [one.peak for one in partials],
+                [one.total for one in partials],
+                [one.weighted for one in partials],
             )
         )
         peaks = peaks + self._hidden

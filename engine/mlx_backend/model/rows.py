@@ -67,9 +67,9 @@ class RowGroup:
 
     `starts`, `[rows]`: the position of each row's first token. `table`: the rows' blocks, from the
     one with their first key on, which is at position `first_keys`, `[rows]`, or 0 where that is
-    None. `token_blocks` and `token_slots`, `[rows * length]`: where each token is written, row by
-    row; padding is written to the arena's scratch block, and no real token's mask admits it.
-    `begun`: block and slot of what is zeroed before that; see `ArenaForward.cleared`. A lone row,
+    None. `written`: the block and the slot of each token, both `[rows * length]`, row by row;
+    padding is written to the arena's scratch block, and no real token's mask admits it. `begun`:
+    the blocks and slots that are zeroed before that; see `ArenaForward.cleared`. A lone row,
     `is_lone`, has `n_keys` keys and no padding after them.
 
     On the host, int32: `starts_host`, `stops_host` (the position after each row's last token) and
@@ -83,7 +83,6 @@ class RowGroup:
     def __init__(self, spans: Sequence[TokenSpan], arena: Arena) -> None:
         """Raises ValueError when a span's blocks do not cover its positions."""
         size = arena.block_size
-        self.spans = spans
         self.host_table = pad_tables([_needed_blocks(span, size) for span in spans], arena.blank)
         bounds = [(span.start, span.stop, span.first_block * size) for span in spans]
         self.starts_host, self.stops_host, self.first_positions = np.array(bounds, np.int32).T
@@ -96,7 +95,12 @@ class RowGroup:
         self.is_lone = len(spans) == 1
         if self.is_lone:
             self.n_keys = spans[0].stop - spans[0].first_block * size
-        self.token_blocks, self.token_slots = self._written()
+        entries, slots = np.divmod(self.positions - self.first_positions[:, None], size)
+        padding = self.positions >= self.stops_host[:, None]
+        entries[padding] = 0
+        blocks = self.host_table[np.arange(self.rows)[:, None], entries]
+        blocks[padding] = arena.scratch
+        self.written = mx.array(blocks.ravel()), mx.array(slots.ravel())
         self.begun = [slot for span in spans for slot in _begun_slots(span, size)]
 
     def _share(
@@ -144,16 +148,6 @@ class RowGroup:
     def _last_seen(self) -> mx.array:
         return mx.array(self.last_seen)
 
-    def _written(self) -> tuple[mx.array, mx.array]:
-        """`token_blocks` and `token_slots`."""
-        held = self.positions - self.first_positions[:, None]
-        entries, slots = np.divmod(held, self.arena.block_size)
-        padding = self.positions >= self.stops_host[:, None]
-        entries[padding] = 0
-        blocks = self.host_table[np.arange(self.rows)[:, None], entries]
-        blocks[padding] = self.arena.scratch
-        return mx.array(blocks.ravel()), mx.array(slots.ravel())
-
 
 class DecodeRows(RowGroup):
     """One token of each row, whose positions and block table are arrays on the device, for tracing
@@ -167,8 +161,8 @@ class DecodeRows(RowGroup):
         self.is_lone = False  # a lone row's table has padding, too
         held = positions if first_keys is None else positions - first_keys
         entries = (held // arena.block_size)[:, None]
-        self.token_blocks = mx.take_along_axis(table, entries, axis=1)[:, 0]
-        self.token_slots = (held % arena.block_size).astype(mx.uint32)
+        blocks = mx.take_along_axis(table, entries, axis=1)[:, 0]
+        self.written = blocks, (held % arena.block_size).astype(mx.uint32)
         self.begun = []
 
     def _last_seen(self) -> mx.array:
@@ -205,6 +199,7 @@ class ArenaForward:
         self._masks_by_head = masks_by_head
         [self.rows, self.length, self.is_lone] = groups[0].rows, groups[0].length, groups[0].is_lone
         self.offset: mx.array | int = groups[0].starts
+        self._written = groups[0].written
         if int_offsets:
             [self.offset] = groups[0].starts_host.tolist()
         if len(groups) > 1:
@@ -212,6 +207,8 @@ class ArenaForward:
             self.rows, self.length, self.is_lone = sum(counts), 1, False
             self.bounds = np.cumsum([0, *counts]).tolist()  # of each group among the tokens
             self.offset = mx.array(np.concatenate([group.positions.ravel() for group in groups]))
+            blocks, slots = zip(*(group.written for group in groups), strict=True)
+            self._written = mx.concatenate(list(blocks)), mx.concatenate(list(slots))
         self.offset_after: mx.array | int = self.offset + self.length
         self._begun = [slot for group in groups for slot in group.begun]
         self._slot_mappings = dict[Heads, mx.array]()
@@ -242,15 +239,7 @@ class ArenaForward:
         `Arena.slot_mapping`.
         """
         if heads not in self._slot_mappings:
-            blocks, slots = (
-                of_groups[0] if len(of_groups) == 1 else mx.concatenate(of_groups)
-                for of_groups in (
-                    [group.token_blocks for group in self.groups],
-                    [group.token_slots for group in self.groups],
-                )
-            )
-            mapping = self.arena.slot_mapping(blocks, slots, heads)
-            self._slot_mappings[heads] = mapping
+            self._slot_mappings[heads] = self.arena.slot_mapping(*self._written, heads)
         return self._slot_mappings[heads]
 
     def cleared(self, heads: Heads) -> mx.array | None:

@@ -337,10 +337,10 @@ class ForwardViews:
         lengths: mx.array | None = None,
         unread: Collection[int] = (),
     ) -> None:
-        """`forwards`: in each arena, by window; None is full attention. `attentions`: of
-        the groups in layers of full attention. `states`: the arrays of the recurrent layers, in
-        order. `lengths`: each row's number of tokens, `[rows]`; None when no row is padded.
-        `unread`: see `LayerView`; of the last layer that keeps K and V.
+        """`forwards`: in each arena, by window; None is full attention. `attentions`: of the groups
+        in layers of full attention. `states`: the arrays of the recurrent layers, in order.
+        `lengths`: each row's number of tokens, `[rows]`; None when no row is padded. `unread`: see
+        `LayerView`; of the last layer that keeps K and V.
         """
         self._forwards = forwards
         self._layers = {window: iter(own.arena.layers) for window, own in forwards.items()}
