@@ -11,7 +11,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from engine.mlx_backend.kv.arena import Arena, LayerShape
-from engine.mlx_backend.kv.storage import fill_blocks, pack_blocks
+from engine.mlx_backend.kv.storage import PendingTransfer, fill_blocks
 from kvstore.types import BlockId
 
 LAYERS, KV_HEADS, DIM, BLOCK_SIZE, N_BLOCKS = 28, 8, 128, 32, 64
@@ -48,9 +48,10 @@ def report(dtype: mx.Dtype, stride: int) -> str:
 
 def read(arena: Arena, blocks: list[BlockId]) -> list[memoryview]:
     """Whole blocks."""
-    packed = pack_blocks(arena, blocks, [BLOCK_SIZE] * len(blocks))
-    mx.eval(packed.arrays())
-    return packed.read()
+    contents = arena.contents(blocks, [BLOCK_SIZE] * len(blocks))
+    transfer = PendingTransfer(range(len(blocks)), (array for pair in contents for array in pair))
+    mx.eval(transfer.arrays())
+    return list(transfer.read().values())
 
 
 if __name__ == "__main__":

@@ -88,12 +88,12 @@ def compiled_note(served: Served) -> str:
 
 def _in_words(spec: CacheSpec) -> str:
     match spec:
-        case KVCacheSpec(window=None) | ChunkedCacheSpec(window=None):
+        case KVCacheSpec(window=None):
             return "full attention"
-        case KVCacheSpec(window=window):
-            return f"window {window}"
         case ChunkedCacheSpec(window=window):
             return f"chunks of {window}"
+        case KVCacheSpec(window=window):
+            return f"window {window}"
         case StateSpec():
             return "recurrent"
         case UnusedSpec():

@@ -40,7 +40,7 @@ def test_what_is_said_does_not_depend_on_when_the_arena_grows(
     eager = OfflineDaemon(served, attention, growing)
     assert scenario(eager) == expected
     assert eager.usage["again"].cached_tokens == whole.usage["again"].cached_tokens
-    if served.execution.batching.decode_rows is not None:
+    if not served.execution.batching.int_offsets:
         compiled = Compiled(served, attention, growing)
         assert scenario(compiled.daemon) == expected
         assert compiled.steps[""] > 20

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, work_list
+from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work, work_list
 from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
 from engine.mlx_backend.kv.arena import Arena, LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
@@ -144,7 +144,7 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
     (only,) = arena.layers
-    plan = CascadePlan(arena, forward.host_table, last_stops(forward), work)
+    plan = plan_work(arena, forward.host_table, last_stops(forward), work)
     found = plan.attend(queries.reshape(6, HEADS, 1, 16), only).reshape(6, 2, 2, -1)
     keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
     expected = reference.attention(np.array(queries), keys, values, forward.host_table, work)
@@ -190,8 +190,8 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     work = work_list(
         forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
     )
-    plan = CascadePlan(arena, forward.host_table, last_stops(forward), work)
-    passes = plan.reads_of(arena.layers[0]).passes
+    plan = plan_work(arena, forward.host_table, last_stops(forward), work)
+    passes = plan.reads_of(arena.layers[0])
     assert sum(where.keys.size for where in passes) == 2 * (15 * 10 + 900)
 
 

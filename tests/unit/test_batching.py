@@ -16,12 +16,13 @@ from engine.mlx_backend.model.batching import (
     ForwardBatch,
     ForwardCost,
     Grouping,
+    RowGroups,
     StepForwards,
-    bounded,
     joined,
     of_equal_length,
     padded,
     read_apart,
+    row_groups,
 )
 from engine.mlx_backend.model.rows import TokenSpan
 
@@ -35,7 +36,15 @@ def blocks(*ids: int) -> np.ndarray:
 
 
 def decodes(*stops: int) -> list[TokenSpan]:
-    return [TokenSpan(stop - 1, 1, blocks()) for stop in stops]
+    return [TokenSpan(stop - 1, 1, blocks(), index=index) for index, stop in enumerate(stops)]
+
+
+def indices(groups: RowGroups) -> list[list[int]]:
+    return [[span.index for span in group] for group in groups]
+
+
+def in_order(groups: RowGroups) -> list[int]:
+    return [span.index for group in groups for span in group]
 
 
 def spans_of(*chunks: tuple[int, int, int]) -> list[TokenSpan]:
@@ -54,21 +63,20 @@ def batches(forwards: StepForwards) -> list[ForwardBatch]:
 
 
 def test_neighbours_stay_together_as_far_as_they_fit() -> None:
-    group, cost = bounded(padded), replace(COST, most_keys=100)
-    assert group(decodes(50, 50, 50, 10), cost) == [[0, 1], [2, 3]]
-    assert group(decodes(10, 10, 10, 10), cost) == [[0, 1, 2, 3]]
-    assert group(decodes(500, 10, 20), cost) == [[0], [1, 2]]
-    assert group([], cost) == []
+    cost = replace(COST, most_keys=100)
+    assert indices(row_groups(decodes(50, 50, 50, 10), padded, cost)) == [[0, 1], [2, 3]]
+    assert indices(row_groups(decodes(10, 10, 10, 10), padded, cost)) == [[0, 1, 2, 3]]
+    assert indices(row_groups(decodes(500, 10, 20), padded, cost)) == [[0], [1, 2]]
+    assert row_groups([], padded, cost) == []
 
 
 def test_no_row_is_padded_beyond_the_context() -> None:
     """GPT-2 has a table of positions; what stands in memory behind it was read."""
-    spans = [
-        TokenSpan(start, n, blocks()) for start, n in ((0, 9), (92, 8), (50, 5), (95, 5), (94, 5))
-    ]
-    assert padded(spans, COST) == [[0, 1, 2, 3, 4]]
-    assert padded(spans, replace(COST, context_tokens=100)) == [[0, 2], [1], [3, 4]]
-    assert padded(decodes(99, 100, 100), replace(COST, context_tokens=100)) == [[0, 1, 2]]
+    spans = spans_of((0, 9, 0), (92, 8, 0), (50, 5, 0), (95, 5, 0), (94, 5, 0))
+    short = replace(COST, context_tokens=100)
+    assert indices(padded(spans, COST)) == [[0, 1, 2, 3, 4]]
+    assert indices(padded(spans, short)) == [[0, 2], [1], [3, 4]]
+    assert indices(padded(decodes(99, 100, 100), short)) == [[0, 1, 2]]
 
 
 @given(
@@ -79,12 +87,13 @@ def test_no_row_is_padded_beyond_the_context() -> None:
 def test_each_span_is_in_one_group_and_none_is_too_large(
     chunks: list[tuple[int, int]], most_keys: int, grouping: Grouping
 ) -> None:
-    spans = [TokenSpan(start, length, blocks()) for start, length in chunks]
-    groups = bounded(grouping)(spans, replace(COST, most_keys=most_keys))
+    spans = spans_of(*((start, length, 0) for start, length in chunks))
+    groups = row_groups(spans, grouping, replace(COST, most_keys=most_keys))
     wholes = grouping(spans, COST)
-    assert [index for group in groups for index in group] == [i for whole in wholes for i in whole]
+    assert in_order(groups) == in_order(wholes)
+    assert sorted(in_order(groups)) == [*range(len(spans))]
     for group in groups:
-        assert len(group) == 1 or _keys([spans[index] for index in group]) <= most_keys
+        assert len(group) == 1 or _keys(group) <= most_keys
 
 
 @st.composite

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.kv.states import StateArena, StateShape, state_bytes
+from engine.mlx_backend.kv.states import ArrayShape, StateArena, state_bytes
 from kvstore.ops import CopyState, ResetState, RollBackState
 from kvstore.types import SlotId
 
-SHAPES = (StateShape((2, 3), mx.float32), StateShape((4,), mx.float16))
+SHAPES = (ArrayShape((2, 3), mx.float32), ArrayShape((4,), mx.float16))
 A, B, C, D = (SlotId(slot) for slot in range(4))
 
 
@@ -137,7 +137,7 @@ def test_slots_hold_what_a_dictionary_would(data: st.DataObject) -> None:
 @pytest.mark.device
 def test_no_more_states_are_in_memory_than_there_are_slots() -> None:
     """Each batch leaves a row behind, as a sequence that ends does."""
-    shape, n_slots = StateShape((256, 1024), mx.float32), 16
+    shape, n_slots = ArrayShape((256, 1024), mx.float32), 16
     arena = StateArena([shape], n_slots)
     before = mx.get_active_memory()
     slots = [SlotId(slot) for slot in range(n_slots)]
@@ -153,7 +153,7 @@ def test_no_more_states_are_in_memory_than_there_are_slots() -> None:
 
 @pytest.mark.device
 def test_a_slice_of_a_forwards_array_does_not_keep_that_in_memory() -> None:
-    shape = StateShape((1, 1024), mx.float32)
+    shape = ArrayShape((1, 1024), mx.float32)
     arena = StateArena([shape], 1)
     before = mx.get_active_memory()
     arena.write([A], [mx.ones((1, 512, 1024))[:, -1:]])

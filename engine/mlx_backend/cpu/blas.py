@@ -16,10 +16,10 @@ import shlex
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -102,18 +102,14 @@ def load_first(
     layer = _SEQUENTIAL if sequential else _TBB
     has_mkl = machine == "x86_64"  # PyPI has MKL only for this processor
     get_mkl = GET_MKL.format(install)
-    attempts = [partial(_load_mkl, library, layer) for library in _mkl_libraries(directories)]
-    attempts.append(partial(_load_openblas, FASTER + get_mkl if has_mkl else ""))
-    for attempt in attempts:
-        with suppress(OSError):
-            return attempt(open_library)
+    for directory in directories:
+        for library in sorted(directory.glob("libmkl_rt.so.*"), reverse=True):
+            with suppress(OSError):
+                return _load_mkl(library, layer, open_library)
+    with suppress(OSError):
+        return _load_openblas(FASTER + get_mkl if has_mkl else "", open_library)
     to_get = f"{GET_OPENBLAS}, or {get_mkl}" if has_mkl else GET_OPENBLAS
     return Blas("reference", advice=SLOW + to_get)
-
-
-def _mkl_libraries(directories: Iterable[Path]) -> Iterator[Path]:
-    for directory in directories:
-        yield from sorted(directory.glob("libmkl_rt.so.*"), reverse=True)
 
 
 def _load_mkl(library: Path, layer: int, open_library: OpenLibrary) -> Blas:

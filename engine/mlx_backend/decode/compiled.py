@@ -29,7 +29,7 @@ from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights
-from engine.mlx_backend.model.rows import ArenaForward, pad_tables
+from engine.mlx_backend.model.rows import ArenaForward, DecodeRows, pad_tables
 from engine.mlx_backend.model.views import ForwardViews
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
@@ -107,7 +107,7 @@ class CompiledDecode:
         whose steps cannot be traced.
         """
         layout, storage = model.layout, model.storage
-        if model.execution.batching.decode_rows is None:
+        if model.execution.batching.int_offsets:
             raise Unfit("its positions are Python numbers")
         if any(isinstance(spec, ChunkedCacheSpec) for spec in layout.specs):
             raise Unfit("it attends to chunks")
@@ -289,15 +289,13 @@ class CompiledDecode:
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
         this, (lines, widths, _) = weakref.proxy(self), shape
         model, groups = self._model, self._groups
-        make_rows = model.execution.batching.decode_rows
-        assert make_rows is not None
+        batching = model.execution.batching
         full = groups[0].arena
         attention = (
             model.execution.attention.prepare_decode(lines, widths[0], full)
             if full.layers
             else None
         )
-        layers = {group.window: group.arena.layers for group in groups}
 
         def step(
             tokens: mx.array,
@@ -310,17 +308,17 @@ class CompiledDecode:
             states: list[mx.array],
         ) -> Outputs:
             rows = [
-                make_rows(group.arena, table, positions, None if group.window is None else firsts)
+                DecodeRows(group.arena, table, positions, None if group.window is None else firsts)
                 for group, table, firsts in zip(groups, tables, first_keys, strict=True)
             ]
             forwards = {
-                group.window: ArenaForward([own], model.execution.batching.stands_in)
+                group.window: ArenaForward([own], batching.stands_in, batching.masks_by_head)
                 for group, own in zip(groups, rows, strict=True)
             }
-            by_group = [None if attention is None else attention.of(rows[0])]
+            by_group = [None if attention is None else attention(rows[0])]
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
             with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
-                views = ForwardViews(model.layout, forwards, layers, by_group, states)
+                views = ForwardViews(model.layout, forwards, by_group, states)
                 ids = tokens.astype(mx.int32)[:, None]
                 logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)

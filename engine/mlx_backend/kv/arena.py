@@ -1,13 +1,13 @@
-"""The arena: every block's K and V in every layer, as MLX arrays allocated once.
+"""The arena: K and V of every block in every layer, as MLX arrays that are allocated once.
 
-Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
-contiguous run of memory, so a copy is a single memcpy and the plane viewed as `[blocks * kv_heads,
-block_size, dim]` can be read block by block without moving it. It is kept as the vectors that a
-slot mapping indexes, `[blocks * kv_heads * block_size, dim]`, V's after K's where both are of one
-size. The layout is this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
+A layer's K, and its V, has the layout `[blocks, kv_heads, block_size, dim]`, chosen by measurement
+(`load_tests/bench/arena.py`). One head of a block is one contiguous run of memory: a copy is a
+memcpy, and attention can read it block by block as `[blocks * kv_heads, block_size, dim]` without
+moving it. The array itself is kept as `[blocks * kv_heads * block_size, dim]`, one vector a slot.
+No other module knows this layout.
 
-MLX writes into an array in place only while nobody else refers to it. Every operation below
-therefore rebinds its array at once and hands out no second reference that outlives a step.
+MLX writes into an array in place only while nobody else refers to it. So every operation here
+rebinds its array at once, and returns no second reference that outlives a step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +24,19 @@ class ArenaError(ValueError):
     """Arrays of the wrong shape or dtype, or a block id outside the arena."""
 
 
+class Heads(NamedTuple):
+    """What index arrays depend on: layers of equal heads share them."""
+
+    kv_heads: int
+    share_plane: bool
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
 
-    Either dimension may be 0: then there is nothing of it. K and V come each in a dtype of its own:
-    where a norm's weights are float32 and the others are not, K is float32 and V is not.
+    A dimension of 0 means that nothing is kept. K and V may differ in dtype: where only a norm's
+    weights are float32, K is float32 and V is not.
     """
 
     kv_heads: int
@@ -39,20 +46,24 @@ class LayerShape:
     value_dtype: mx.Dtype
 
     @property
-    def heads(self) -> "Heads":
-        """K and V share a plane where they are vectors of one size and dtype."""
-        keys, values = (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
+    def vectors(self) -> tuple[tuple[int, mx.Dtype], ...]:
+        """Dimension and dtype of a vector of K, and of a vector of V."""
+        return (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
+
+    @property
+    def heads(self) -> Heads:
+        """K and V share a plane where their vectors have one size and dtype."""
+        keys, values = self.vectors
         return Heads(self.kv_heads, self.key_dim > 0 and keys == values)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V."""
-        key_bytes = self.key_dim * self.key_dtype.size
-        return self.kv_heads * (key_bytes + self.value_dim * self.value_dtype.size)
+        return self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
 
 
 def token_bytes(layers: Iterable[LayerShape]) -> int:
-    """Bytes that one token's K and V take in all layers together."""
+    """Bytes of one token's K and V in all layers together."""
     return sum(layer.token_bytes for layer in layers)
 
 
@@ -64,19 +75,12 @@ def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
 Place = TypeVar("Place", int, mx.array)
 
 
-class Heads(NamedTuple):
-    """What index arrays depend on: layers of equal heads share them."""
-
-    kv_heads: int
-    share_plane: bool
-
-
 class LayerArena:
     """K and V of one layer.
 
-    `planes` are the arrays that hold them, as the vectors that a slot mapping indexes. Where K and
-    V are alike they share one plane, K's vectors before V's: one operation then writes both, and
-    another reads both. Else each has its own.
+    `planes` are the arrays that hold them, as vectors that a slot mapping indexes. Where K and V
+    are alike they share one plane, all of K before all of V: one operation then writes or reads
+    both. Otherwise each has a plane of its own.
     """
 
     __slots__ = ("_is_checked", "block_size", "heads", "n_heads", "planes", "shape")
@@ -86,20 +90,16 @@ class LayerArena:
         self.heads = shape.heads
         self.block_size = block_size
         self.n_heads = allocated_blocks * shape.kv_heads  # of all blocks together
-        self._is_checked = False  # what the model writes: it is of one shape
-        vectors = self.n_heads * block_size
-        self.planes: tuple[mx.array, ...] = (
-            (mx.zeros((2 * vectors, shape.key_dim), shape.key_dtype),)
-            if self.heads.share_plane
-            else (
-                mx.zeros((vectors, shape.key_dim), shape.key_dtype),
-                mx.zeros((vectors, shape.value_dim), shape.value_dtype),
-            )
-        )
+        self._is_checked = False  # whether the model has written arrays of the right shape
+        n_slots = self.n_heads * block_size
+        planes = [mx.zeros((n_slots, dim), dtype) for dim, dtype in shape.vectors]
+        if self.heads.share_plane:
+            planes = [mx.zeros((2 * n_slots, shape.key_dim), shape.key_dtype)]
+        self.planes: tuple[mx.array, ...] = tuple(planes)
 
     @property
     def values_at(self) -> int:
-        """How many heads of K lie before those of V, in the plane of V."""
+        """The number of heads of K that precede those of V in V's plane."""
         return self.n_heads if self.heads.share_plane else 0
 
     def write(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
@@ -111,12 +111,16 @@ class LayerArena:
         Raises ArenaError on any other shape or dtype, until the first that is right.
         """
         if not self._is_checked:
-            self._check_shapes(slot_mapping, keys, values)
-        vectors = _vectors(keys), _vectors(values)
+            self._check(slot_mapping, keys, values)
+        new_keys, new_values = _by_slot(keys), _by_slot(values)
         if self.heads.share_plane:
-            self.planes = (_put(self.planes[0], slot_mapping, mx.concatenate(list(vectors))),)
+            both = mx.concatenate([new_keys, new_values])
+            self.planes = (_put(self.planes[0], slot_mapping, both),)
         else:
-            self.planes = tuple(map(_put, self.planes, (slot_mapping, slot_mapping), vectors))
+            self.planes = (
+                _put(self.planes[0], slot_mapping, new_keys),
+                _put(self.planes[1], slot_mapping, new_values),
+            )
 
     def read(self, heads: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays.
@@ -132,15 +136,18 @@ class LayerArena:
         return self.planes[0].reshape(-1, self.block_size, self.shape.key_dim)
 
     def value_blocks(self) -> mx.array:
-        """As `key_blocks`; those of V begin at `values_at`."""
+        """Blocks of one head each, `[heads, block_size, value_dim]`, to be read within this step.
+        The blocks of V begin at `values_at`.
+        """
         return self.planes[-1].reshape(-1, self.block_size, self.shape.value_dim)
 
     def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
         """Copies of whole blocks, K and V, `[ids, kv_heads, block_size, dim]`."""
-        if self.heads.share_plane:
-            both = self._by_block(self.planes[0], 2)[:, ids]
-            return both[0], both[1]
-        keys, values = (self._by_block(plane, 1)[0, ids] for plane in self.planes)
+        kv_heads = self.shape.kv_heads
+        sizes = self.n_heads // kv_heads, kv_heads, self.block_size
+        keys, values = (
+            part for plane in self.planes for part in self._parts(plane, *sizes)[:, ids]
+        )
         return keys, values
 
     def clear(self, slot_mapping: mx.array) -> None:
@@ -150,9 +157,10 @@ class LayerArena:
         )
 
     def put_blocks(self, first: int, keys: mx.array, values: mx.array) -> None:
-        """Overwrite whole blocks, as many as there are in what `blocks` returned, from `first` on.
+        """Overwrite consecutive blocks, from the place `first` on, with what `blocks` returned.
 
-        A slice is moved by memcpy; a scatter to any blocks goes from number to number.
+        Consecutive blocks are a slice, which MLX moves by memcpy. A scatter to scattered blocks
+        goes number by number.
         """
         start = first * self.shape.kv_heads * self.block_size
         value_start = start + self.values_at * self.block_size
@@ -174,24 +182,26 @@ class LayerArena:
         return [plane[:1, :1] + 0 for plane in self.planes if plane.size]
 
     def grow(self, allocated_blocks: int) -> None:
-        """Let the planes hold `allocated_blocks` blocks. What they hold keeps its place."""
+        """Let the planes hold `allocated_blocks` blocks. Existing blocks keep their contents."""
         n_heads = allocated_blocks * self.shape.kv_heads
-        added = (n_heads - self.n_heads) * self.block_size
-        parts = 2 if self.heads.share_plane else 1
-        self.planes = tuple(
-            mx.pad(plane.reshape(parts, -1, dim), [(0, 0), (0, added), (0, 0)]).reshape(-1, dim)
-            if (dim := plane.shape[1])
-            else mx.zeros((n_heads * self.block_size, 0), plane.dtype)
-            for plane in self.planes
-        )
+        old_slots, n_slots = self.n_heads * self.block_size, n_heads * self.block_size
+        added = [(0, 0), (0, n_slots - old_slots), (0, 0)]
+        grown = (mx.pad(self._parts(plane, old_slots), added) for plane in self.planes)
+        self.planes = tuple(parts.reshape(len(parts) * n_slots, parts.shape[2]) for parts in grown)
         mx.eval(self.planes)
         self.n_heads = n_heads
 
-    def _check_shapes(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
-        shape = self.shape
-        tokens = len(slot_mapping) // (shape.kv_heads * (1 + self.heads.share_plane))
-        _check_shape(keys, shape.kv_heads, shape.key_dim, shape.key_dtype, tokens)
-        _check_shape(values, shape.kv_heads, shape.value_dim, shape.value_dtype, tokens)
+    def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
+        kv_heads = self.shape.kv_heads
+        n_tokens = len(slot_mapping) // (kv_heads * (1 + self.heads.share_plane))
+        for new, (dim, dtype) in zip((keys, values), self.shape.vectors, strict=True):
+            shape = new.shape
+            is_right = len(shape) == 4 and (shape[1], shape[3], new.dtype) == (kv_heads, dim, dtype)
+            if not is_right or shape[0] * shape[2] != n_tokens:
+                raise ArenaError(
+                    f"this layer holds {dtype} [rows, {kv_heads}, length, {dim}], here of "
+                    f"{n_tokens} tokens, and the model writes {new.dtype} {list(shape)}"
+                )
         self._is_checked = True
 
     def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
@@ -203,22 +213,12 @@ class LayerArena:
         runs = plane.reshape(-1, self.block_size * dim)[heads]
         return runs.reshape(rows, kv_heads, blocks * self.block_size, dim)
 
-    def _by_block(self, plane: mx.array, parts: int) -> mx.array:
-        kv_heads, dim = self.shape.kv_heads, plane.shape[1]
-        return plane.reshape(parts, self.n_heads // kv_heads, kv_heads, self.block_size, dim)
+    def _parts(self, plane: mx.array, *sizes: int) -> mx.array:
+        """The plane as `[parts, *sizes, dim]`: K and V where both are in it, else one part."""
+        return plane.reshape(2 // len(self.planes), *sizes, plane.shape[1])
 
 
-def _check_shape(new: mx.array, kv_heads: int, dim: int, dtype: mx.Dtype, tokens: int) -> None:
-    shape = new.shape
-    if new.ndim != 4 or shape[1] != kv_heads or shape[3] != dim:
-        raise ArenaError(f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(shape)}")
-    if new.dtype != dtype:
-        raise ArenaError(f"this layer holds {dtype}, got {new.dtype}")
-    if shape[0] * shape[2] != tokens:
-        raise ArenaError(f"{tokens} slots for K or V of shape {list(shape)}")
-
-
-def _vectors(new: mx.array) -> mx.array:
+def _by_slot(new: mx.array) -> mx.array:
     """`[rows, kv_heads, length, dim]` in the order of `Arena.slot_mapping`, `[slots, dim]`."""
     rows, kv_heads, length, dim = new.shape
     if length == 1:
@@ -234,15 +234,12 @@ def _put(plane: mx.array, slot_mapping: mx.array, vectors: mx.array) -> mx.array
     return mx.put_along_axis(plane, slot_mapping, vectors, axis=0)
 
 
-def _where(keep: mx.array, array: mx.array) -> mx.array:
-    return mx.where(keep, array, mx.zeros_like(array))
-
-
 class Arena:
-    """K and V of all layers for `n_blocks` blocks, and two that belong to no sequence.
+    """K and V of all layers for `n_blocks` blocks, and for two that belong to no sequence.
 
-    What ragged batches pad is written to `scratch`, which nobody reads, and read from `blank`,
-    which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is NaN.
+    The padding of ragged batches is written to `scratch`, which nobody reads, and read from
+    `blank`, which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is
+    NaN.
 
     An arena may begin with memory for fewer blocks, `n_allocated`, and grow.
     """
@@ -254,7 +251,7 @@ class Arena:
         block_size: int,
         first_blocks: int | None = None,
     ) -> None:
-        """`first_blocks`: for how many blocks memory is taken at once; None: for all."""
+        """`first_blocks`: the number of blocks whose memory is taken at once; None: all."""
         if n_blocks < 1 or block_size < 1:
             raise ArenaError(f"an arena of {n_blocks} blocks of {block_size} tokens holds nothing")
         self.n_blocks = n_blocks
@@ -268,9 +265,8 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the blocks that sequences can use (without the other two)."""
-        shapes = [layer.shape for layer in self.layers]
-        return self.n_blocks * block_bytes(shapes, self.block_size)
+        """Bytes of the blocks that sequences can use, without `scratch` and `blank`."""
+        return self.n_blocks * block_bytes((layer.shape for layer in self.layers), self.block_size)
 
     def grow(self, n_blocks: int) -> None:
         """Take memory for at least `n_blocks` blocks, and for at least half as many again as there
@@ -283,10 +279,15 @@ class Arena:
         self.n_allocated = wanted
 
     def place(self, block: Place) -> Place:
-        """Where blocks lie in the planes: at their ids, or in an arena that grows two later, after
-        `scratch` and `blank`, whose ids are the last.
+        """The position of blocks in the planes: their id. In an arena that grows it is two more,
+        because `scratch` and `blank`, whose ids are the last, come first there.
         """
         return (block + self._shift) % (self.n_blocks + 2) if self._shift else block
+
+    def check(self, block: BlockId) -> None:
+        """Raises ArenaError for a block that the arena does not have."""
+        if not 0 <= block < self.n_blocks:
+            raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
 
     def copy(self, ops: Iterable[CopyBlock]) -> None:
         """Execute the ops as if one after another.
@@ -298,18 +299,22 @@ class Arena:
             self.check(op.source)
             self.check(op.target)
         for batch in batches:
-            self._copy_together(batch)
+            contents = self.contents([op.source for op in batch], [op.n_tokens for op in batch])
+            # A read that is still under way holds the plane, and the write would copy all of it.
+            mx.eval(contents)
+            for layer, (keys, values) in zip(self.layers, contents, strict=True):
+                for index, op in enumerate(batch):
+                    own = slice(index, index + 1)
+                    layer.put_blocks(self.place(op.target), keys[own], values[own])
 
     def clear(self, blocks: mx.array) -> None:
         """Zero whole blocks, `[blocks]`."""
         slots = mx.arange(self.block_size, dtype=blocks.dtype)
         every = mx.repeat(blocks, self.block_size), mx.tile(slots, [len(blocks)])
-        mappings = dict[Heads, mx.array]()
+        kinds = {layer.heads for layer in self.layers}
+        mappings = {heads: self.slot_mapping(*every, heads) for heads in kinds}
         for layer in self.layers:
-            heads = layer.heads
-            if heads not in mappings:
-                mappings[heads] = self.slot_mapping(*every, heads)
-            layer.clear(mappings[heads])
+            layer.clear(mappings[layer.heads])
 
     def contents(
         self, blocks: list[BlockId], n_tokens: list[int]
@@ -326,15 +331,19 @@ class Arena:
         if min(n_tokens, default=self.block_size) == self.block_size:
             return found
         keep = (mx.array(n_tokens)[:, None] > mx.arange(self.block_size))[:, None, :, None]
-        # The remaining slots hold another sequence's numbers, which may be NaN.
-        return [(_where(keep, keys), _where(keep, values)) for keys, values in found]
+
+        def kept(array: mx.array) -> mx.array:
+            # The remaining slots hold another sequence's numbers, which may be NaN.
+            return mx.where(keep, array, mx.zeros_like(array))
+
+        return [(kept(keys), kept(values)) for keys, values in found]
 
     def planes(self) -> list[mx.array]:
         """The layers' planes as they are now, to be evaluated at once and not kept."""
         return [plane for layer in self.layers for plane in layer.planes]
 
     def head_ids(self, table: mx.array, kv_heads: int) -> mx.array:
-        """Where the heads of K of the blocks of a table lie, in layers of `kv_heads`.
+        """The heads of K of the blocks of a table, in layers of `kv_heads`.
 
         `table`: `[rows, blocks]`. Returns `[rows, kv_heads, blocks]`, indices into
         `LayerArena.key_blocks`.
@@ -342,18 +351,24 @@ class Arena:
         own = mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
         return self.place(table)[:, None, :] * kv_heads + own
 
+    def value_heads(self, key_heads: mx.array, heads: Heads) -> mx.array:
+        """The heads of V that belong to some heads of K, for layers of these heads: indices into
+        `LayerArena.value_blocks`.
+        """
+        if not heads.share_plane:
+            return key_heads
+        return key_heads + _plain_number(self._n_heads(heads), key_heads.dtype)
+
     def gather_ids(self, table: mx.array, heads: Heads) -> tuple[mx.array, mx.array]:
-        """What `LayerArena.read` takes for layers of these heads: where the heads of K lie, as
-        `head_ids`, and those of V.
+        """What `LayerArena.read` takes for a table, `[rows, blocks]`, in layers of these heads: the
+        heads of K and those of V, each `[rows, kv_heads, blocks]`.
         """
         keys = self.head_ids(table, heads.kv_heads)
-        if not heads.share_plane:
-            return keys, keys
-        return keys, keys + plain_number(self._n_heads(heads), keys.dtype)
+        return keys, self.value_heads(keys, heads)
 
     def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> mx.array:
-        """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`, for
-        layers of these heads.
+        """The slots of the heads of tokens, of which token `i` is written to `slots[i]` of
+        `blocks[i]`, for layers of these heads.
 
         `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
         `LayerArena.write`; where K and V share a plane, twice as many, those of V last.
@@ -364,28 +379,14 @@ class Arena:
         mapping = mapping.astype(mx.int64)  # Metal multiplies it by the dimension in its type
         if not heads.share_plane:
             return mapping
-        offset = plain_number(self._n_heads(heads) * self.block_size, mx.int64)
+        offset = _plain_number(self._n_heads(heads) * self.block_size, mx.int64)
         return mx.concatenate([mapping, mapping + offset])
 
     def _n_heads(self, heads: Heads) -> int:
         return (self.n_allocated + 2) * heads.kv_heads
 
-    def _copy_together(self, ops: Sequence[CopyBlock]) -> None:
-        contents = self.contents([op.source for op in ops], [op.n_tokens for op in ops])
-        # A read that is still under way holds the pool, and the write would copy all of it.
-        mx.eval(contents)
-        for layer, (keys, values) in zip(self.layers, contents, strict=True):
-            for index, op in enumerate(ops):
-                own = slice(index, index + 1)
-                layer.put_blocks(self.place(op.target), keys[own], values[own])
 
-    def check(self, block: BlockId) -> None:
-        """Raises ArenaError for a block that the arena has not."""
-        if not 0 <= block < self.n_blocks:
-            raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
-
-
-def plain_number(value: int, dtype: mx.Dtype) -> mx.array:
+def _plain_number(value: int, dtype: mx.Dtype) -> mx.array:
     """A number, `[1]`, that MLX does not take for a constant of a kernel: it would build another
     kernel for each size of an arena.
     """

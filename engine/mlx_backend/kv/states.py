@@ -1,17 +1,18 @@
-"""The states of recurrent layers, as MLX arrays: one row of a batch for each slot.
+"""The states of recurrent layers, as MLX arrays: each slot refers to one row of a batch.
 
-MLX arrays are values that nobody changes. So a batch that a forward has left is kept as it is: it
-is handed back untouched when the next forward has the same rows in the same order. A copy of a
-state takes its row out of the batch, all of which would stay for it otherwise; a copy of a row that
-is alone is one more slot that refers to it. A row that no slot refers to stays with its batch until
-the batches have more rows than the arena has slots; then what is left of such batches is copied out
-of them. Once that has been evaluated the slots hold at most `n_slots` states again, and with them
-those that the latest step has replaced, which may be one too many.
+Nobody changes an MLX array, so a batch of states that a forward returned is kept whole: the next
+forward of the same rows in the same order gets it back untouched. Copying a state extracts its row,
+because otherwise the copy would keep the whole batch in memory; if the row is alone in its batch,
+the copy is one more slot that refers to it. A row that no slot refers to stays with its batch until
+the batches have more rows than the arena has slots. Then the rows in use are copied into smaller
+batches. Once those have been evaluated, the slots hold at most `n_slots` states. The states that
+the latest step replaced come on top, for a rollback, and may be one too many.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import prod
 
 import mlx.core as mx
 
@@ -20,28 +21,26 @@ from kvstore.types import SlotId
 
 
 @dataclass(frozen=True, slots=True)
-class StateShape:
-    """One array of a state, without its row axis."""
+class ArrayShape:
+    """Shape and dtype of one array of a state or of a block, without the leading axis."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
 
     @property
     def bytes(self) -> int:
-        size = self.dtype.size
-        for extent in self.shape:
-            size *= extent
-        return size
+        """Bytes of one row."""
+        return prod(self.shape) * self.dtype.size
 
 
-def state_bytes(shapes: Iterable[StateShape]) -> int:
+def state_bytes(shapes: Iterable[ArrayShape]) -> int:
     """Bytes of one sequence's state."""
     return sum(shape.bytes for shape in shapes)
 
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """States side by side, each array `[rows, *shape]`, and the row of each slot that has one."""
+    """States of several slots, each array `[rows, *shape]`, and the row of each slot."""
 
     arrays: list[mx.array]
     n_rows: int
@@ -57,60 +56,58 @@ class _Batch:
 
 
 class StateArena:
-    """`n_slots` states of equal shape. A slot that was never written holds the initial state."""
+    """`n_slots` states of equal shapes. A slot that was never written holds the initial state."""
 
-    def __init__(self, shapes: Sequence[StateShape], n_slots: int) -> None:
+    def __init__(self, shapes: Sequence[ArrayShape], n_slots: int) -> None:
         self.shapes = tuple(shapes)
         self.n_slots = n_slots
         self._batches: dict[SlotId, _Batch] = {}
-        self._before: dict[SlotId, tuple[list[mx.array], int]] = {}  # the latest step, and the row
-        self._n_rows = 0
+        self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
+        self._n_rows = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
     def execute(self, op: ResetState | CopyState | RollBackState) -> None:
         """Raises IndexError for a slot that is not one of the arena's."""
+        for slot in (op.source, op.target) if isinstance(op, CopyState) else (op.slot,):
+            if not 0 <= slot < self.n_slots:
+                raise IndexError(f"state {slot} is not one of the arena's {self.n_slots}")
         match op:
             case ResetState(slot):
-                self._check(slot)
                 self._unbind(slot)
             case RollBackState(slot):
-                self._check(slot)
                 self._roll_back(slot)
-            case CopyState(source, target):
-                self._check(source)
-                self._check(target)
-                if source != target:
-                    self._copy(source, target)
+            case CopyState(source, target) if source != target:
+                self._copy(source, target)
 
     def read(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states side by side: each array with `[rows, *shape]`."""
+        """The slots' states, one row each: arrays `[rows, *shape]`."""
         runs = [self._rows(batch, list(run)) for batch, run in groupby(slots, self._batches.get)]
         if len(runs) == 1:
             return runs[0]
         return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
 
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
-        """Let the slots hold what `read` gives for them afterwards."""
+        """Let the slots hold the rows of `arrays`, which are shaped as `read` returns them."""
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
-                self._before.setdefault(slot, (batch.arrays, batch.row_of[slot]))
+                self._before_step.setdefault(slot, (batch.arrays, batch.row_of[slot]))
             self._unbind(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._bind([mx.contiguous(array) for array in arrays], slots)
         if self._n_rows > self.n_slots:
-            self._copy_out()
+            self._compact()
 
     def begin_step(self) -> None:
-        """What is written from now on can be rolled back, and what was before no more."""
-        self._before.clear()
+        """Writes from now on can be rolled back; earlier ones no longer can."""
+        self._before_step.clear()
 
     def unevaluated(self) -> list[mx.array]:
-        """What has been written since the last call, to be evaluated at once."""
+        """The arrays written since the last call, to be evaluated at once."""
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
 
     def _rows(self, batch: _Batch | None, slots: Sequence[SlotId]) -> list[mx.array]:
-        """States of one batch; of none, the initial ones."""
+        """States of one batch, or initial ones where there is none."""
         if batch is None:
             return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in self.shapes]
         return batch.rows(slots)
@@ -125,15 +122,15 @@ class StateArena:
             self._bind(batch.rows([source]), [target])
 
     def _roll_back(self, slot: SlotId) -> None:
-        before = self._before.pop(slot, None)
+        before = self._before_step.pop(slot, None)
         if before is None:
-            return  # the step failed before it came to this state
+            return  # the step failed before it wrote this state
         arrays, row = before
         self._unbind(slot)
         self._bind([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 
     def _unbind(self, slot: SlotId) -> None:
-        """The slot refers to nothing any more."""
+        """The slot holds the initial state from now on."""
         batch = self._batches.pop(slot, None)
         if batch is not None:
             del batch.row_of[slot]
@@ -147,23 +144,16 @@ class StateArena:
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
-    def _copy_out(self) -> None:
-        """Let go of the rows that no slot refers to."""
+    def _compact(self) -> None:
+        """Replace each batch with unused rows by one of the rows in use."""
         for batch in tuple(dict.fromkeys(self._batches.values())):
-            by_row = {row: slot for slot, row in batch.row_of.items()}
-            if len(by_row) < batch.n_rows:
-                self._copy_rows_out(batch, list(by_row.values()))
-
-    def _copy_rows_out(self, batch: _Batch, slots: Sequence[SlotId]) -> None:
-        """Let a batch of just these rows, of one slot each, take the place of `batch`."""
-        rest = _Batch(batch.rows(slots), len(slots))
-        new_row = {batch.row_of[slot]: row for row, slot in enumerate(slots)}
-        for slot, row in batch.row_of.items():
-            rest.row_of[slot] = new_row[row]
-            self._batches[slot] = rest
-        self._n_rows += rest.n_rows - batch.n_rows
-        self._unevaluated += rest.arrays
-
-    def _check(self, slot: SlotId) -> None:
-        if not 0 <= slot < self.n_slots:
-            raise IndexError(f"state {slot} is not one of the arena's {self.n_slots}")
+            slot_of = {row: slot for slot, row in batch.row_of.items()}
+            if len(slot_of) == batch.n_rows:
+                continue
+            kept = _Batch(batch.rows(list(slot_of.values())), len(slot_of))
+            new_row = {row: index for index, row in enumerate(slot_of)}
+            for slot, row in batch.row_of.items():
+                kept.row_of[slot] = new_row[row]
+                self._batches[slot] = kept
+            self._n_rows += kept.n_rows - batch.n_rows
+            self._unevaluated += kept.arrays

@@ -3,40 +3,30 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.kv.states import StateArena
-from engine.mlx_backend.model.rows import (
-    DecodeRows,
-    GroupedMaskDecodeRows,
-    GroupedMasks,
-    LoneRow,
-    RowGroup,
-    TokenSpan,
-)
-from kvstore.types import SlotId
+from engine.mlx_backend.model.rows import TokenSpan
 
 Indices = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """The spans of one forward. Each row group attends by itself, its spans side by side as rows.
+    """The spans of one forward, in row groups. The spans of a group are rows that attend together.
 
     One row group has the shape `[rows, length]`, padded on the right. Several, whose spans are not
-    padded, follow one another as `[tokens, 1]`: each token is a row. So all that a model does
-    for every token by itself is done once for all row groups: weights are read once.
+    padded, follow one another as `[tokens, 1]`: each token is a row. What a model computes for each
+    token by itself is then computed once for all row groups, and weights are read once.
     """
 
-    row_groups: tuple[tuple[TokenSpan, ...], ...]
+    row_groups: Sequence[Sequence[TokenSpan]]
 
     @property
     def spans(self) -> Iterator[TokenSpan]:
-        """In the order of the forward's tokens."""
+        """All spans, in the order of the forward's tokens."""
         return (span for group in self.row_groups for span in group)
 
     @property
@@ -54,8 +44,15 @@ class ForwardBatch:
         )
 
     def token_indices(self) -> Indices:
-        """Where each token's id stands among the step's, in the shape of the forward."""
-        grids = [_token_grid(group) for group in self.row_groups]
+        """The index of each token's id among the step's, in the shape of the forward. Padding
+        repeats the row's last token.
+        """
+        grids = list[Indices]()
+        for group in self.row_groups:
+            counts = np.array([span.n_tokens for span in group], dtype=np.int32)
+            firsts = np.array([span.first_token for span in group], dtype=np.int32)
+            within = np.arange(counts.max(), dtype=np.int32)
+            grids.append(firsts[:, None] + np.minimum(within, counts[:, None] - 1))
         if len(grids) == 1:
             return grids[0]
         return np.concatenate([grid.ravel() for grid in grids])[:, None]
@@ -67,8 +64,10 @@ class ForwardBatch:
         return [span.adapter for span in self.spans for _ in range(span.n_tokens)]
 
     def read_indices(self) -> Indices:
-        """Which tokens' logits are read, counted over the forward's shape, span after span."""
-        found, base = list[npt.NDArray[np.int32]](), 0
+        """The indices of the tokens whose logits are read, counted over the forward's shape, span
+        after span.
+        """
+        found, base = list[Indices](), 0
         for group in self.row_groups:
             length = max(span.n_tokens for span in group)
             for span in group:
@@ -85,33 +84,25 @@ class StepForwards(NamedTuple):
     sampling: list[ForwardBatch]
 
 
-def _token_grid(group: Sequence[TokenSpan]) -> Indices:
-    """`[rows, length]`; what is padded repeats the row's last token."""
-    counts = np.array([span.n_tokens for span in group], dtype=np.int32)
-    firsts = np.array([span.first_token for span in group], dtype=np.int32)
-    within = np.arange(counts.max(), dtype=np.int32)
-    return firsts[:, None] + np.minimum(within, counts[:, None] - 1)
-
-
 FORWARD_TOKENS = 16
-"""What one more forward costs, in tokens computed: padding below this is cheaper than a forward.
+"""The cost of one more forward, in tokens computed: less padding than this is cheaper.
 
 A forward reads all weights however few its tokens are: with 27 M parameters on two cores one row of
 one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
 """
 
-RowGroups = list[list[int]]
-"""Spans that run side by side as rows, as lists of indices into some spans."""
+RowGroups: TypeAlias = list[list[TokenSpan]]
+"""Groups of spans, each to be computed as rows of one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardCost:
-    """What one more forward costs, as the padding that costs as much: `tokens` more tokens of rows,
-    or `keys` more keys that attention reads.
+    """The cost of one more forward, as the padding that costs as much: `tokens` more tokens of
+    rows, or `keys` more keys that attention reads.
 
     `most_keys`: the most that one forward of several rows may read.
     `layers`: the number of the model's layers. A span whose logits are not read has the last one
-    computed in vain, but for attention, where it shares a forward with others.
+    computed in vain, except for attention, where it shares a forward with others.
     `context_tokens`: no row is padded beyond the last of these positions.
     """
 
@@ -126,17 +117,17 @@ class ForwardCost:
         return (span.n_tokens - span.n_read) / self.layers <= self.tokens
 
 
-Grouping = Callable[[Sequence[TokenSpan], ForwardCost], RowGroups]
-"""Splits spans into groups of rows side by side, where padding would cost more than one more."""
+Grouping: TypeAlias = Callable[[Sequence[TokenSpan], ForwardCost], RowGroups]
+"""Splits spans into row groups, where padding would cost more than one more forward."""
 
 
-def group_by_length(lengths: Sequence[int], most_padding: float) -> RowGroups:
+def group_by_length(lengths: Sequence[int], most_padding: float) -> list[list[int]]:
     """Split what is padded to one length into groups, as lists of indices into `lengths`.
 
     They are taken longest first; each joins the group before it unless the padding of that group
     would then outweigh one more. Within a group they stay in order.
     """
-    groups: RowGroups = []
+    groups: list[list[int]] = []
     longest = padding = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         padding += longest - lengths[index]
@@ -147,39 +138,42 @@ def group_by_length(lengths: Sequence[int], most_padding: float) -> RowGroups:
     return [sorted(group) for group in groups]
 
 
+def _of_like_length(spans: Sequence[TokenSpan], most_padding: float) -> RowGroups:
+    groups = group_by_length([span.n_tokens for span in spans], most_padding)
+    return [[spans[index] for index in group] for group in groups]
+
+
 def padded(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
     """Rows of like length and like context, padded to the longest."""
     return [
         [group[index] for index in rows]
-        for alike in group_by_length([span.n_tokens for span in spans], cost.tokens)
-        for group in _within_context(alike, spans, cost.context_tokens)
-        for rows in group_by_length([spans[index].stop for index in group], cost.keys)
+        for alike in _of_like_length(spans, cost.tokens)
+        for group in _within_context(alike, cost.context_tokens)
+        for rows in group_by_length([span.stop for span in group], cost.keys)
     ]
 
 
-def _within_context(
-    group: Sequence[int], spans: Sequence[TokenSpan], context_tokens: float
-) -> RowGroups:
+def _within_context(spans: Sequence[TokenSpan], context_tokens: float) -> RowGroups:
     """Rows that can be padded to the longest, and the others by their lengths: a model with a table
-    of positions has none after the last, and MLX reads on where a table ends.
+    of positions has none after the last, and MLX would read past the end of the table.
     """
-    length = max(spans[index].n_tokens for index in group)
-    fitting = [index for index in group if spans[index].start + length <= context_tokens]
-    others = [index for index in group if spans[index].start + length > context_tokens]
-    alike = group_by_length([spans[index].n_tokens for index in others], 0)
-    groups = [fitting, *([others[index] for index in rows] for rows in alike)]
-    return [rows for rows in groups if rows]
+    length = max(span.n_tokens for span in spans)
+    fitting = [span for span in spans if span.start + length <= context_tokens]
+    others = [span for span in spans if span.start + length > context_tokens]
+    return [group for group in (fitting, *_of_like_length(others, 0)) if group]
 
 
 def of_equal_length(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
-    """Rows of one length: for recurrent layers that take padding for tokens."""
+    """Rows of one length: for recurrent layers that do not tell padding from tokens."""
     return padded(spans, replace(cost, tokens=0))
 
 
 def fresh_apart(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
-    """Of equal length, and those that begin apart: for layers that have no initial state."""
+    """Rows of one length, those that begin a sequence apart from the others: for layers that have
+    no initial state.
+    """
     groups = [
-        [index for index in group if (spans[index].start == 0) is is_fresh]
+        [span for span in group if (span.start == 0) is is_fresh]
         for group in of_equal_length(spans, cost)
         for is_fresh in (True, False)
     ]
@@ -188,92 +182,47 @@ def fresh_apart(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
 
 def one_by_one(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
     """Each row alone: for models that ask for one position, or count keys from the end."""
-    return [[index] for index in range(len(spans))]
+    return [[span] for span in spans]
 
 
-def bounded(grouping: Grouping) -> Grouping:
-    """The same grouping, with no group of several rows whose rows x longest exceed `most_keys`.
+def row_groups(spans: Sequence[TokenSpan], grouping: Grouping, cost: ForwardCost) -> RowGroups:
+    """The groups that a rule makes, split where several rows x longest exceed `most_keys`.
 
-    A row alone may have any number of keys.
+    Rows that are neighbours, and may share a prefix, stay together as far as they fit. A row alone
+    may have any number of keys.
     """
-
-    def group(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
-        found = grouping(spans, cost)
-        return [rows for whole in found for rows in _split(whole, spans, cost.most_keys)]
-
-    return group
-
-
-def _split(whole: list[int], spans: Sequence[TokenSpan], most_keys: float) -> RowGroups:
-    """Groups of neighbours: rows that share a prefix stay together as far as they fit."""
     groups: RowGroups = []
-    longest = 0
-    for index in whole:
-        longest = max(longest, spans[index].stop)
-        if groups and (len(groups[-1]) + 1) * longest <= most_keys:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-            longest = spans[index].stop
+    for whole in grouping(spans, cost):
+        rows, longest = list[TokenSpan](), 0
+        for span in whole:
+            longest = max(longest, span.stop)
+            if rows and (len(rows) + 1) * longest <= cost.most_keys:
+                rows.append(span)
+            else:
+                rows, longest = [span], span.stop
+                groups.append(rows)
     return groups
 
 
-Arrangement = Callable[[Sequence[TokenSpan], ForwardCost], StepForwards]
+Arrangement: TypeAlias = Callable[[Sequence[TokenSpan], ForwardCost], StepForwards]
 """Splits a step's spans into forwards. The tokens of a span that are read are in one forward."""
 
 
-ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
-"""The arrays of some slots' states as the model is given them; whether all slots are fresh."""
-
-
-def initial_or_saved(
-    states: StateArena, slots: Sequence[SlotId], is_fresh: bool
-) -> Sequence[mx.array | None]:
-    """A fresh row begins with zeros, so that it can share a forward with others."""
-    return states.read(slots)
-
-
-def none_or_saved(
-    states: StateArena, slots: Sequence[SlotId], is_fresh: bool
-) -> Sequence[mx.array | None]:
-    """A fresh row begins with nothing, as in mlx-lm."""
-    return [None] * len(states.shapes) if is_fresh else states.read(slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """A rung of the ladder: which rows run side by side, and what their caches give them.
-
-    `rows`, and `decode_rows` while a decode step is traced, make the index arrays; a model without
-    `decode_rows` cannot be traced. `stands_in`: see `ArenaForward`.
-    """
-
-    name: str
-    arrange: Arrangement
-    rows: type[RowGroup] = RowGroup
-    decode_rows: type[DecodeRows] | None = DecodeRows
-    read_states: ReadStates = initial_or_saved
-    stands_in: bool = False
-
-
 def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
-    """Short spans and what is read of long ones in one forward, as far as their keys allow: each
-    token is a row there. What comes before is computed as in `read_apart`.
+    """Short spans and the tokens that are read of long ones in one forward, as far as their keys
+    allow: each token is a row there. The other tokens are computed as in `read_apart`.
     """
     short = [span for span in spans if cost.joins(span)]
-    long = [span for span in spans if not cost.joins(span)]
-    prompts, read = _split_at_read(long)
-    whole = [*read, *short]
-    rows = [span for span in whole if span.n_tokens > 1]
-    single = [span for span in whole if span.n_tokens == 1]
+    prompts, read = _split_at_read([span for span in spans if not cost.joins(span)])
+    whole = _neighbours([*read, *short])
     groups = [
-        *_row_groups(_neighbours(rows), of_equal_length, cost),
-        *_row_groups(_neighbours(single), padded, cost),
+        *row_groups([span for span in whole if span.n_tokens > 1], of_equal_length, cost),
+        *row_groups([span for span in whole if span.n_tokens == 1], padded, cost),
     ]
     batches = list(_filled(groups, cost.most_keys))
     return StepForwards(
         [
-            *(ForwardBatch((group,)) for group in _row_groups(prompts, padded, cost)),
+            *(ForwardBatch([group]) for group in row_groups(prompts, padded, cost)),
             *(batch for batch in batches if not batch.is_read),
         ],
         [batch for batch in batches if batch.is_read],
@@ -281,22 +230,22 @@ def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
 
 
 def read_apart(grouping: Grouping) -> Arrangement:
-    """Spans of like length side by side, and the tokens of theirs that are read with the decodes:
-    so logits are computed for these alone, and a state may be saved before them.
+    """Groups the tokens of prompts apart from those that are read, which share forwards with the
+    decodes: so logits are computed for these alone, and a state may be saved before them.
     """
 
     def arrange(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
         prompts, read = _split_at_read(spans)
         return StepForwards(
-            [ForwardBatch((group,)) for group in _row_groups(prompts, grouping, cost)],
-            [ForwardBatch((group,)) for group in _row_groups(_neighbours(read), grouping, cost)],
+            [ForwardBatch([group]) for group in row_groups(prompts, grouping, cost)],
+            [ForwardBatch([group]) for group in row_groups(_neighbours(read), grouping, cost)],
         )
 
     return arrange
 
 
 def _split_at_read(spans: Sequence[TokenSpan]) -> tuple[list[TokenSpan], list[TokenSpan]]:
-    """What no logits are read of, and what they are read of, however many tokens of a span."""
+    """The tokens whose logits are not read, and those whose logits are."""
     ahead = [span.unread_part() for span in spans]
     return (
         [span for span in ahead if span.n_tokens],
@@ -305,52 +254,49 @@ def _split_at_read(spans: Sequence[TokenSpan]) -> tuple[list[TokenSpan], list[To
 
 
 def _neighbours(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
-    """Rows that share a prefix side by side."""
+    """The spans sorted by table, so that rows that share a prefix are neighbours."""
     return sorted(spans, key=lambda span: span.blocks.tobytes())
 
 
-def _row_groups(
-    spans: Sequence[TokenSpan], grouping: Grouping, cost: ForwardCost
-) -> list[tuple[TokenSpan, ...]]:
-    groups = bounded(grouping)(spans, cost)
-    return [tuple(spans[index] for index in group) for group in groups]
-
-
-def _filled(groups: Iterable[tuple[TokenSpan, ...]], most_keys: float) -> Iterator[ForwardBatch]:
+def _filled(groups: Iterable[list[TokenSpan]], most_keys: float) -> Iterator[ForwardBatch]:
     """As few forwards as hold these row groups in order, with at most `most_keys` keys each."""
-    batch, keys = list[tuple[TokenSpan, ...]](), 0
+    batch, keys = RowGroups(), 0
     for group in groups:
         own = len(group) * max(span.stop for span in group)
         if batch and keys + own > most_keys:
-            yield ForwardBatch(tuple(batch))
+            yield ForwardBatch(batch)
             batch, keys = [], 0
         batch.append(group)
         keys += own
     if batch:
-        yield ForwardBatch(tuple(batch))
+        yield ForwardBatch(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """A rung of the ladder: which rows share a forward, and what the model is given for them.
+
+    `stands_in`: K, V and masks stand in for those of several row groups; see `ArenaForward`.
+    `masks_by_head`: masks are `[rows, 1, 1, length, keys]`, for models that keep the query heads of
+    a KV head apart. `int_offsets`: a forward has one row, whose position is a Python number; such a
+    model cannot be traced. `starts_empty`: the recurrent state of a row that begins a sequence is
+    None, as in mlx-lm; otherwise it is zeros, so that the row can share a forward with others.
+    """
+
+    name: str
+    arrange: Arrangement
+    stands_in: bool = False
+    masks_by_head: bool = False
+    int_offsets: bool = False
+    starts_empty: bool = False
 
 
 LADDER = (
     Batching("joined rows", joined, stands_in=True),
     Batching("padded rows", read_apart(padded)),
-    Batching(
-        "padded rows with masks by KV head",
-        read_apart(padded),
-        GroupedMasks,
-        GroupedMaskDecodeRows,
-    ),
+    Batching("padded rows with masks by KV head", read_apart(padded), masks_by_head=True),
     Batching("rows of equal length", read_apart(of_equal_length)),
-    Batching(
-        "rows of equal length, fresh ones apart",
-        read_apart(fresh_apart),
-        read_states=none_or_saved,
-    ),
-    Batching(
-        "one row at a time",
-        read_apart(one_by_one),
-        LoneRow,
-        decode_rows=None,
-        read_states=none_or_saved,
-    ),
+    Batching("rows of equal length, fresh ones apart", read_apart(fresh_apart), starts_empty=True),
+    Batching("one row at a time", read_apart(one_by_one), int_offsets=True, starts_empty=True),
 )
 """From the fewest forwards to the most. The check at load takes the first that is right."""

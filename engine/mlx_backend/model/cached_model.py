@@ -1,6 +1,5 @@
-"""A model over the storage of all groups: computes spans of sequences through cache views.
-
-Where a prompt is embedded or scored, its hidden states are pooled.
+"""A model over the storage of all groups: computes spans of sequences through cache views, and
+pools the hidden states of prompts that are embedded or scored.
 """
 
 import math
@@ -19,13 +18,12 @@ from engine.mlx_backend.model.batching import (
     Batching,
     ForwardBatch,
     ForwardCost,
-    Indices,
     StepForwards,
 )
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention, ViewTree, state_slots, views_of
+from engine.mlx_backend.model.views import Attention, state_slots, views_of
 from engine.values.request import Pooling
 
 
@@ -33,8 +31,8 @@ from engine.values.request import Pooling
 class Execution:
     """How a model runs over shared storage, as the check at load has found out.
 
-    `deviation`: the largest error of its logits there, relative to their size. `rejected`: what was
-    tried before, and why not.
+    `deviation`: the largest error of its logits there, relative to their size. `rejected`: the
+    executions tried before, each with the reason against it.
     """
 
     batching: Batching
@@ -47,13 +45,14 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A forward that has been built: all lazy.
+    """A forward that has been built and not evaluated.
 
-    `logits`: `[tokens, vocabulary]`, of the tokens that are read, span after span; of all where
-    none are. `hidden`: `[tokens, dimensions]`, what they were projected from, where that is known.
-    Evaluating `fences` completes all that the forward writes to the storage; unlike the storage's
-    own arrays they may be evaluated while another forward is in flight. `first_layer`: those fences
-    that belong to the first layer that writes K and V; all, without such a layer.
+    `logits`: `[tokens, vocabulary]`, of the tokens that are read, span after span; of all tokens
+    where none are. `hidden`: `[tokens, dimensions]`, the states from which the logits were
+    projected, where they are known. Evaluating `fences` completes all that the forward writes to
+    the storage; unlike the storage's own arrays they may be evaluated while another forward is in
+    flight. `first_layer`: the fences of the first layer that writes K and V; all fences where there
+    is no such layer.
     """
 
     logits: mx.array
@@ -65,9 +64,9 @@ class Computed:
 class CachedModel:
     """Builds forwards over `storage`, one after another.
 
-    `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
-    model has. `rotary`: the context in which the model is to be called. Belongs to the thread that
-    made it, as all MLX arrays do.
+    `most_keys`: the most that one forward of several rows may read. `context_tokens`: the number of
+    positions that the model has. `rotary`: the context in which the model is called. Belongs to the
+    thread that made it, as all MLX arrays do.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class CachedModel:
 
     @property
     def n_groups(self) -> int:
-        """Groups of the store: a table for each comes with a span."""
+        """The number of the store's groups; a span has a table of each."""
         return len(self.layout.windows) + bool(self.layout.states)
 
     def arrange(
@@ -105,34 +104,33 @@ class CachedModel:
         return self.execution.batching.arrange(spans, cost)
 
     def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:
-        """One forward. `token_ids`: those of the step, in which the batch's spans find theirs.
+        """Build one forward. `token_ids`: those of the step, which the batch's spans index.
 
         Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
         execution, states = self.execution, self.storage.states
         views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
-        tokens = token_ids[mx.array(batch.token_indices())]
-        with self.rotary(), execution.adapters.of(batch.row_adapters()):
-            logits, hidden = self._logits(tokens, views.trees, batch.read_indices())
+        tokens, read = token_ids[mx.array(batch.token_indices())], batch.read_indices()
+        is_partial = read.size not in (0, tokens.size)
+        with (
+            self.rotary(),
+            execution.adapters.of(batch.row_adapters()),
+            execution.head.reading(mx.array(read) if is_partial else None) as reading,
+        ):
+            logits: mx.array = self.model(tokens, cache=views.trees)
+        if is_partial and logits.shape[:2] != (read.size, 1):
+            raise ValueError("its logits cannot be computed for some tokens alone")
         if self.layout.states:
             states.write(state_slots(batch.row_groups[0]), views.states())
         first_fences = views.kv_layers[0].fences() if views.kv_layers else []
         last_fences = views.kv_layers[-1].fences() if views.kv_layers else []
         fences = first_fences + last_fences + states.unevaluated()
-        return Computed(logits, hidden, fences, first_fences or fences)
-
-    def _logits(
-        self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices
-    ) -> tuple[mx.array, mx.array | None]:
-        """Logits and hidden states, as `Computed` has them."""
-        is_partial = read.size not in (0, tokens.size)
-        with self.execution.head.reading(mx.array(read) if is_partial else None) as reading:
-            logits: mx.array = self.model(tokens, cache=caches)
-        if is_partial and logits.shape[:2] != (read.size, 1):
-            raise ValueError("its logits cannot be computed for some tokens alone")
         hidden = reading.hidden
-        return logits.reshape(-1, logits.shape[-1]), (
-            None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
+        return Computed(
+            logits.reshape(-1, logits.shape[-1]),
+            None if hidden is None else hidden.reshape(-1, hidden.shape[-1]),
+            fences,
+            first_fences or fences,
         )
 
 
@@ -148,36 +146,31 @@ class PendingVectors:
 
 
 class Pooler:
-    """Pools the hidden states that the model projects to its logits. All lazy, in float32."""
+    """Pools the hidden states that the model projects to its logits: lazy arrays, in float32."""
 
     def __init__(self, classifier: mx.array | None = None) -> None:
         """`classifier`: `[labels, dimensions]`; without one the hidden states are the vectors.
 
-        Pooling sums, so a classifier may be applied before.
+        Pooling sums, so the classifier may be applied first.
         """
         self._classifier = classifier
 
     def rows(
         self, computed: Computed, indices: Sequence[int], ids: Sequence[SequenceId]
     ) -> PendingVectors:
-        """A vector for each of some tokens, by their index among those that are read."""
-        return PendingVectors(ids, self._projected(_hidden(computed)[mx.array(list(indices))]))
+        """A vector for each token of these `indices` among the tokens that are read."""
+        return PendingVectors(ids, self._vectors(computed, mx.array(list(indices))))
 
     def chunk(self, computed: Computed, pooling: Pooling | None, id: SequenceId) -> PendingVectors:
         """A chunk's share of its prompt's vector, from the hidden states of all its tokens."""
-        hidden = _hidden(computed)
-        pooled = hidden[:1] if pooling is Pooling.FIRST else hidden
-        return PendingVectors([id], self._projected(pooled).sum(axis=0, keepdims=True))
+        pooled = slice(1) if pooling is Pooling.FIRST else slice(None)
+        return PendingVectors([id], self._vectors(computed, pooled).sum(axis=0, keepdims=True))
 
-    def _projected(self, hidden: mx.array) -> mx.array:
-        states = hidden.astype(mx.float32)
+    def _vectors(self, computed: Computed, tokens: mx.array | slice) -> mx.array:
+        assert computed.hidden is not None, "the model's hidden states are not known"
+        states = computed.hidden[tokens].astype(mx.float32)
         return states if self._classifier is None else states @ self._classifier.T
 
 
 HIDDEN_STATES = Pooler()
 """The hidden states as they are."""
-
-
-def _hidden(computed: Computed) -> mx.array:
-    assert computed.hidden is not None, "a model is pooled whose hidden states cannot be had"
-    return computed.hidden

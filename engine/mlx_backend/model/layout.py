@@ -1,12 +1,12 @@
-"""What a model's layers keep, found by asking the model, and where each of its caches lies."""
+"""What a model's layers keep, found by running the model, and the layout of its caches."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 
 from engine.api import ModelError
 from engine.mlx_backend.kv.arena import LayerShape
-from engine.mlx_backend.kv.states import StateShape
+from engine.mlx_backend.kv.states import ArrayShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,15 @@ class KVCacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkedCacheSpec:
+class ChunkedCacheSpec(KVCacheSpec):
     """K and V of the tokens since the last multiple of `window`, or of all tokens."""
-
-    shape: LayerShape
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A recurrent state: a few arrays."""
+    """The arrays of a recurrent state."""
 
-    arrays: tuple[StateShape, ...]
+    arrays: tuple[ArrayShape, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +47,14 @@ class UnusedSpec:
     """A cache that the model makes and never writes."""
 
 
-CacheSpec: TypeAlias = KVCacheSpec | ChunkedCacheSpec | StateSpec | UnusedSpec
+CacheSpec: TypeAlias = KVCacheSpec | StateSpec | UnusedSpec
 SpecTree: TypeAlias = "CacheSpec | tuple[SpecTree, ...]"
 """One cache, or the caches of a layer that keeps several."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's caches, one tree for each that `make_prompt_cache` gives."""
+    """A model's caches, one tree for each that `make_prompt_cache` returns."""
 
     caches: tuple[SpecTree, ...]
     logits_dtype: mx.Dtype
@@ -66,19 +63,21 @@ class Layout:
     @cached_property
     def specs(self) -> tuple[CacheSpec, ...]:
         """All caches, in order."""
-        return tuple(spec for cache in self.caches for spec in _leaves(cache))
+        return tuple(_leaves(self.caches))
+
+    @cached_property
+    def _kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        return tuple(spec for spec in self.specs if isinstance(spec, KVCacheSpec))
 
     @cached_property
     def kv_layers(self) -> tuple[LayerShape, ...]:
         """All layers that keep K and V, with a window or without."""
-        return tuple(
-            spec.shape for spec in self.specs if isinstance(spec, KVCacheSpec | ChunkedCacheSpec)
-        )
+        return tuple(spec.shape for spec in self._kv_specs)
 
     @cached_property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """What K and V come in, in order of appearance; what the logits do where there are none."""
-        kept = [dtype for shape in self.kv_layers for dtype in (shape.key_dtype, shape.value_dtype)]
+        """The dtypes of K and V, in order of appearance; without K and V, that of the logits."""
+        kept = [dtype for shape in self.kv_layers for _, dtype in shape.vectors]
         return tuple(dict.fromkeys(kept or [self.logits_dtype]))
 
     @cached_property
@@ -88,11 +87,11 @@ class Layout:
 
     @cached_property
     def windows(self) -> tuple[int, ...]:
-        """The windows there are, in the order of their groups."""
-        return tuple(sorted({window for spec in self.specs if (window := _window(spec))}))
+        """The layers' windows, in the order of their groups."""
+        return tuple(sorted({spec.window for spec in self._kv_specs if spec.window}))
 
     @cached_property
-    def states(self) -> tuple[StateShape, ...]:
+    def states(self) -> tuple[ArrayShape, ...]:
         """The arrays of a sequence's recurrent state."""
         return tuple(
             array for spec in self.specs if isinstance(spec, StateSpec) for array in spec.arrays
@@ -100,38 +99,23 @@ class Layout:
 
     def layers_of(self, window: int | None) -> tuple[LayerShape, ...]:
         """The layers with that window, or with none."""
-        return tuple(
-            spec.shape
-            for spec in self.specs
-            if isinstance(spec, KVCacheSpec | ChunkedCacheSpec) and spec.window == window
-        )
+        return tuple(spec.shape for spec in self._kv_specs if spec.window == window)
 
     def within(self, max_context_tokens: int) -> "Layout":
-        """The same where no sequence is longer: a window that covers it all is none."""
-        caches = tuple(_within(cache, max_context_tokens) for cache in self.caches)
-        return Layout(caches, self.logits_dtype, self.vocab_size)
+        """The layout where no sequence is longer: a window that covers it all is dropped."""
+
+        def within(spec: CacheSpec) -> CacheSpec:
+            match spec:
+                case KVCacheSpec(window=int(window)) if window >= max_context_tokens:
+                    return replace(spec, window=None)
+                case _:
+                    return spec
+
+        return replace(self, caches=tree_map(within, self.caches))
 
 
-def _leaves(tree: SpecTree) -> tuple[CacheSpec, ...]:
-    if isinstance(tree, tuple):
-        return tuple(leaf for part in tree for leaf in _leaves(part))
-    return (tree,)
-
-
-def _window(spec: CacheSpec) -> int | None:
-    return spec.window if isinstance(spec, KVCacheSpec | ChunkedCacheSpec) else None
-
-
-def _within(tree: SpecTree, max_context_tokens: int) -> SpecTree:
-    match tree:
-        case tuple():
-            return tuple(_within(part, max_context_tokens) for part in tree)
-        case KVCacheSpec(shape, int(window)) if window >= max_context_tokens:
-            return KVCacheSpec(shape)
-        case ChunkedCacheSpec(shape, int(window)) if window >= max_context_tokens:
-            return ChunkedCacheSpec(shape, None)
-        case _:
-            return tree
+def _leaves(tree: object) -> list[Any]:
+    return list(dict(tree_flatten(tree)).values())
 
 
 DISCOVERY_TOKENS = 8
@@ -142,14 +126,24 @@ RUN_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 class RecordingCache:
-    """Stands in for a KV cache of any kind in a forward that is never evaluated."""
+    """Stands in for a KV cache of any kind in a forward that is never evaluated.
+
+    `window` is the cache's own, and `asked_window` the largest that a mask was made for.
+    """
 
     start_position = 0
 
     def __init__(self, cache: KVCache | RotatingKVCache | ChunkedKVCache) -> None:
+        """Raises ModelError for a window that keeps its first tokens."""
         self.offset = 0
-        self.kind = type(cache)
-        self.own_window = _own_window(cache)
+        self.is_chunked = isinstance(cache, ChunkedKVCache)
+        self.window: int | None = None
+        if isinstance(cache, RotatingKVCache):
+            if cache.keep:
+                raise ModelError(f"a sliding window that keeps its first {cache.keep} tokens")
+            self.window = int(cache.max_size)
+        elif isinstance(cache, ChunkedKVCache):
+            self.window = int(cache.chunk_size)
         self.asked_window = 0
         self.written: tuple[mx.array, mx.array] | None = None
         self.keys: mx.array | None = None
@@ -174,28 +168,31 @@ class RecordingCache:
         return mask if return_array or window_size else "causal"
 
 
-Recording: TypeAlias = "RecordingCache | ArraysCache | list[Recording]"
+Recording: TypeAlias = "RecordingCache | ArraysCache | tuple[Recording, ...]"
 
 
 def discover(model: Module) -> Layout:
     """Each cache's kind, shapes and dtypes; dtype and width (vocabulary) of the logits.
 
     Runs one lazy forward of a few tokens through recording caches. Raises ModelError when
-    the model does not run so, or keeps a cache of a kind unknown here.
+    the model does not run so, or keeps a cache of an unknown kind.
     """
     caches = [_recording(index, cache) for index, cache in enumerate(make_prompt_cache(model))]
     try:
         logits: mx.array = model(mx.zeros((1, DISCOVERY_TOKENS), mx.int32), cache=caches)
     except RUN_ERRORS as error:
         raise ModelError(f"the model does not run through cache views: {error}") from error
-    recordings = [cache for cache in _recordings(caches) if isinstance(cache, RecordingCache)]
-    specs = tuple(_spec(cache, recordings) for cache in caches)
-    return Layout(specs, logits.dtype, logits.shape[-1])
+    recordings = [leaf for leaf in _leaves(caches) if isinstance(leaf, RecordingCache)]
+
+    def spec(leaf: RecordingCache | ArraysCache) -> CacheSpec:
+        return _kv_spec(leaf, recordings) if isinstance(leaf, RecordingCache) else _state_spec(leaf)
+
+    return Layout(tree_map(spec, tuple(caches)), logits.dtype, logits.shape[-1])
 
 
 def _recording(index: int, cache: object) -> Recording:
     if isinstance(cache, CacheList):
-        return [_recording(index, part) for part in cache.caches]
+        return tuple(_recording(index, part) for part in cache.caches)
     if type(cache) in (KVCache, RotatingKVCache, ChunkedKVCache):
         return RecordingCache(cache)
     if type(cache) is ArraysCache:
@@ -206,30 +203,10 @@ def _recording(index: int, cache: object) -> Recording:
     )
 
 
-def _own_window(cache: KVCache | RotatingKVCache | ChunkedKVCache) -> int | None:
-    if isinstance(cache, RotatingKVCache):
-        if cache.keep:
-            raise ModelError(f"a sliding window that keeps its first {cache.keep} tokens")
-        return int(cache.max_size)
-    return int(cache.chunk_size) if isinstance(cache, ChunkedKVCache) else None
-
-
-def _recordings(caches: Iterable[Recording]) -> Iterator[RecordingCache | ArraysCache]:
-    for cache in caches:
-        if isinstance(cache, list):
-            yield from _recordings(cache)
-        else:
-            yield cache
-
-
-def _spec(cache: Recording, recordings: list[RecordingCache]) -> SpecTree:
-    if isinstance(cache, list):
-        return tuple(_spec(part, recordings) for part in cache)
-    if isinstance(cache, RecordingCache):
-        return _kv_spec(cache, recordings)
+def _state_spec(cache: ArraysCache) -> StateSpec:
     if any(array is None for array in cache.cache):
         raise ModelError("a recurrent layer leaves its cache empty")
-    return StateSpec(tuple(StateShape(array.shape[1:], array.dtype) for array in cache.cache))
+    return StateSpec(tuple(ArrayShape(array.shape[1:], array.dtype) for array in cache.cache))
 
 
 def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSpec:
@@ -237,10 +214,10 @@ def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSp
         return UnusedSpec()
     keys, values = cache.written
     shape = LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype)
-    if cache.own_window is None:
+    if cache.is_chunked:
+        return ChunkedCacheSpec(shape, cache.window)
+    if cache.window is None:
         return KVCacheSpec(shape)
-    if cache.kind is ChunkedKVCache:
-        return ChunkedCacheSpec(shape, cache.own_window)
-    # One layer of each kind is asked for the mask of all, and some ask for more than they keep.
-    asked = [other.asked_window for other in recordings if other.own_window == cache.own_window]
-    return KVCacheSpec(shape, max(cache.own_window, *asked))
+    # One layer of a kind makes the mask for all, and some ask for more than they keep.
+    asked = [other.asked_window for other in recordings if other.window == cache.window]
+    return KVCacheSpec(shape, max(cache.window, *asked))

@@ -1,7 +1,7 @@
-"""What is put into a loaded model of mlx-lm: its output head, adapters, faster parts on a CPU."""
+"""Changes to a loaded mlx-lm model: its output head, adapters, and faster parts for CPUs."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,11 +13,22 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.cache import make_prompt_cache
 
+Project: TypeAlias = Callable[[Any, mx.array], mx.array]
+"""A method of a module that projects vectors."""
+
+
+def _override(module: Module, name: str, make: Callable[[type[Any]], Project]) -> None:
+    """Override a method of this module alone, with what `make` returns for its class. The override
+    looks the class's method up at each call: `TransposedWeights` replaces it for a while.
+    """
+    kind: type[Any] = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {name: make(kind)})
+
 
 @dataclass(slots=True)
 class Reading:
-    """A forward whose logits are read for some `tokens`; None: for all. `hidden`: what has been
-    projected, `[tokens, 1, dimensions]`, or of all tokens in their shape.
+    """A forward of which the logits of some `tokens` are read; None: of all. `hidden`: the states
+    that have been projected, `[tokens, 1, dimensions]`, or those of all tokens in their shape.
     """
 
     tokens: mx.array | None
@@ -25,21 +36,21 @@ class Reading:
 
 
 class OutputHead:
-    """Says which tokens a model's last projection, that to the logits, takes.
+    """Chooses the tokens that a model's last projection, that to the logits, computes.
 
     `dimensions`: of the hidden states that are projected; 0 where no projection is known.
     """
 
     def __init__(self) -> None:
-        self._head: Module | None = None  # the one that makes the logits
+        self._head: Module | None = None  # the projection that makes the logits
         self._latest: tuple[Module, int] | None = None  # with its dimensions
         self._reading: Reading | None = None
         self.dimensions = 0
 
     @contextmanager
     def reading(self, tokens: mx.array | None) -> Iterator[Reading]:
-        """Meanwhile the model's logits are `[len(tokens), 1, vocabulary]`, of the tokens with these
-        indices into what it is given, `[rows, length]`, counted row by row; None: of all.
+        """Within the context the model's logits are `[len(tokens), 1, vocabulary]`, of the tokens
+        with these indices into its input, `[rows, length]`, counted row by row; None: of all.
         """
         self._reading = Reading(tokens)
         try:
@@ -48,7 +59,7 @@ class OutputHead:
             self._reading = None
 
     def find(self, model: Module) -> None:
-        """Which of the projections makes the logits: the last that a forward comes to.
+        """Find the projection that makes the logits: the last that a forward calls.
 
         Raises whatever the model raises.
         """
@@ -59,7 +70,7 @@ class OutputHead:
         self._latest = None
 
     def taken(self, projection: Module, hidden: mx.array) -> mx.array:
-        """The part of `hidden`, `[rows, length, dim]`, that a projection takes."""
+        """The part of `hidden`, `[rows, length, dim]`, that a projection computes."""
         self._latest = projection, hidden.shape[-1]
         if self._reading is None or projection is not self._head:
             return hidden
@@ -69,8 +80,8 @@ class OutputHead:
         return hidden
 
     def rows(self, token_ids: Sequence[int]) -> mx.array:
-        """What the projection multiplies hidden states by for these tokens, float32 `[tokens,
-        dimensions]`. Raises ValueError where no projection is known.
+        """The projection's rows of these tokens, by which hidden states are multiplied: float32
+        `[tokens, dimensions]`. Raises ValueError where no projection is known.
         """
         head, ids = self._head, mx.array(list(token_ids))
         if head is None:
@@ -91,45 +102,30 @@ class OutputHead:
 
 
 def install_output_head(model: Module, vocab_size: int) -> OutputHead:
-    """Let the model's projections to the vocabulary ask an `OutputHead` which tokens they take.
+    """Let the model's projections to the vocabulary, tied or not, compute the tokens that an
+    `OutputHead` chooses.
 
-    Its logits are those that they were, but within `OutputHead.reading`. A model that has none of
-    mlx's own projections is left as it is. Raises whatever the model raises.
+    Outside of `OutputHead.reading` the logits stay as they were. A model that has none of mlx's own
+    projections is left as it is. Raises whatever the model raises.
     """
     head = OutputHead()
+
+    def linear(kind: type[Any]) -> Project:
+        return lambda layer, x: kind.__call__(layer, head.taken(layer, x))
+
+    def tied(kind: type[Any]) -> Project:
+        return lambda layer, x: kind.as_linear(layer, head.taken(layer, x))
+
     for _, module in model.named_modules():
-        if isinstance(module, Linear | QuantizedLinear):
-            kind = _asking_linear(type(module), head)
-        elif isinstance(module, Embedding | QuantizedEmbedding):
-            kind = _asking_embedding(type(module), head)
-        else:
-            continue
-        if module.weight.shape[0] == vocab_size:
-            module.__class__ = kind
+        if isinstance(module, Linear | QuantizedLinear) and module.weight.shape[0] == vocab_size:
+            _override(module, "__call__", linear)
+        elif (
+            isinstance(module, Embedding | QuantizedEmbedding)
+            and module.weight.shape[0] == vocab_size
+        ):
+            _override(module, "as_linear", tied)
     head.find(model)
     return head
-
-
-def _asking_linear(kind: type[Any], head: OutputHead) -> type[Any]:
-    """The same class, whose instances ask."""
-
-    class Asking(kind):  # type: ignore[misc]
-        def __call__(self, x: mx.array) -> mx.array:
-            projected: mx.array = super().__call__(head.taken(self, x))
-            return projected
-
-    return Asking
-
-
-def _asking_embedding(kind: type[Any], head: OutputHead) -> type[Any]:
-    """The same class, whose instances ask when they are a tied output projection."""
-
-    class Asking(kind):  # type: ignore[misc]
-        def as_linear(self, x: mx.array) -> mx.array:
-            projected: mx.array = super().as_linear(head.taken(self, x))
-            return projected
-
-    return Asking
 
 
 NO_ADAPTER = ""
@@ -153,31 +149,33 @@ class Adapter:
 
 
 class RowAdapters:
-    """Says which adapter each row of a forward takes. `names` are those that there are."""
+    """Chooses the adapter of each row of a forward, among those of these `names`."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
         self._index = {name: index for index, name in enumerate((NO_ADAPTER, *names))}
-        self.indices: mx.array | None = None  # [rows], 0 is none; None: no row takes any
+        self.indices: mx.array | None = None  # [rows], 0 is none; None: no row has any
 
     @contextmanager
     def of(self, rows: Sequence[str]) -> Iterator[None]:
-        """Meanwhile the rows of what the model is given take the adapters of these names.
+        """Within the context the rows of the model's input have the adapters of these names.
 
-        Rows that all take the same one are multiplied as one.
+        Rows that all have the same one are multiplied as one.
         """
         with self.using(self.indices_of(rows if len(set(rows)) > 1 else rows[:1])):
             yield
 
     def indices_of(self, rows: Sequence[str]) -> mx.array | None:
-        """For `using`; None where no row takes any."""
+        """The argument of `using`; None where no row has an adapter."""
         if not any(rows):
             return None
         return mx.array([self._index[name] for name in rows], mx.uint32)
 
     @contextmanager
     def using(self, indices: mx.array | None) -> Iterator[None]:
-        """Meanwhile the rows take the adapters with these indices, `[rows]`, or `[1]` for all."""
+        """Within the context the rows have the adapters with these indices, `[rows]`, or `[1]` for
+        all rows.
+        """
         self.indices = indices
         try:
             yield
@@ -186,24 +184,38 @@ class RowAdapters:
 
 
 def install_adapters(model: Module, adapters: Sequence[Adapter]) -> RowAdapters:
-    """Let the projections that adapters change ask which of them each row takes.
+    """Let the projections that adapters change add what each row's adapter adds.
 
-    Where no row takes any, and for what no adapter changes, the model computes what it did before.
+    A forward in which no row has an adapter is computed as before, and so are the projections that
+    no adapter changes.
     """
     rows = RowAdapters([adapter.name for adapter in adapters])
+
+    def adapted(kind: type[Any]) -> Project:
+        def call(layer: Any, x: mx.array) -> mx.array:
+            projected: mx.array = kind.__call__(layer, x)
+            if rows.indices is None:
+                return projected
+            by_row = x.reshape(rows.indices.size, -1, x.shape[-1])
+            low = mx.gather_mm(by_row, layer.adapters_a, rhs_indices=rows.indices)
+            added = mx.gather_mm(low, layer.adapters_b, rhs_indices=rows.indices)
+            return projected + added.reshape(projected.shape).astype(projected.dtype)
+
+        return call
+
     modules = dict(model.named_modules())
     for path in {path: None for adapter in adapters for path in adapter.added}:
         projection = modules[path]
         of_each = [adapter.added.get(path) for adapter in adapters]
         dtype = adapter_dtype(projection, mx.default_device())
         projection.adapters_a, projection.adapters_b = _stacked(of_each, dtype)
-        projection.__class__ = _adapted(type(projection), rows)
+        _override(projection, "__call__", adapted)
     return rows
 
 
 def adapter_dtype(projection: Module, device: mx.Device) -> mx.Dtype:
-    """What the matrices of an adapter come in: the dtype that a projection computes in; on a CPU
-    float32, for MLX has no `gather_mm` of others there.
+    """The dtype of an adapter's matrices: the one that the projection computes in. On a CPU it is
+    float32, because MLX has no `gather_mm` of others there.
     """
     if device == mx.cpu:
         return mx.float32
@@ -215,42 +227,25 @@ def adapter_dtype(projection: Module, device: mx.Device) -> mx.Dtype:
 def _stacked(of_each: Sequence[LowRank | None], dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     """A `[adapters + 1, inputs, rank]` and B `[adapters + 1, rank, outputs]`, of the highest rank.
 
-    The first is that of rows which take none: zeros, as all that is padded, and what an adapter
-    does not change.
+    The first ones belong to rows without an adapter. They are zeros, as is all padding, and the
+    matrices of an adapter that does not change this projection.
     """
     given = [added for added in of_each if added is not None]
     inputs, outputs = given[0].a.shape[0], given[0].b.shape[1]
     rank = max(added.a.shape[1] for added in given)
-    nothing = LowRank(mx.zeros((inputs, rank)), mx.zeros((rank, outputs)))
-    all_of = [nothing, *(nothing if added is None else _padded(added, rank) for added in of_each)]
-    a, b = mx.stack([added.a for added in all_of]), mx.stack([added.b for added in all_of])
-    return a.astype(dtype), b.astype(dtype)
-
-
-def _padded(added: LowRank, rank: int) -> LowRank:
-    missing = rank - added.a.shape[1]
-    a, b = added.a.astype(mx.float32), added.b.astype(mx.float32)
-    return LowRank(mx.pad(a, [(0, 0), (0, missing)]), mx.pad(b, [(0, missing), (0, 0)]))
-
-
-def _adapted(kind: type[Any], rows: RowAdapters) -> type[Any]:
-    """The same class, whose instances add what the adapters of their rows do."""
-
-    class Adapted(kind):  # type: ignore[misc]
-        def __call__(self, x: mx.array) -> mx.array:
-            projected: mx.array = super().__call__(x)
-            if rows.indices is None:
-                return projected
-            by_row = x.reshape(rows.indices.size, -1, x.shape[-1])
-            low = mx.gather_mm(by_row, self.adapters_a, rhs_indices=rows.indices)
-            added = mx.gather_mm(low, self.adapters_b, rhs_indices=rows.indices)
-            return projected + added.reshape(projected.shape).astype(projected.dtype)
-
-    return Adapted
+    all_a, all_b = [mx.zeros((inputs, rank))], [mx.zeros((rank, outputs))]
+    for added in of_each:
+        a, b = (all_a[0], all_b[0]) if added is None else (added.a, added.b)
+        missing = rank - a.shape[1]
+        all_a.append(mx.pad(a.astype(mx.float32), [(0, 0), (0, missing)]))
+        all_b.append(mx.pad(b.astype(mx.float32), [(0, missing), (0, 0)]))
+    return mx.stack(all_a).astype(dtype), mx.stack(all_b).astype(dtype)
 
 
 class TransposedWeights:
-    """The weights of a model's linear layers as they are multiplied, `[inputs, outputs]`: views."""
+    """Views of the weights of a model's linear layers, transposed as they are multiplied:
+    `[inputs, outputs]`.
+    """
 
     def __init__(self, model: Module) -> None:
         self._for_rows = {
@@ -265,8 +260,8 @@ class TransposedWeights:
 
     @contextmanager
     def used(self, rows: int) -> Iterator[None]:
-        """Meanwhile `nn.Linear` multiplies `[rows, 1, inputs]` by these. For one thread at a time:
-        the method of the class is replaced.
+        """Within the context `nn.Linear` multiplies `[rows, 1, inputs]` by these views. For one
+        thread at a time: the method of the class is replaced.
         """
         original, by_layer = Linear.__call__, self._for_rows if rows > 1 else self._for_one
 
@@ -318,9 +313,13 @@ def shared_tables() -> Iterator[None]:
         at = id(offset) if isinstance(offset, mx.array) else offset
         key = at, a.shape[2], dims, base, scale, None if freqs is None else id(freqs)
         if key not in tables:
-            positions = mx.arange(a.shape[2], dtype=mx.float32) + _column(offset)
+            first = offset
+            if isinstance(offset, mx.array) and offset.ndim == 1:
+                first = offset[:, None, None]  # over [rows, heads, length]
+            positions = mx.arange(a.shape[2], dtype=mx.float32) + first
             angles = (positions * scale)[..., None] * _inverse_frequencies(dims, base, freqs)
-            tables[key] = (mx.cos(angles), mx.sin(angles)), (offset, freqs)  # they keep their ids
+            # The arguments are kept, so that no other array gets their id.
+            tables[key] = (mx.cos(angles), mx.sin(angles)), (offset, freqs)
         return _rotated(a, dims, traditional, *tables[key][0])
 
     mx.fast.rope = rope
@@ -328,13 +327,6 @@ def shared_tables() -> Iterator[None]:
         yield
     finally:
         mx.fast.rope = _mlx_rope
-
-
-def _column(offset: int | mx.array) -> mx.array | int:
-    """Offsets `[rows]` to be broadcast over `[rows, heads, length]`."""
-    if isinstance(offset, mx.array) and offset.ndim == 1:
-        return offset[:, None, None]
-    return offset
 
 
 def _inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) -> mx.array:

@@ -1,7 +1,8 @@
-"""What an unmodified mlx-lm model sees in place of its own caches, and how its queries meet blocks.
+"""The views that an unmodified mlx-lm model is given in place of its own caches, and attention.
 
-A view answers what mlx-lm's own cache answers during a forward and is backed by the arena. It lives
-no longer than the forward, because it refers to the arena's arrays (see `kv/arena.py`).
+A view has the methods of mlx-lm's caches that a model calls during a forward, and is backed by the
+arena. It lives no longer than the forward, because it refers to the arena's arrays (see
+`kv/arena.py`).
 """
 
 import math
@@ -33,6 +34,8 @@ from kvstore.window import first_needed
 KEY_READS = 4
 """A gathered key is read, written, and read again by the product."""
 
+_model_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
+
 
 class BlockAttention(ABC):
     """Attention of a row group's queries to its blocks, prepared once for all layers."""
@@ -44,12 +47,16 @@ class BlockAttention(ABC):
         """
 
 
-class Attention:
-    """How a forward's queries meet the blocks. This is the reference, `gather`, for any device: all
-    rows' blocks are gathered, padded to the longest row, for the model's own attention.
+PrepareDecodeRows: TypeAlias = Callable[[RowGroup], BlockAttention]
+"""Prepares the attention of a row group that is being traced."""
 
-    `gathered_copies`: how often the K and V that a layer gathers are held at once, at most.
-    `padding_keys`: padding rows by this many keys costs as much as one more forward.
+
+class Attention:
+    """How a forward's queries attend to the blocks. This is the reference, `gather`, for any
+    device: all rows' blocks are gathered, padded to the longest row, for the model's own attention.
+
+    `gathered_copies`: the largest number of copies, held at once, of the K and V that a layer
+    gathers. `padding_keys`: padding rows by this many keys costs as much as one more forward.
     """
 
     name = "gather"
@@ -59,11 +66,13 @@ class Attention:
         self.padding_keys = padding_keys
 
     def prepare(self, group: RowGroup) -> BlockAttention | None:
-        """What computes causal attention of a row group in place of the model's own."""
+        """Prepare causal attention of a row group. None: the model's own attention computes it."""
         return None
 
-    def prepare_decode(self, rows: int, width: int, arena: Arena) -> "DecodeAttention | None":
-        """The same for a decode step that is traced with tables of `width` blocks."""
+    def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows | None:
+        """Prepare a decode step that is traced with tables of `width` blocks, as far as it does not
+        depend on the step's inputs. None: the model's own attention computes it.
+        """
         return None
 
     def shares_prefixes(self, table: BlockTable) -> bool:
@@ -71,17 +80,9 @@ class Attention:
         return False
 
 
-class DecodeAttention(ABC):
-    """The part of a traced step's attention that does not depend on its inputs."""
-
-    @abstractmethod
-    def of(self, group: RowGroup) -> BlockAttention:
-        """The attention of a group that is being traced."""
-
-
 class RowByRowAttention(Attention):
-    """`gather`, but for CUDA: there MLX's fused attention takes no masks that are arrays. Each row
-    of a group gathers its own keys alone, all of which its last token sees.
+    """`gather` for CUDA, where MLX's fused attention takes no masks that are arrays: each row of a
+    group gathers its own keys alone, all of which its last token sees.
     """
 
     def prepare(self, group: RowGroup) -> BlockAttention | None:
@@ -122,7 +123,7 @@ def gathered_padding_keys(weight_bytes: int, token_bytes: int) -> float:
 
 
 class UnusedView:
-    """A cache that the model never writes: it knows positions and nothing else."""
+    """A cache that the model never writes: it has positions and masks, and nothing else."""
 
     def __init__(self, forward: ArenaForward, window: int | None = None) -> None:
         self.forward = forward
@@ -142,8 +143,8 @@ class UnusedView:
 class LayerView(UnusedView):
     """One layer's K and V, for one forward.
 
-    `offset`: `[rows]`, the position of each row's next token. `keys` and `values` are there from
-    `update_and_fetch` on; a model may read and replace them, with no effect on what is stored.
+    `offset`: `[rows]`, the position of each row's next token. `keys` and `values` are set by
+    `update_and_fetch`; a model may read and replace them, with no effect on what is stored.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ class LayerView(UnusedView):
         attentions: Sequence[BlockAttention | None],
         unread: Collection[int] = (),
     ) -> None:
-        """`attentions`: of each row group; None leaves it to the model's own. `unread`: groups
-        whose attention is not needed, for nothing after it is stored or read.
+        """`attentions`: of each row group; None: the model's own computes it. `unread`: indices of
+        the groups whose attention is not needed, because nothing after it is stored or read.
         """
         super().__init__(forward, window)
         self.layer = layer
@@ -166,8 +167,9 @@ class LayerView(UnusedView):
         self._unread = unread
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the new tokens' K and V. Returns what the model is to pass on to attention: all
-        that its rows have, `[rows, kv_heads, keys, dim]`, or the new ones where they stand in.
+        """Write the new tokens' K and V. Returns the arrays that the model passes on to attention:
+        all keys and values of its rows, `[rows, kv_heads, keys, dim]`, or the new ones alone, which
+        then stand in for all.
         """
         forward, heads = self.forward, self.layer.heads
         if (cleared := forward.cleared(heads)) is not None:
@@ -179,7 +181,7 @@ class LayerView(UnusedView):
         return self.fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What `update_and_fetch` returned; models that share KV between layers ask again."""
+        """What `update_and_fetch` returned, for models whose layers share one layer's KV."""
         if self.fetched is None:
             raise RuntimeError("the model reads a layer's cache before writing to it")
         return self.fetched
@@ -193,23 +195,34 @@ class LayerView(UnusedView):
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """mlx-lm's `scaled_dot_product_attention`, to what this view holds.
+        """mlx-lm's `scaled_dot_product_attention`, to the keys that this view holds.
 
         Raises ValueError where K, V or the mask stood in and the model has changed them.
         """
+        forward, groups = self.forward, self.forward.groups
         is_own = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
-        if self.forward.stands_in:
-            if not is_own:
-                raise ValueError("the model changes what its cache gives it before it attends")
-            return self._attend_by_group(queries, scale, self.forward.window_of(mask), sinks)
-        [group], [attention] = self.forward.groups, self._attentions
-        if is_own and self._is_causal(mask) and sinks is None and attention is not None:
-            return attention.attend(queries * scale, self.layer)
-        if mask is None and group.length == 1 and not group.is_lone:  # but there is padding
-            mask = group.mask(self._window)
-        return _model_attention(
-            queries, keys, values, cache=self, scale=scale, mask=mask, sinks=sinks
-        )
+        if not forward.stands_in:
+            [attention] = self._attentions
+            if is_own and self._is_causal(mask) and sinks is None and attention is not None:
+                return attention.attend(queries * scale, self.layer)
+            if mask is None and forward.length == 1 and not forward.is_lone:
+                mask = forward.mask(self._window)  # the model asks for none, but there is padding
+            return _model_attention(
+                queries, keys, values, cache=self, scale=scale, mask=mask, sinks=sinks
+            )
+        if not is_own:
+            raise ValueError("the model changes what its cache gives it before it attends")
+        window = forward.window_of(mask) or self._window
+        if len(groups) == 1:
+            return self._attend_group(0, queries, scale, window, sinks)
+        outputs, heads, key_dim = [], queries.shape[1], queries.shape[3]
+        for index, group in enumerate(groups):
+            first, last = forward.bounds[index : index + 2]
+            shape = group.rows, group.length, heads, key_dim
+            by_row = queries[first:last].reshape(shape).swapaxes(1, 2)
+            output = self._attend_group(index, by_row, scale, window, sinks)
+            outputs.append(output.swapaxes(1, 2).reshape(last - first, heads, 1, -1))
+        return mx.concatenate(outputs)
 
     def _is_causal(self, mask: mx.array | str | None) -> bool:
         """Whether a mask is the one of full attention in this forward."""
@@ -219,21 +232,6 @@ class LayerView(UnusedView):
             return self.forward.is_lone and mask == "causal"
         return mask is self.forward.mask()
 
-    def _attend_by_group(
-        self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
-    ) -> mx.array:
-        groups = self.forward.groups
-        if len(groups) == 1:
-            return self._attend_group(0, queries, scale, window, sinks)
-        outputs, heads, key_dim = [], queries.shape[1], queries.shape[3]
-        for index, group in enumerate(groups):
-            first, last = self.forward.bounds[index : index + 2]
-            shape = group.rows, group.length, heads, key_dim
-            by_row = queries[first:last].reshape(shape).swapaxes(1, 2)
-            output = self._attend_group(index, by_row, scale, window, sinks)
-            outputs.append(output.swapaxes(1, 2).reshape(last - first, heads, 1, -1))
-        return mx.concatenate(outputs)
-
     def _attend_group(
         self,
         index: int,
@@ -242,10 +240,10 @@ class LayerView(UnusedView):
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
+        """Attention of one group, `[rows, heads, length, value_dim]`, where K and V stood in."""
         if index in self._unread:
             return mx.zeros((*queries.shape[:3], self.layer.shape.value_dim), queries.dtype)
         group, attention = self.forward.groups[index], self._attentions[index]
-        window = window or self._window
         if attention is not None and window is None and sinks is None:
             return attention.attend(queries * scale, self.layer)
         if group.is_lone and window is None:
@@ -274,11 +272,11 @@ class ChunkedView(LayerView):
         return int(self.forward.groups[0].first_positions[0])
 
     def maybe_trim_front(self) -> None:
-        """What no token sees any more is not among the row's blocks."""
+        """Does nothing: keys that no token sees any more are not among the row's blocks."""
 
 
 class StateView(ArraysCache):  # type: ignore[misc]  # a base class without types
-    """A recurrent layer's state of several rows; `cache` is what the model has put there."""
+    """A recurrent layer's state of several rows; the model replaces the arrays in `cache`."""
 
     cache: list[Any]
 
@@ -291,9 +289,6 @@ class StateView(ArraysCache):  # type: ignore[misc]  # a base class without type
         """Rebinds `lengths`, which all layers share; mlx-lm's own changes the array."""
         if self.lengths is not None:
             self.lengths = self.lengths - N
-
-
-_model_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 
 def scaled_dot_product_attention(
@@ -322,93 +317,99 @@ def install_attention(model: Module) -> None:
             namespace["scaled_dot_product_attention"] = scaled_dot_product_attention
 
 
-ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
+ViewTree: TypeAlias = "UnusedView | StateView | tuple[ViewTree, ...]"
 """One view, or those of a layer that keeps several caches."""
 
 
 class ForwardViews:
     """One forward's views, in the shape in which the model keeps its caches.
 
-    `trees`: one for each cache that the model is given. `forwards` and `layers`: what is known of
-    the forward in each arena, and the arena's layers in order, by window; None is full attention.
-    `states`: the arrays of the recurrent layers, in order; `lengths`: see `StateView`.
+    `trees`: one for each cache that the model is given. `kv_layers`: the layers that are written,
+    in the order of the model's.
     """
 
     def __init__(
         self,
         layout: Layout,
         forwards: Mapping[int | None, ArenaForward],
-        layers: Mapping[int | None, Sequence[LayerArena]],
         attentions: Sequence[BlockAttention | None],
         states: Sequence[mx.array | None],
         lengths: mx.array | None = None,
         unread: Collection[int] = (),
     ) -> None:
-        """`attentions`: of the groups in layers of full attention. `unread`: see `LayerView`; of
-        the last layer that keeps K and V.
+        """`forwards`: in each arena, by window; None is full attention. `attentions`: of the groups
+        in layers of full attention. `states`: the arrays of the recurrent layers, in order.
+        `lengths`: each row's number of tokens, `[rows]`; None when no row is padded. `unread`: see
+        `LayerView`; of the last layer that keeps K and V.
         """
         self._forwards = forwards
-        self._layers = {window: iter(of_arena) for window, of_arena in layers.items()}
+        self._layers = {window: iter(own.arena.layers) for window, own in forwards.items()}
         self._attentions = attentions
         self._states = iter(states)
         self._lengths = lengths
         self._unread = unread
-        self._n_layers_left = len(layout.kv_layers)
+        self._n_layers = len(layout.kv_layers)
         self._state_views = list[StateView]()
-        self.kv_layers = list[LayerArena]()  # in the order of the model's layers
-        self.trees = [self._view(spec) for spec in layout.caches]
+        self.kv_layers = list[LayerArena]()
+        self.trees: list[ViewTree] = [self._view(spec) for spec in layout.caches]
 
     def states(self) -> list[mx.array]:
-        """What the model has left in its recurrent layers' views."""
+        """The arrays that the model has left in its recurrent layers' views."""
         return [array for view in self._state_views for array in view.cache]
 
     def _view(self, spec: SpecTree) -> ViewTree:
-        match spec:
-            case tuple():
-                return [self._view(part) for part in spec]
-            case StateSpec(arrays):
-                view = StateView([next(self._states) for _ in arrays], self._lengths)
-                self._state_views.append(view)
-                return view
-            case UnusedSpec():
-                return UnusedView(self._forwards[None])
-            case _:
-                forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
-                self.kv_layers.append(layer)
-                self._n_layers_left -= 1
-                none = [None] * len(forward.groups)
-                attentions = self._attentions if spec.window is None else none
-                if isinstance(spec, ChunkedCacheSpec):
-                    return ChunkedView(layer, forward, None, none)
-                unread = self._unread if self._n_layers_left == 0 else ()
-                return LayerView(layer, forward, spec.window, attentions, unread)
+        if isinstance(spec, tuple):
+            return tuple(map(self._view, spec))
+        if isinstance(spec, StateSpec):
+            view = StateView([next(self._states) for _ in spec.arrays], self._lengths)
+            self._state_views.append(view)
+            return view
+        if isinstance(spec, UnusedSpec):
+            return UnusedView(self._forwards[None])
+        forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
+        self.kv_layers.append(layer)
+        none = [None] * len(forward.groups)
+        if isinstance(spec, ChunkedCacheSpec):
+            return ChunkedView(layer, forward, None, none)
+        attentions = self._attentions if spec.window is None else none
+        unread = self._unread if len(self.kv_layers) == self._n_layers else ()
+        return LayerView(layer, forward, spec.window, attentions, unread)
 
 
 def views_of(
     storage: Storage, layout: Layout, attention: Attention, batching: Batching, batch: ForwardBatch
 ) -> ForwardViews:
     """The views of a batch's forward. Raises ValueError where its rows cannot share one."""
-    row_groups = batch.row_groups
-    forwards = dict[int | None, ArenaForward]()
-    layers: dict[int | None, Sequence[LayerArena]] = {None: storage.full.layers}
-    full = [batching.rows(spans, storage.full) for spans in row_groups]
-    forwards[None] = ArenaForward(full, batching.stands_in)
+
+    def forward(groups: Sequence[RowGroup]) -> ArenaForward:
+        return ArenaForward(
+            groups, batching.stands_in, batching.masks_by_head, batching.int_offsets
+        )
+
+    full = [RowGroup(spans, storage.full) for spans in batch.row_groups]
+    forwards: dict[int | None, ArenaForward] = {None: forward(full)}
     for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
-        groups = [
-            batching.rows(_windowed(spans, index, window, arena.block_size), arena)
-            for spans in row_groups
-        ]
-        forwards[window], layers[window] = ArenaForward(groups, batching.stands_in), arena.layers
+        forwards[window] = forward(
+            [
+                RowGroup(
+                    [_windowed(span, index, window, arena.block_size) for span in spans], arena
+                )
+                for spans in batch.row_groups
+            ]
+        )
+    attentions = [attention.prepare(group) if storage.full.layers else None for group in full]
+    spans = batch.row_groups[0]
     states: Sequence[mx.array | None] = ()
     if layout.states:
-        if len(row_groups) > 1:
+        if len(full) > 1:
             raise ValueError("its states take no rows of unlike length in one forward")
-        is_fresh = row_groups[0][0].start == 0
-        states = batching.read_states(storage.states, state_slots(row_groups[0]), is_fresh)
-    attentions = [attention.prepare(group) if storage.full.layers else None for group in full]
-    return ForwardViews(
-        layout, forwards, layers, attentions, states, _lengths(full[0]), batch.unread
-    )
+        if batching.starts_empty and spans[0].start == 0:
+            states = [None] * len(layout.states)
+        else:
+            states = storage.states.read(state_slots(spans))
+    counts = [span.n_tokens for span in spans]
+    lengths = mx.array(counts) if min(counts) < full[0].length else None
+    return ForwardViews(layout, forwards, attentions, states, lengths, batch.unread)
 
 
 def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
@@ -416,18 +417,7 @@ def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
     return [SlotId(int(span.groups[-1][0])) for span in spans]  # the recurrent group is the last
 
 
-def _windowed(
-    spans: Sequence[TokenSpan], group: int, window: int, block_size: int
-) -> list[TokenSpan]:
-    """The spans over a window's blocks, from the first with a key that a token sees."""
-    firsts = [first_needed(span.start, window, block_size) for span in spans]
-    return [
-        replace(span, blocks=span.groups[group][first:], first_block=first)
-        for span, first in zip(spans, firsts, strict=True)
-    ]
-
-
-def _lengths(group: RowGroup) -> mx.array | None:
-    """Each row's number of tokens, `[rows]`; None when no row is padded."""
-    lengths = [span.n_tokens for span in group.spans]
-    return mx.array(lengths) if min(lengths) < group.length else None
+def _windowed(span: TokenSpan, group: int, window: int, block_size: int) -> TokenSpan:
+    """The span over a window's blocks, from the first with a key that a token sees."""
+    first = first_needed(span.start, window, block_size)
+    return replace(span, blocks=span.groups[group][first:], first_block=first)
