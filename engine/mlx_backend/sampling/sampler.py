@@ -12,7 +12,7 @@ from engine.core.step import Masks, SampledToken
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
-from engine.mlx_backend.sampling.maxima import Maxima, totals
+from engine.mlx_backend.sampling.maxima import Maxima, strips_of, total_of
 from engine.values.output import TokenLogprob
 
 
@@ -35,14 +35,16 @@ class Scores(NamedTuple):
 
 def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
     """Scores of one token [rows] for each row of logits, and `width` alternatives."""
-    weights = softmax_weights(maxima.logits, maxima.peaks, 1.0, LOWEST_SCORE)
-    normalizer = maxima.peaks + mx.log(totals(weights))
-    logprobs = maxima.at(tokens[:, None]) - normalizer
+    strips = strips_of(maxima.logits)
+    weights = softmax_weights(strips, maxima.peaks, 1.0, LOWEST_SCORE)
+    rows = len(tokens)
+    normalizer = (maxima.peaks + mx.log(total_of(weights))).reshape(rows, 1)
+    logprobs = (mx.take_along_axis(maxima.logits, tokens[:, None], axis=1) - normalizer)[:, 0]
     if width == 0:
-        nothing = mx.zeros((len(tokens), 0))
-        return Scores(tokens, logprobs[:, 0], nothing.astype(mx.uint32), nothing)
-    top_tokens = maxima.largest(width)
-    return Scores(tokens, logprobs[:, 0], top_tokens, maxima.at(top_tokens) - normalizer)
+        nothing = mx.zeros((rows, 0))
+        return Scores(tokens, logprobs, nothing.astype(mx.uint32), nothing)
+    top_tokens, top_logits = (array.reshape(rows, -1) for array in maxima.largest(width))
+    return Scores(tokens, logprobs, top_tokens, top_logits - normalizer)
 
 
 def as_list(array: mx.array) -> list[Any]:
@@ -223,4 +225,4 @@ def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
 
 
 def _are_usable(peaks: mx.array) -> Iterable[bool]:
-    return [math.isfinite(peak) for [peak] in as_list(peaks)]
+    return [math.isfinite(peak) for peak in as_list(peaks.flatten())]
