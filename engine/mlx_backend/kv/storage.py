@@ -196,9 +196,6 @@ class PendingReads:
         return map(found.get, range(self._n_reads))
 
 
-NO_READS = PendingReads(0, ())
-
-
 class Storage:
     """`full` holds logical blocks; `windows` and `states` are in the order of the store's groups.
 
