@@ -299,12 +299,13 @@ def test_a_kind_is_a_key() -> None:
         (SamplingParams(min_p=0.05), 24),
         (SamplingParams(top_k=20, top_p=0.95, min_p=0.05), 40),
         (SamplingParams(top_p=0.9), 40),
+        (SamplingParams(top_p=0.5, min_p=0.05), 58),
     ],
-    ids=["greedy", "inverse", "top_k", "top_p"],
+    ids=["greedy", "inverse", "top_k", "top_p", "top_p of many draws"],
 )
-@pytest.mark.parametrize("vocab_size", [8192, 8200])
+@pytest.mark.parametrize(("vocab_size", "padding"), [(8192, 0), (8200, 1)])
 def test_a_draw_has_few_primitives(
-    params: SamplingParams, vocab_size: int, most: int, tmp_path: Path
+    params: SamplingParams, vocab_size: int, padding: int, most: int, tmp_path: Path
 ) -> None:
     """On a CPU each costs 2 to 4 us, whatever it computes."""
     kind = kind_of(params)
@@ -319,5 +320,5 @@ def test_a_draw_has_few_primitives(
         mx.export_to_dot(str(tmp_path / "graph.dot"), *arrays)
         return (tmp_path / "graph.dot").read_text().count("shape=rectangle")
 
-    assert n_primitives(function(logits, arrays)) <= most
-    assert n_primitives(mx.compile(function)(logits, arrays)) <= most
+    assert n_primitives(function(logits, arrays)) <= most + padding
+    assert n_primitives(mx.compile(function)(logits, arrays)) <= most + padding

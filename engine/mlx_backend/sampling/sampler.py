@@ -17,42 +17,40 @@ from engine.values.output import TokenLogprob
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], in no order. Lazy."""
+    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], the best first, of
+    equal logits the lowest id first. Lazy.
+    """
 
     tokens: mx.array
     logprobs: mx.array
     top_tokens: mx.array
     top_logprobs: mx.array
 
+    @classmethod
+    def of(cls, maxima: Maxima, tokens: mx.array, width: int) -> "Scores":
+        """Scores of one token [rows] for each row of logits, and `width` alternatives."""
+        rows = len(tokens)
+        weights = softmax_weights(strips_of(maxima.logits), maxima.peaks, 1.0, LOWEST_SCORE)
+        normalizer = (maxima.peaks + mx.log(total_of(weights))).reshape(rows, 1)
+        logits = mx.take_along_axis(maxima.logits, tokens[:, None], axis=1)
+        logprobs = (logits - normalizer)[:, 0]
+        if width == 0:
+            nothing = mx.zeros((rows, 0))
+            return cls(tokens, logprobs, nothing.astype(mx.uint32), nothing)
+        top_tokens, top_logits = (array.reshape(rows, -1) for array in maxima.largest(width))
+        return cls(tokens, logprobs, top_tokens, top_logits - normalizer)
+
     def read(self, tops: Sequence[int]) -> list[TokenLogprob]:
-        """Each row with its number of alternatives, best first, of equal ones the lowest id."""
+        """Each row with its number of alternatives. Waits for what is not evaluated."""
         rows = zip(*(as_list(array) for array in self), tops, strict=True)
         return [
-            TokenLogprob(token, logprob, tuple(_best(zip(ids, logprobs, strict=True), top)))
+            TokenLogprob(token, logprob, tuple(zip(ids[:top], logprobs[:top], strict=True)))
             for token, logprob, ids, logprobs, top in rows
         ]
 
 
-def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
-    """Scores of one token [rows] for each row of logits, and `width` alternatives."""
-    strips = strips_of(maxima.logits)
-    weights = softmax_weights(strips, maxima.peaks, 1.0, LOWEST_SCORE)
-    rows = len(tokens)
-    normalizer = (maxima.peaks + mx.log(total_of(weights))).reshape(rows, 1)
-    logprobs = (mx.take_along_axis(maxima.logits, tokens[:, None], axis=1) - normalizer)[:, 0]
-    if width == 0:
-        nothing = mx.zeros((rows, 0))
-        return Scores(tokens, logprobs, nothing.astype(mx.uint32), nothing)
-    top_tokens, top_logits = (array.reshape(rows, -1) for array in maxima.largest(width))
-    return Scores(tokens, logprobs, top_tokens, top_logits - normalizer)
-
-
 def as_list(array: mx.array) -> list[Any]:
     return cast(list[Any], array.tolist())
-
-
-def _best(candidates: Iterable[tuple[int, float]], top: int) -> list[tuple[int, float]]:
-    return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:top]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class Sampler:
             raise ValueError(f"logits are {logits.shape}, not {expected}")
         tokens = mx.array(list(next_tokens), dtype=mx.uint32)
         maxima = Maxima.of(logits.astype(mx.float32))
-        return Scored(maxima.peaks, score(maxima, tokens, min(top, self._vocab_size)), top)
+        return Scored(maxima.peaks, Scores.of(maxima, tokens, min(top, self._vocab_size)), top)
 
     def _draw(self, logits: mx.array, rows: Sequence[SamplingRow]) -> Draw:
         """Draws for all rows of logits, rows of one kind together. Padding is as the last row."""
@@ -212,7 +210,7 @@ def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int)
         return None
     index = mx.array(rows)
     maxima = Maxima.of(logits[index].astype(mx.float32))
-    return score(maxima, tokens[index], min(width, logits.shape[1]))
+    return Scores.of(maxima, tokens[index], min(width, logits.shape[1]))
 
 
 def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
