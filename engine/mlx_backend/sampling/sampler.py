@@ -62,8 +62,7 @@ class Drawn:
     the device. Those of padding rows, after the others, mean nothing."""
     _peaks: mx.array
     _n_rows: int
-    _scored: tuple[int, ...]
-    _tops: tuple[int, ...]
+    _tops: dict[int, int]  # of the rows that ask for logprobs: how many alternatives
     _scores: Scores | None
 
     def arrays(self) -> list[mx.array]:
@@ -76,9 +75,10 @@ class Drawn:
         None where a row's logits leave nothing to sample: NaN, +inf, or every token ruled out.
         """
         sampled = [SampledToken(token_id) for token_id in as_list(self.tokens)[: self._n_rows]]
-        reports = self._scores.read(self._tops) if self._scores else ()
-        for row, report in zip(self._scored, reports, strict=True):
-            sampled[row] = SampledToken(report.token_id, report)
+        if self._scores is not None:
+            reports = self._scores.read(list(self._tops.values()))
+            for row, report in zip(self._tops, reports, strict=True):
+                sampled[row] = SampledToken(report.token_id, report)
         usable = _are_usable(self._peaks)
         return [token if use else None for token, use in zip(sampled, usable, strict=False)]
 
@@ -141,10 +141,15 @@ class Sampler:
         if logits.shape[0] < len(rows) or logits.shape[1:] != (self._vocab_size,):
             raise ValueError(f"logits are {logits.shape}, not {(len(rows), self._vocab_size)}")
         drawn = self._draw(_edited(logits, rows, masks, masked), rows)
-        scored = [index for index, row in enumerate(rows) if row.params.top_logprobs is not None]
-        tops = [rows[index].params.top_logprobs or 0 for index in scored]
-        scores = _score_rows(logits, drawn.tokens, scored, max(tops, default=0))
-        return Drawn(drawn.tokens, drawn.peaks, len(rows), tuple(scored), tuple(tops), scores)
+        asked = [row.params.top_logprobs for row in rows]
+        tops = {index: top for index, top in enumerate(asked) if top is not None}
+        scores = None
+        if tops:
+            chosen = mx.array(list(tops))
+            maxima = Maxima.of(logits[chosen].astype(mx.float32))
+            width = min(max(tops.values()), self._vocab_size)
+            scores = Scores.of(maxima, drawn.tokens[chosen], width)
+        return Drawn(drawn.tokens, drawn.peaks, len(rows), tops, scores)
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> Scored:
         """Log-probabilities of given tokens, one for each row of logits [n, vocab], n at least 1.
@@ -203,14 +208,6 @@ def _edited(
     if not len(masked):
         return edited
     return keep_allowed(edited, _masks_of_all(len(logits), masks, masked))
-
-
-def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int) -> Scores | None:
-    if not rows:
-        return None
-    index = mx.array(rows)
-    maxima = Maxima.of(logits[index].astype(mx.float32))
-    return Scores.of(maxima, tokens[index], min(width, logits.shape[1]))
 
 
 def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
