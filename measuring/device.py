@@ -35,7 +35,7 @@ from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_mo
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
 from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
-from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle, MlxRunner
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
@@ -396,10 +396,10 @@ def donation_cases(sizes: Sizes, scratch: Path) -> Cases:
         return steps(_model_with_pools(sizes.pool_bytes, scratch), launch)
 
     return {
-        "launched ahead": partial(measure, steps_in_flight, LaunchAhead()),
-        "launched when idle": partial(measure, steps_in_flight, LaunchWhenIdle()),
-        "compiled, launched ahead": partial(measure, compiled_in_flight, LaunchAhead()),
-        "compiled, launched when idle": partial(measure, compiled_in_flight, LaunchWhenIdle()),
+        "launched ahead": partial(measure, steps_in_flight, Launch.AHEAD),
+        "launched when idle": partial(measure, steps_in_flight, Launch.WHEN_IDLE),
+        "compiled, launched ahead": partial(measure, compiled_in_flight, Launch.AHEAD),
+        "compiled, launched when idle": partial(measure, compiled_in_flight, Launch.WHEN_IDLE),
     }
 
 

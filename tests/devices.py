@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
-from engine.mlx_backend.runner import Launch, LaunchWhenIdle, launch_for
+from engine.mlx_backend.runner import Launch
 
 Device: TypeAlias = mx.Device
 
 DEVICE: Device = mx.default_device()
-SERVING_LAUNCH = launch_for(DEVICE)
+SERVING_LAUNCH = Launch.on(DEVICE)
 """As the daemon launches steps on this device."""
 
 
@@ -27,8 +27,8 @@ def launches(device: Device = DEVICE) -> list[Launch]:
 
     Both on a CPU. On a GPU the other one copies pools, and nobody is served by it.
     """
-    serving = launch_for(device)
-    return [serving, LaunchWhenIdle()] if is_cpu(device) else [serving]
+    serving = Launch.on(device)
+    return [serving, Launch.WHEN_IDLE] if is_cpu(device) else [serving]
 
 
 def strategies(device: Device = DEVICE) -> tuple[str, ...]:

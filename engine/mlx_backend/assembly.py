@@ -40,7 +40,7 @@ from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
-from engine.mlx_backend.runner import MlxRunner, launch_for
+from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
@@ -120,7 +120,7 @@ def assemble_opened(
     sampling = SamplingDefaults()
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
-    launch = launch_for(mx.default_device())
+    launch = Launch.on(mx.default_device())
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
     mlx_runner = MlxRunner(model, Sampler(layout.vocab_size), launch, pooled.pooler, decode)

@@ -30,7 +30,7 @@ class Table:
 
     @property
     def ids(self) -> Ids:
-        """All up to the last one that was given. A view: read it before the next patch."""
+        """All ids, up to the last one that was set. A view: read it before the next patch."""
         return self._ids[: self._end]
 
     def patch(self, first: int, ids: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class SequenceTables:
         self._groups = tuple(Table() for _ in range(n_groups))
 
     def ids(self, group: int | None) -> Ids:
-        """Of the sequence's blocks, or of its slots in a group."""
+        """The ids of the sequence's blocks, or of its slots in a group: a view."""
         return (self._blocks if group is None else self._groups[group]).ids
 
     def patch(self, patch: TablePatch) -> None:

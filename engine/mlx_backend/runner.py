@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import chain
-from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,7 @@ from engine.core.step import (
 )
 from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
-from engine.mlx_backend.kv.storage import NO_READS, PendingReads
+from engine.mlx_backend.kv.storage import PendingReads
 from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
 from engine.mlx_backend.model.rows import TokenSpan
@@ -51,61 +51,42 @@ class PendingForward:
     first_layer: list[mx.array] = field(default_factory=list)
 
 
-class Launch(Protocol):
-    """Gives a step's forwards to the device, each before the next is built."""
+class Launch(Enum):
+    """When a step's forwards are given to the device, each before the next is built."""
 
-    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
-        """Launch enough to keep the device busy, without waiting for the step before.
-
-        Returns the rest.
-        """
-        ...
-
-    def finish(self, rest: Iterator[PendingForward]) -> None:
-        """Launch the rest. Returns while the device computes."""
-        ...
-
-
-class LaunchAhead:
-    """Launches a step while the one before it is computed. For the CPU, where a task releases its
-    inputs as soon as it has run, and a pool is written a whole forward after it was last read.
+    AHEAD = auto()
+    """While the step before is computed. For the CPU, where a task releases its inputs as soon as
+    it has run, and a pool is written a whole forward after it was last read.
 
     MLX takes about fifty operations ahead of the CPU, and waits. With a whole forward it would wait
     until that is nearly computed, and the step before would be collected so much later. So only the
     first layer goes ahead, and of a compiled forward nothing: it takes the host too little time.
     """
-
-    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
-        first = next(forwards, None)
-        if first is None:
-            return iter(())
-        mx.async_eval(first.first_layer)
-        return chain([PendingForward(first.arrays)], forwards)
-
-    def finish(self, rest: Iterator[PendingForward]) -> None:
-        for forward in rest:
-            mx.async_eval(forward.arrays)
-
-
-class LaunchWhenIdle:
-    """Launches each forward when all that is in flight has been computed. For Metal and CUDA, which
-    keep the buffers of a command buffer or graph until it completes: a pool in one of them would be
-    copied.
+    WHEN_IDLE = auto()
+    """When all that is in flight has been computed. For Metal and CUDA, which keep the buffers of a
+    command buffer or graph until it completes: a pool in one of them would be copied.
     """
 
+    @classmethod
+    def on(cls, device: mx.Device) -> "Launch":
+        """The launch that serves on a device."""
+        return cls.AHEAD if device == mx.cpu else cls.WHEN_IDLE
+
     def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        """Launch enough to keep the device busy. Returns the forwards that are left."""
+        if self is Launch.WHEN_IDLE:
+            self.finish(forwards)
+        elif (first := next(forwards, None)) is not None:
+            mx.async_eval(first.first_layer)
+            return chain([PendingForward(first.arrays)], forwards)
+        return forwards
+
+    def finish(self, forwards: Iterator[PendingForward]) -> None:
+        """Launch the forwards that are left. Returns while the device computes."""
         for forward in forwards:
-            mx.synchronize()
+            if self is Launch.WHEN_IDLE:
+                mx.synchronize()
             mx.async_eval(forward.arrays)
-        return iter(())
-
-    def finish(self, rest: Iterator[PendingForward]) -> None:
-        self.begin(rest)
-
-
-def launch_for(device: mx.Device) -> Launch:
-    """The launch that serves on a device."""
-    return LaunchAhead() if device == mx.cpu else LaunchWhenIdle()
 
 
 SCORED_TOKENS = 128
@@ -117,22 +98,20 @@ NO_VECTOR = "the model's hidden states are no numbers"
 
 @dataclass(slots=True)
 class _SubmittedStep:
-    """A step that has been submitted and not collected.
-
-    `rest`: its forwards that have not been launched. Once `awaited` have been evaluated, all of the
-    step is computed. `is_compiled`: whether its forward is.
+    """A step that has been submitted and not collected. Once `awaited` has been evaluated, all of
+    it is computed.
     """
 
     rows: Sequence[Row]
     late: frozenset[SequenceId] = frozenset()
-    rest: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
+    unlaunched: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
     draws: StepDraws = field(default_factory=StepDraws)
+    drawn: Drawn | None = None
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
     pooled: list[PendingVectors] = field(default_factory=list)
+    reads: PendingReads | None = None
     awaited: list[mx.array] = field(default_factory=list)
-    reads: PendingReads = NO_READS
     is_compiled: bool = False
-    drawn: Drawn | None = None
 
     def pending(
         self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
@@ -156,15 +135,16 @@ class MlxRunner:
         pooler: Pooler = HIDDEN_STATES,
         decode: DecodePath | None = None,
     ) -> None:
+        """`decode`: how steady decodes are computed; None: eagerly."""
         self._model = model
-        self._decode_path = decode
-        self._pooler = pooler
         self._storage = model.storage
         self._sampler = sampler
         self._launch = launch
-        self._batch = Batch(model.n_groups)
+        self._pooler = pooler
+        self._decode_path = decode
         if decode is not None:
             sampler.draw_with = decode.draw
+        self._batch = Batch(model.n_groups)
         self._in_flight: deque[_SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -175,13 +155,14 @@ class MlxRunner:
         try:
             if not self._storage.has_room_for(plan):
                 self._grow(plan)
-            self._wait_for_reads()
+            if any(step.reads is not None for step in self._in_flight):
+                mx.synchronize()  # reads refer to the arenas' arrays: a write would copy these
             step = _SubmittedStep(plan.rows)
-            step.rest = self._build_forwards(step, plan)
+            step.unlaunched = self._build_forwards(step, plan)
             copies = any(isinstance(op, CopyBlock) for op in plan.ops_at(When.FIRST))
             if not (copies and self._in_flight):
                 with self._computing(step):
-                    step.rest = self._launch.begin(step.rest)
+                    step.unlaunched = self._launch.begin(step.unlaunched)
             # Else a copy would wait here for the step in flight, whose tokens would be late. All of
             # this step is built and launched in `sample`, when that one is collected.
             self._in_flight.append(step)
@@ -194,7 +175,7 @@ class MlxRunner:
         step = self._in_flight[-1]
         try:
             with self._computing(step):
-                self._launch.finish(step.rest)
+                self._launch.finish(step.unlaunched)
             ruled_out = StepMasks() if masks is None else masks()
             step.late = frozenset(ruled_out.late)
             if step.late and (saved := step.draws.keep(step.late)):
@@ -217,9 +198,10 @@ class MlxRunner:
         try:
             with self._computing(step):
                 mx.eval(step.awaited)
-            drawn = _drawn_tokens(step)
-            self._set_tokens_after_verification(step, drawn)
-            return StepResult(_row_results(step, drawn), step.reads.parts())
+            accepted = _accept_tokens(step)
+            self._set_tokens_after_verification(step, accepted)
+            parts = () if step.reads is None else step.reads.parts()
+            return StepResult(_row_results(step, accepted), parts)
         except Exception:
             self._in_flight.clear()
             self._settle()
@@ -245,8 +227,8 @@ class MlxRunner:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
     def _grow(self, plan: StepPlan) -> None:
-        """Let the arena grow; what has been traced for its planes is of no use any more. Raises
-        RunnerLost where that fails: some layers may have grown.
+        """Let the arena grow, and forget what was traced for its smaller planes. Raises RunnerLost
+        where that fails: some layers may have grown.
         """
         mx.synchronize()
         try:
@@ -255,11 +237,6 @@ class MlxRunner:
             raise RunnerLost(f"the KV cache cannot grow: {error}") from error
         if self._decode_path is not None and self._decode_path.compiled is not None:
             self._decode_path.compiled.forget_traces()
-
-    def _wait_for_reads(self) -> None:
-        """Reads that are not computed refer to the arenas' arrays, and a write would copy these."""
-        if any(step.reads.arrays() for step in self._in_flight):
-            mx.synchronize()
 
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
@@ -272,7 +249,10 @@ class MlxRunner:
         self._storage.execute(plan.ops_at(When.LAST))
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
-        self._read(step, plan)
+        if plan.reads:
+            step.reads = self._storage.read(plan.reads)
+            mx.async_eval(step.reads.arrays())
+            step.awaited += step.reads.arrays()
 
     def _build_eager_forwards(
         self, step: _SubmittedStep, plan: StepPlan
@@ -281,11 +261,13 @@ class MlxRunner:
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
-            yield self._prefill(step, inputs, batch)
+            # Its logits are not read. To keep them would keep the pools that it has written.
+            computed = self._model.forward(batch, inputs.token_ids)
+            yield step.pending(computed.fences, computed.first_layer)
         for prefill, span in inputs.scored:
-            yield from self._score(step, inputs, prefill, span)
+            yield from self._score(step, inputs.token_ids, prefill, span)
         for prefill, span in inputs.gathered:
-            yield self._pool(step, inputs, prefill, span)
+            yield self._pool(step, inputs.token_ids, prefill, span)
         self._storage.execute(plan.ops_at(When.AFTER_PREFILLS))
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
@@ -313,13 +295,6 @@ class MlxRunner:
         _add_resampled(step, resampled)
         return step.pending([logits, *self._storage.states.unevaluated()])
 
-    def _prefill(
-        self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
-    ) -> PendingForward:
-        """A forward whose logits are not read. To keep them would keep the pools it has written."""
-        computed = self._model.forward(batch, inputs.token_ids)
-        return step.pending(computed.fences, computed.first_layer)
-
     def _compute(
         self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
     ) -> PendingForward:
@@ -343,53 +318,31 @@ class MlxRunner:
         return step.pending(arrays, computed.first_layer)
 
     def _pool(
-        self, step: _SubmittedStep, inputs: StepInputs, prefill: Prefill, span: TokenSpan
+        self, step: _SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
     ) -> PendingForward:
         """A forward whose tokens are pooled, the first or all."""
-        computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
+        computed = self._model.forward(ForwardBatch(((span,),)), token_ids)
         pooled = self._pooler.chunk(computed, prefill.pooling, prefill.sequence_id)
         step.pooled.append(pooled)
         return step.pending([pooled.vectors, *computed.fences], computed.first_layer)
 
     def _score(
-        self, step: _SubmittedStep, inputs: StepInputs, prefill: Prefill, span: TokenSpan
+        self, step: _SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
     ) -> Iterator[PendingForward]:
         """Forwards that score the token after each of a row's, SCORED_TOKENS at a time."""
         assert prefill.score is not None
-        step.scored[prefill.sequence_id] = []
+        scores = step.scored[prefill.sequence_id] = []
         for first, part in span.split(SCORED_TOKENS):
-            following = prefill.score.next_tokens[first : first + part.n_tokens]
-            yield self._score_part(step, inputs, prefill, part, following)
-
-    def _score_part(
-        self,
-        step: _SubmittedStep,
-        inputs: StepInputs,
-        prefill: Prefill,
-        span: TokenSpan,
-        following: Sequence[int],
-    ) -> PendingForward:
-        """`following`: the tokens to score, from the one after the span's first on."""
-        computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
-        arrays = computed.fences
-        if following:
-            assert prefill.score is not None
-            logits = computed.logits[: len(following)]
-            scored = self._sampler.score(logits, following, prefill.score.n_top)
-            step.scored[prefill.sequence_id].append(scored)
-            arrays = arrays + scored.arrays()
-        return step.pending(arrays, computed.first_layer)
-
-    def _read(self, step: _SubmittedStep, plan: StepPlan) -> None:
-        """Launched after the forwards, on GPUs too: it writes nothing, so nothing is copied."""
-        reads = plan.reads
-        if not reads:
-            return
-        step.reads = self._storage.read(reads)
-        mx.async_eval(step.reads.arrays())
-        step.awaited += step.reads.arrays()
+            computed = self._model.forward(ForwardBatch(((part,),)), token_ids)
+            arrays = list(computed.fences)
+            if following := prefill.score.next_tokens[first : first + part.n_tokens]:
+                logits = computed.logits[: len(following)]
+                scores.append(self._sampler.score(logits, following, prefill.score.n_top))
+                arrays += scores[-1].arrays()
+            yield step.pending(arrays, computed.first_layer)
 
     def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
+        """Choose the step's tokens, and let the batch's rows decode them next."""
         draws = step.draws
         if masks.sequence_ids:
             draws.limit(masks)
@@ -410,11 +363,13 @@ class MlxRunner:
         self._batch.set_next_tokens(rows, tokens)
         draws.drop_logits()
 
-    def _set_tokens_after_verification(self, step: _SubmittedStep, drawn: "_Drawn") -> None:
-        """Rows with drafts continue after what was accepted: only now is that known."""
-        rows = [one.row for one in step.draws.rows if one.drafts and drawn[one.row.sequence_id]]
+    def _set_tokens_after_verification(
+        self, step: _SubmittedStep, accepted: "_AcceptedTokens"
+    ) -> None:
+        """Rows with drafts continue after the accepted tokens, which only now are known."""
+        rows = [one.row for one in step.draws.rows if one.drafts and accepted[one.row.sequence_id]]
         if rows:
-            lasts = [drawn[row.sequence_id][-1].token_id for row in rows]
+            lasts = [accepted[row.sequence_id][-1].token_id for row in rows]
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
 
 
@@ -424,12 +379,12 @@ def _add_resampled(step: _SubmittedStep, rows: Sequence[BatchRow]) -> None:
         step.draws.add([RowDraws(row)], row.take_saved_logits())
 
 
-_Drawn = Mapping[SequenceId, Sequence[SampledToken]]
-"""The tokens that count of each row that was drawn; none where one of them could not be drawn."""
+_AcceptedTokens = Mapping[SequenceId, Sequence[SampledToken]]
+"""Of each row that was drawn; no tokens where one of them could not be drawn."""
 
 
-def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
-    """Read the step's draws, and move its rows to after the tokens that count."""
+def _accept_tokens(step: _SubmittedStep) -> _AcceptedTokens:
+    """Read the step's draws, and move its rows to after the accepted tokens."""
     found: dict[SequenceId, Sequence[SampledToken]] = {}
     tokens = step.drawn.read() if step.drawn is not None else []
     for one, accepted in step.draws.accepted_tokens(tokens):
@@ -439,19 +394,15 @@ def _drawn_tokens(step: _SubmittedStep) -> _Drawn:
     return found
 
 
-def _row_results(step: _SubmittedStep, drawn: _Drawn) -> tuple[RowResult, ...]:
-    scores = dict[SequenceId, tuple[TokenLogprob, ...] | None]()  # None: not all could be computed
-    for sequence_id, parts in step.scored.items():
-        reports = [part.read() for part in parts]
-        usable = [report for report in reports if report is not None]
-        is_whole = len(usable) == len(reports)
-        scores[sequence_id] = tuple(one for part in usable for one in part) if is_whole else None
+def _row_results(step: _SubmittedStep, accepted: _AcceptedTokens) -> tuple[RowResult, ...]:
+    """The result of each of the step's rows."""
+    scores = {sequence_id: _scores_of(parts) for sequence_id, parts in step.scored.items()}
     vectors = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
 
     def result(row: Row) -> RowResult:
         sequence_id = row.sequence_id
         own_scores = scores.get(sequence_id, ())
-        tokens = drawn.get(sequence_id)
+        tokens = accepted.get(sequence_id)
         if own_scores is None or (tokens is not None and not tokens):
             return Failed(UNUSABLE)
         if sequence_id in step.late:
@@ -466,3 +417,13 @@ def _row_results(step: _SubmittedStep, drawn: _Drawn) -> tuple[RowResult, ...]:
         return Prefilled(own_scores, vector)
 
     return tuple(map(result, step.rows))
+
+
+def _scores_of(parts: Sequence[Scored]) -> tuple[TokenLogprob, ...] | None:
+    """The scores of a row's tokens; None where any of its logits are no distribution."""
+    scores = list[TokenLogprob]()
+    for part in parts:
+        if (part_scores := part.read()) is None:
+            return None
+        scores += part_scores
+    return tuple(scores)

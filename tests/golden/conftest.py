@@ -75,7 +75,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     return family, attention
 
 
-@pytest.fixture(params=launches(), ids=lambda launch: type(launch).__name__)
+@pytest.fixture(params=launches(), ids=lambda launch: launch.name)
 def launch(request: pytest.FixtureRequest) -> Launch:
     """When a step's forwards are launched: see `launches`."""
     chosen: Launch = request.param

@@ -169,7 +169,7 @@ def test_a_result_that_cannot_be_read_leaves_no_step_behind(
     mlx_runner.sample(None)
     mlx_runner.submit(StepPlan(rows=[Decode(name)]))
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_drawn_tokens", _out_of_memory)
+        patched.setattr(runner, "_accept_tokens", _out_of_memory)
         with pytest.raises(MemoryError):
             mlx_runner.collect()
     mlx_runner.submit(StepPlan(leave=[name], enter=[entry], patches=[(name, table)], rows=[first]))

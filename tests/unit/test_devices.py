@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
-from engine.mlx_backend.runner import LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.runner import Launch
 from measuring.device import checked_dtypes
 from tests.devices import launches, rounding, strategies, tolerance
 from tests.golden.test_exact import FLOAT32_BOUND, ULP, bound
@@ -12,8 +12,8 @@ CPU, GPU = mx.Device(mx.cpu, 0), mx.Device(mx.gpu, 0)
 
 
 def test_a_cpu_runs_under_both_launches_and_a_gpu_under_the_one_that_serves() -> None:
-    assert [type(launch) for launch in launches(CPU)] == [LaunchAhead, LaunchWhenIdle]
-    assert [type(launch) for launch in launches(GPU)] == [LaunchWhenIdle]
+    assert launches(CPU) == [Launch.AHEAD, Launch.WHEN_IDLE]
+    assert launches(GPU) == [Launch.WHEN_IDLE]
 
 
 def test_a_gpu_runs_no_attention_of_a_cpu() -> None:

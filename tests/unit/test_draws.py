@@ -26,6 +26,7 @@ KINDS = {
     "top_k": SamplingParams(top_k=20, top_p=0.95),
     "top_k of most tokens": SamplingParams(top_k=250),
     "top_p": SamplingParams(top_p=0.9),
+    "top_p of many draws": SamplingParams(top_p=0.5),
     "top_p in rounds": SamplingParams(top_p=0.1, min_p=0.05),
 }
 all_kinds = pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
@@ -73,14 +74,12 @@ def check_chi_square(observed: npt.NDArray[np.int64], expected: Doubles) -> None
 def uniforms_of(seeds: Sequence[int], output_indices: Sequence[int]) -> Floats:
     """The two numbers of which each draw of a kind with one proposal is made: [rows, 2]."""
     params = DrawParams.of([SamplingParams()] * len(seeds), seeds, output_indices)
-    return np.concatenate([np.array(u) for u in draws._uniforms(params.keys, 2, 1)], axis=1)[
-        :, :, 0
-    ]
+    return np.array(draws._uniforms(draws._random_bits(params.keys, 1))).reshape(-1, 2)
 
 
 def test_numbers_are_multiples_of_2_to_the_minus_24_above_zero() -> None:
     extremes = np.array([[0, 255, 256, 2**32 - 1, 2**32 - 256]], dtype=np.uint32)
-    found = np.array(draws._to_uniforms(mx.array(extremes)), dtype=np.float64)[0]
+    found = np.array(draws._uniforms(mx.array(extremes)), dtype=np.float64)[0]
     assert (found * 2**24).tolist() == [1, 1, 2, 2**24, 2**24]
     numbers = uniforms_of(range(1000), [0] * 1000).astype(np.float64)
     assert np.all((numbers > 0) & (numbers <= 1))
@@ -90,15 +89,14 @@ def test_numbers_are_multiples_of_2_to_the_minus_24_above_zero() -> None:
 def test_a_rows_numbers_are_the_same_alone_and_compiled() -> None:
     keys = params_of(SamplingParams(), range(5), output_index=3).keys
 
-    def numbers(keys: mx.array) -> list[mx.array]:
-        return draws._uniforms(keys, 4, 7)
+    def numbers(keys: mx.array) -> mx.array:
+        return draws._random_bits(keys, 7)
 
     together = numbers(keys)
     compiled = mx.compile(numbers)(keys)
     for row in range(5):
         alone = numbers(keys[row : row + 1])
-        for i, array in enumerate(together):
-            assert array[row].tolist() == alone[i][0].tolist() == compiled[i][row].tolist()
+        assert together[row].tolist() == alone[0].tolist() == compiled[row].tolist()
 
 
 SEEDS, TOKENS = 200, 200
@@ -183,10 +181,10 @@ def test_ruled_out_tokens_are_not_drawn_at_the_ends_of_the_random_numbers(
 ) -> None:
     """Where sums that are rounded meet the wanted part of a sum that is rounded otherwise."""
 
-    def same(keys: mx.array, n_arrays: int, count: int) -> list[mx.array]:
-        return [mx.full((len(keys), 1, count), part)] * n_arrays
+    def same(keys: mx.array, n: int) -> mx.array:
+        return mx.full((len(keys), 1, n, 2), round(part * 2**24) - 1 << 8, dtype=mx.uint32)
 
-    monkeypatch.setattr(draws, "_uniforms", same)
+    monkeypatch.setattr(draws, "_random_bits", same)
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(0, 2, (64, vocab_size)).astype(np.float32)
     allowed = generator.random(logits.shape) < generator.random((64, 1)) ** 4
@@ -212,11 +210,22 @@ def test_peaks_tell_what_is_no_distribution_and_tokens_stay_in_the_vocabulary(
         rows[-2][vocab_size - 1] = value
         rows[-1][:] = value
     found = draw_rows(params, mx.array(np.stack(rows)), range(len(rows)))
-    peaks = np.array(found.peaks)[:, 0]
+    peaks = np.array(found.peaks)[:, 0, 0, 0]
     assert np.isnan(peaks[:2]).all()
     assert np.isposinf(peaks[2:4]).all()
     assert np.isfinite(peaks[4]) == (vocab_size > 1)
     assert np.isneginf(peaks[5])
+    assert np.all(np.array(found.tokens) < vocab_size)
+
+
+@all_kinds
+@pytest.mark.parametrize("vocab_size", [3, 100, 300])
+def test_tokens_stay_in_the_vocabulary_where_the_sign_of_nan_is_set(
+    params: SamplingParams, vocab_size: int
+) -> None:
+    """As integers, which are sorted, the bits of such a NaN are below those of -inf."""
+    found = draw_rows(params, mx.full((2, vocab_size), -math.nan), range(2))
+    assert np.isnan(np.array(found.peaks)).all()
     assert np.all(np.array(found.tokens) < vocab_size)
 
 
@@ -284,21 +293,23 @@ def test_a_kind_is_a_key() -> None:
 
 @pytest.mark.skipif(not is_cpu(DEVICE), reason="counted for a CPU")
 @pytest.mark.parametrize(
-    ("params", "most", "most_compiled"),
+    ("params", "most"),
     [
-        (GREEDY, 12, 12),
-        (SamplingParams(), 32, 30),
-        (SamplingParams(top_k=20, top_p=0.95), 75, 50),
-        (SamplingParams(top_p=0.9), 102, 80),
+        (GREEDY, 12),
+        (SamplingParams(min_p=0.05), 24),
+        (SamplingParams(top_k=20, top_p=0.95, min_p=0.05), 40),
+        (SamplingParams(top_p=0.9), 40),
+        (SamplingParams(top_p=0.5, min_p=0.05), 58),
     ],
-    ids=["greedy", "inverse", "top_k", "top_p"],
+    ids=["greedy", "inverse", "top_k", "top_p", "top_p of many draws"],
 )
+@pytest.mark.parametrize(("vocab_size", "padding"), [(8192, 0), (8200, 1)])
 def test_a_draw_has_few_primitives(
-    params: SamplingParams, most: int, most_compiled: int, tmp_path: Path
+    params: SamplingParams, vocab_size: int, padding: int, most: int, tmp_path: Path
 ) -> None:
     """On a CPU each costs 2 to 4 us, whatever it computes."""
     kind = kind_of(params)
-    logits, arrays = mx.zeros((8, 8192)), params_of(params, range(8))
+    logits, arrays = mx.zeros((8, vocab_size)), params_of(params, range(8))
     mx.eval(logits, arrays)
 
     def function(logits: mx.array, params: DrawParams) -> list[mx.array]:
@@ -309,5 +320,5 @@ def test_a_draw_has_few_primitives(
         mx.export_to_dot(str(tmp_path / "graph.dot"), *arrays)
         return (tmp_path / "graph.dot").read_text().count("shape=rectangle")
 
-    assert n_primitives(function(logits, arrays)) <= most
-    assert n_primitives(mx.compile(function)(logits, arrays)) <= most_compiled
+    assert n_primitives(function(logits, arrays)) <= most + padding
+    assert n_primitives(mx.compile(function)(logits, arrays)) <= most + padding

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from engine.mlx_backend.runner import LaunchAhead, LaunchWhenIdle, PendingForward
+from engine.mlx_backend.runner import Launch, PendingForward
 
 
 def forwards(built: list[int]) -> Iterator[PendingForward]:
@@ -17,19 +17,19 @@ def forwards(built: list[int]) -> Iterator[PendingForward]:
 
 def test_of_a_step_the_first_layer_goes_ahead_and_nothing_else_is_built() -> None:
     built = list[int]()
-    rest = LaunchAhead().begin(forwards(built))
+    rest = Launch.AHEAD.begin(forwards(built))
     assert built == [0]
-    LaunchAhead().finish(rest)
+    Launch.AHEAD.finish(rest)
     assert built == [0, 1, 2]
 
 
 def test_a_step_without_forwards_is_launched_too() -> None:
-    launch = LaunchAhead()
+    launch = Launch.AHEAD
     launch.finish(launch.begin(iter(())))
 
 
-def test_behind_an_idle_device_all_goes_at_once() -> None:
+def test_where_the_device_is_idle_all_is_launched_at_once() -> None:
     built = list[int]()
-    rest = LaunchWhenIdle().begin(forwards(built))
+    rest = Launch.WHEN_IDLE.begin(forwards(built))
     assert built == [0, 1, 2]
     assert list(rest) == []

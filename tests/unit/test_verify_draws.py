@@ -5,7 +5,7 @@ import pytest
 from engine.core.step import SampledToken, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
-from engine.mlx_backend.sampling.verify import RowDraws, ranges
+from engine.mlx_backend.sampling.verify import RowDraws, StepDraws
 from engine.values.request import SamplingParams
 
 AFTER_DRAFTS = 20
@@ -65,7 +65,7 @@ def test_each_draw_counts_the_drafts_before_it() -> None:
 
 
 def test_draws_are_in_the_order_of_the_rows() -> None:
-    assert ranges([draws_of(1, 2), draws_of(), draws_of(3)]) == [
+    assert StepDraws([draws_of(1, 2), draws_of(), draws_of(3)]).ranges() == [
         range(0, 3),
         range(3, 4),
         range(4, 6),

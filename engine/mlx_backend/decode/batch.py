@@ -94,11 +94,11 @@ class DecodeBatch:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of each arena's tables, in blocks."""
+        """The width of each arena's tables, in blocks."""
         return tuple(table.shape[1] for table in self.tables)
 
     def widths_ahead(self) -> tuple[int, ...]:
-        """What `widths` will be half a block later."""
+        """The widths that the tables need when each row is half a block further."""
         ahead = self._block_size // 2
         return tuple(
             max(width, width_bucket(max(group.n_blocks(row + ahead) for row in self._next)))
@@ -124,7 +124,7 @@ class DecodeBatch:
         return not changed or self._patch(changed)
 
     def move(self, positions: mx.array) -> None:
-        """The rows' tokens are computed, and the rows move: the next ones stand at `positions`."""
+        """Advance each row by one token; `positions`: of the tokens that come next."""
         self.positions = positions
         for index, row in enumerate(self.rows):
             row.position += 1

@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -28,7 +28,7 @@ from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket, width_bucket
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import ChunkedCacheSpec
-from engine.mlx_backend.model.patches import NO_ADAPTER, TransposedWeights
+from engine.mlx_backend.model.patches import TransposedWeights
 from engine.mlx_backend.model.rows import ArenaForward, DecodeRows, pad_tables
 from engine.mlx_backend.model.views import ForwardViews
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
@@ -61,6 +61,23 @@ class Unfit(Exception):
     """Why a model's steps cannot be compiled, in a few words."""
 
 
+Key = TypeVar("Key")
+Trace = TypeVar("Trace")
+
+
+class Traces(OrderedDict[Key, Trace]):
+    """Functions that are traced once for each key. The MOST_TRACES used last are kept."""
+
+    def use(self, key: Key, make: Callable[[Key], Trace]) -> Trace:
+        """The function of a key, which is made where there is none."""
+        if key not in self:
+            self[key] = make(key)
+            if len(self) > MOST_TRACES:
+                self.popitem(last=False)  # MLX's own cache of it goes with it
+        self.move_to_end(key)
+        return self[key]
+
+
 class CompiledDraws:
     """Draws by functions that are traced once for each kind and number of lines.
 
@@ -68,17 +85,11 @@ class CompiledDraws:
     """
 
     def __init__(self) -> None:
-        self._traces = OrderedDict[tuple[Kind, int], Callable[..., Draw]]()
+        self._traces = Traces[tuple[Kind, int], Callable[..., Draw]]()
 
     def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
         """As `draws.draw`. Raises whatever MLX raises where it cannot be compiled."""
-        key = kind, len(logits)
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = mx.compile(partial(draw, kind))
-            while len(self._traces) > MOST_TRACES:
-                self._traces.popitem(last=False)
-        self._traces.move_to_end(key)
+        trace = self._traces.use((kind, len(logits)), lambda _: mx.compile(partial(draw, kind)))
         return Draw(*trace(logits, params))
 
 
@@ -125,7 +136,7 @@ class CompiledDecode:
         ]
         self._layers = [layer for group in self._groups for layer in group.arena.layers]
         self._weights = TransposedWeights(model.model)
-        self._traces = OrderedDict[Shape, Callable[..., Outputs]]()
+        self._traces = Traces[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
         # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
@@ -159,7 +170,7 @@ class CompiledDecode:
         self._traces.clear()
 
     def forget_traces(self) -> None:
-        """The arena's planes have other shapes from now on."""
+        """Drop what is traced, because the arena's planes have changed their shapes."""
         self._traces.clear()
         self._wanted.clear()
         self._clear = self._new_clear()
@@ -174,7 +185,7 @@ class CompiledDecode:
         shape = batch.size, widths, batch.adapters is not None
         if shape not in self._traces:
             with suppress(Exception):  # it is reported when the shape is needed
-                trace = self._add_trace(shape)
+                trace = self._traces.use(shape, self._new_trace)
                 tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
                 tokens = mx.zeros(batch.size, mx.uint32)
                 self._call(trace, batch, tokens, tables, self._slots(batch))
@@ -212,7 +223,7 @@ class CompiledDecode:
         return logits, ""
 
     def _refused(self, rows: Sequence[BatchRow]) -> str | None:
-        """Why these rows have been refused lately: they are not looked at in each step."""
+        """Why these rows were refused at most REFUSED_STEPS steps ago; None if they were not."""
         if self._refusal is None or self._refusal[0] != rows:
             return None
         _, reason, steps = self._refusal
@@ -257,34 +268,23 @@ class CompiledDecode:
 
     def _adapters(self, rows: Sequence[BatchRow], lines: int) -> mx.array | None:
         """Which adapter each line takes, `[lines]`; None where no row takes any."""
-        names = [row.tables.adapter for row in rows] + [NO_ADAPTER] * (lines - len(rows))
+        names = [row.tables.adapter for row in rows]
+        names += names[-1:] * (lines - len(rows))
         return self._model.execution.adapters.indices_of(names)
 
     def _slots(self, batch: DecodeBatch) -> list[SlotId]:
-        """Of the rows' recurrent states."""
+        """The slots of the rows' recurrent states; none where the model keeps no states."""
         if not self._model.layout.states:
             return []
         return [SlotId(int(row.tables.ids(-1)[0])) for row in batch.rows]
 
     def _trace(self, shape: Shape) -> Callable[..., Outputs] | None:
         """The function of a shape. None while it has not been wanted often enough."""
-        trace = self._traces.get(shape)
-        if trace is None:
+        if shape not in self._traces:
             self._wanted[shape] += 1
             if self._wanted[shape] < self._wanted_steps:
                 return None
-            trace = self._add_trace(shape)
-        self._traces.move_to_end(shape)
-        return trace
-
-    def _add_trace(self, shape: Shape) -> Callable[..., Outputs]:
-        """A new function for this shape, which takes the place of the one that was used least
-        recently where there are too many.
-        """
-        trace = self._traces[shape] = self._new_trace(shape)
-        while len(self._traces) > MOST_TRACES:
-            self._traces.popitem(last=False)  # MLX's own cache of it goes with it
-        return trace
+        return self._traces.use(shape, self._new_trace)
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
         this, (lines, widths, _) = weakref.proxy(self), shape
@@ -327,7 +327,7 @@ class CompiledDecode:
         return mx.compile(step)
 
     def _clear_begun(self, begun: Sequence[Sequence[int]]) -> None:
-        """Zero the blocks that the rows begin: what they held may be no number."""
+        """Zero the blocks that the rows begin, which may hold NaN from an earlier use."""
         most = 1 << (len(begun[0]) - 1).bit_length()
         blocks = [
             mx.array([*ids, *[group.arena.scratch] * (most - len(ids))], mx.uint32)
@@ -348,14 +348,16 @@ class CompiledDecode:
         return [plane for layer in self._layers for plane in layer.planes if plane.size]
 
     def _put_pools(self, pools: list[mx.array]) -> None:
-        """Move these into the arenas: MLX would copy a pool that anybody else refers to."""
+        """Make these the arenas' planes, and empty the list: MLX copies a pool at its next write if
+        another reference to it is left.
+        """
         pools.reverse()
         for layer in self._layers:
             layer.planes = tuple(pools.pop() if plane.size else plane for plane in layer.planes)
 
     @contextmanager
     def _holding(self, pools: list[mx.array]) -> Iterator[None]:
-        """Meanwhile the arenas hold traced arrays."""
+        """Within the context the arenas hold these arrays, which are being traced."""
         before = [layer.planes for layer in self._layers]
         self._put_pools(pools)
         try:

@@ -162,9 +162,6 @@ class PendingReads:
         return tuple(tuple(part.get(index) for part in found) for index in range(self._n_reads))
 
 
-NO_READS = PendingReads(0, ())
-
-
 class Storage:
     """`full` holds logical blocks; `windows` and `states` are in the order of the store's groups.
 

@@ -4,13 +4,15 @@ top_k, top_p and min_p leave. `kind_of` says which of four ways a request's para
 `draw` is a pure function of arrays, which `mx.compile` can trace. A row's token depends on its own
 line of the arrays alone, bit for bit, whatever the other rows are.
 
-Compiled in itself is only what goes over a whole vocabulary or is in every draw: on a CPU a kernel
-takes a compiler the better part of a second where it has not been compiled before.
+On a CPU each primitive costs 2 to 4 us, so runs of elementwise operations are compiled by
+themselves, for draws that are not compiled as a whole. A kernel takes the compiler the better part
+of a second the first time.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -18,14 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
-from engine.mlx_backend.sampling.maxima import (
-    BLOCK_TOKENS,
-    Maxima,
-    in_whole_blocks,
-    indices,
-    strips_of,
-    totals,
-)
+from engine.mlx_backend.sampling.maxima import BLOCK_TOKENS, Maxima, indices, strips_of, total_of
 from engine.values.request import SamplingParams
 
 UNIFORM_BITS = 24
@@ -37,23 +32,29 @@ GREEDY_BELOW = 1e-5
 MISSES = 2.0**-23
 """A row with top_p takes its likeliest token if no draw is in its nucleus: less often than this."""
 
-MOST_HALVINGS = 4
+MOST_HALVINGS = 6
+"""Of a round of top_p. With 8, and 255 draws, a top_p of 0.1 took twice as long as in rounds of 15
+draws (8 rows of 8,192 tokens, two cores)."""
+
+MOST_PARTS = 8
+"""Parts of the sorted draws between which one compiled function chooses: MLX does not fuse more."""
 
 
 class DrawParams(NamedTuple):
     """What draws depend on besides the logits, one line for each row."""
 
     keys: mx.array
-    """uint32 [rows, 2]: 32 bits of the seed, and the index of the token in the output."""
+    """uint32 [rows, 1, 2]: 32 bits of the seed, and the index of the token in the output."""
     coldness: mx.array
-    """float32 [rows, 1]: 1 / temperature."""
+    """float32 [rows, 1, 1, 1]: 1 / temperature."""
     least_score: mx.array
-    """float32 [rows, 1]: the logarithm of min_p, below which a score is cut. A token's score is its
-    logit less the row's largest, times the coldness."""
+    """float32 [rows, 1, 1, 1]: the logarithm of min_p, below which a score is cut. A token's score
+    is its logit less the row's largest, times the coldness."""
     top_k: mx.array
-    """int32 [rows, 1]."""
+    """int32 [rows, 1, 1, 1]."""
     top_p: mx.array
-    """float32 [rows, 1]; infinite where it is 1, for that cuts nothing, whatever the rounding."""
+    """float32 [rows, 1, 1, 1]; infinite where it is 1, for that cuts nothing, whatever the
+    rounding."""
 
     @classmethod
     def of(
@@ -61,7 +62,7 @@ class DrawParams(NamedTuple):
     ) -> "DrawParams":
         keys = list(zip(map(_digest, seeds), output_indices, strict=True))
         return cls(
-            mx.array(np.array(keys, dtype=np.uint32)),
+            mx.array(np.array(keys, dtype=np.uint32)[:, None]),
             _column(1 / max(row.temperature, GREEDY_BELOW) for row in rows),
             _column(math.log(max(row.min_p, math.exp(LOWEST_SCORE))) for row in rows),
             _column((min(row.top_k, 2**31 - 1) for row in rows), np.int32),
@@ -75,7 +76,7 @@ class Draw(NamedTuple):
     tokens: mx.array
     """uint32 [rows]: always in the vocabulary. It means nothing where the peak is not finite."""
     peaks: mx.array
-    """float32 [rows, 1]: the row's largest logit; NaN where any is, -inf where all are."""
+    """float32 [rows, 1, 1, 1]: the row's largest logit; NaN where any is, -inf where all are."""
     next_keys: mx.array
     """The keys of the rows' next tokens."""
 
@@ -98,16 +99,21 @@ class Inverse:
     is_random: ClassVar[bool] = True
 
     def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
-        logits = in_whole_blocks(logits)
-        peaks = strips_of(logits).max(axis=1).max(axis=1, keepdims=True)
-        weights = softmax_weights(logits, peaks, params.coldness, params.least_score)
-        tokens, _ = _propose(weights, *_uniforms(params.keys, 2, 1))
-        return tokens.reshape(len(logits)), peaks
+        strips = strips_of(logits)
+        peaks = strips.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
+        weights = softmax_weights(strips, peaks, params.coldness, params.least_score)
+        proposed = _propose(_Weights.of(weights), _random_bits(params.keys, 1))
+        tokens = _token_ids(proposed.strip, proposed.column, strips.shape[3], logits.shape[1] - 1)
+        return tokens, peaks
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Rows with a top_k: that many logits are sorted, and no others."""
+    """Rows with a top_k: that many logits are sorted, and no others.
+
+    The tokens that top_k, top_p and min_p leave are the first of the sorted ones, so that the
+    nucleus and the draw share one running sum of the weights.
+    """
 
     most: int
     """At least the top_k of any row, and not much more: a row that needs few tokens does not wait
@@ -123,29 +129,29 @@ class TopK:
 
     def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
         maxima = Maxima.of(logits)
-        tokens = maxima.largest(self.most)
-        at = maxima.at(tokens)
-        weights = softmax_weights(at, maxima.peaks, params.coldness, LOWEST_SCORE)
-        weights = mx.where(indices(tokens.shape[1]) < params.top_k, weights, 0.0)
+        tokens, largest = maxima.largest(self.most)
+        ranks = indices(tokens.shape[1], axis=1)
+        weights = softmax_weights(largest, maxima.peaks, params.coldness, LOWEST_SCORE)
+        weights = _first(weights, ranks, params.top_k)
         before = mx.cumsum(weights, axis=1, inclusive=False)
         whole = weights.sum(axis=1, keepdims=True)
-        # A token stays while the tokens above it hold less than top_p; equal ones stay together.
-        inside = mx.where(before < params.top_p * whole, weights, math.inf)
-        is_kept = weights >= inside.min(axis=1, keepdims=True)
-        scores = (at - maxima.peaks) * params.coldness
-        kept = mx.where(is_kept & (scores >= params.least_score), weights, 0.0)
-        rank = _pick(kept[:, :, None], _uniforms(params.keys, 2, 1)[0]).reshape(len(tokens), 1)
-        return mx.take_along_axis(tokens, rank, axis=1).reshape(len(tokens)), maxima.peaks
+        smallest = _nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
+        weights = _cut(weights, largest, maxima.peaks, params, smallest)
+        whole = weights.sum(axis=1, keepdims=True)
+        bits = _random_bits(params.keys, 1)[..., :1]
+        rank = _reached(weights, before, whole, bits, ranks).max(axis=1, keepdims=True)
+        return mx.take_along_axis(tokens, rank, axis=1), maxima.peaks
 
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """Rows with top_p and without top_k.
+    """Rows with top_p and without top_k: rejection sampling, for to sort a vocabulary is slow.
 
-    The nucleus is not searched for: tokens are drawn from all, and the first that is inside is a
-    draw from the nucleus. Of the draws of a round, sorted, those inside are found by halving, where
-    each step sums up what is likelier than one of them. If none is inside, the next round draws
-    above the likeliest of them, as FlashInfer's sampler does.
+    Tokens are drawn from the whole vocabulary, and the first that is inside the nucleus is a draw
+    from the nucleus. The draws are sorted, and the smallest inside is found by halving: each step
+    sums up the weights above one of the draws. The likeliest token, which is always inside, stands
+    after the draws and is taken where none of them is inside. If there is another round, it draws
+    above the likeliest draw of this one, as FlashInfer's sampler does.
     """
 
     rounds: int
@@ -159,48 +165,51 @@ class TopP:
     def of(cls, top_p: float, has_min_p: bool) -> "TopP":
         """With enough draws that a row is hardly ever without one from its nucleus: see MISSES.
 
-        A draw is inside with a chance of at least top_p. Where none of a round's 15 is, a sixteenth
-        of what was outside is left to the next, on average.
+        A draw is inside with a chance of at least top_p. Where none of a round's n draws is, only
+        the share x of all that is above the likeliest of them is left, with a chance of e^(-n x);
+        then those of the next round miss with a chance of e^(-n top_p / x). The likeliest way to
+        miss in all of r rounds has a chance of e^(-r n top_p^(1/r)), and all ways together, summed
+        up numerically for n from 31 to 63, one of at most about e^r times that.
         """
-        for halvings in range(1, MOST_HALVINGS + 1):
-            if (1 - top_p) ** (2**halvings - 1) <= MISSES:
-                return cls(1, halvings, has_min_p)
-        rounds = 1 + math.ceil(-math.log2(max(top_p, MISSES)) / 2.4)
-        return cls(rounds, MOST_HALVINGS, has_min_p)
+        for rounds in count(1):
+            for halvings in range(1, MOST_HALVINGS + 1):
+                n_draws = 2**halvings - 1
+                missed = (
+                    (1 - top_p) ** n_draws
+                    if rounds == 1
+                    else math.exp(rounds - rounds * n_draws * top_p ** (1 / rounds))
+                )
+                if missed <= MISSES:
+                    return cls(rounds, halvings, has_min_p)
+        raise AssertionError("each further round makes misses rarer")
 
     def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
-        maxima = Maxima.of(logits)
-        weights = softmax_weights(maxima.logits, maxima.peaks, params.coldness, LOWEST_SCORE)
-        nucleus = params.top_p * totals(weights)
+        strips = strips_of(logits)
+        maxima = strips.max(axis=1, keepdims=True)
+        peaks = maxima.max(axis=3, keepdims=True)
+        weights = _Weights.of(softmax_weights(strips, peaks, params.coldness, LOWEST_SCORE))
+        nucleus = _Nucleus(params.top_p, weights.whole)
         if self.has_min_p:
-            weights = _cut(weights, maxima.logits, maxima.peaks, params)
-        shape = (len(logits), 2**self.halvings - 1)
-        found = list[tuple[mx.array, mx.array]]()
-        uniforms = _uniforms(params.keys, 2 * self.rounds, shape[1])
-        for first, second in zip(uniforms[::2], uniforms[1::2], strict=True):
-            proposed = _propose(weights, first, second)
-            tokens, their_weights = (array.reshape(shape) for array in proposed)
-            ranked = -mx.sort(-their_weights, axis=1)
-            n_inside = self._count_inside(weights, ranked, nucleus)
-            smallest = mx.take_along_axis(ranked, mx.maximum(n_inside, 1) - 1, axis=1)
-            earliest = mx.argmax(their_weights >= smallest, axis=1, keepdims=True)
-            found.append((n_inside > 0, mx.take_along_axis(tokens, earliest, axis=1)))
-            weights = _above(weights, ranked[:, :1])
-        chosen = maxima.likeliest()[:, None]
-        for is_inside, token in reversed(found):
-            chosen = mx.where(is_inside, token, chosen)
-        return chosen.reshape(len(logits)), maxima.peaks
-
-    def _count_inside(self, weights: mx.array, ranked: mx.array, nucleus: mx.array) -> mx.array:
-        """How many of a round's weights `ranked`, the largest first, have less above them than the
-        nucleus holds: [rows, 1].
-        """
-        n_inside = mx.zeros(nucleus.shape, dtype=mx.int32)
-        for step in (2**halving for halving in reversed(range(self.halvings))):
-            bound = mx.take_along_axis(ranked, n_inside + (step - 1), axis=1)
-            above = totals(_above(weights, bound))
-            n_inside = mx.where(above < nucleus, n_inside + step, n_inside)
-        return n_inside
+            weights = _Weights.of(_cut(weights.strips, strips, peaks, params, 0.0))
+        slots = indices(2**self.halvings, axis=2)
+        last_slot = slots.size - 1
+        is_last = mx.array(np.arange(slots.size).reshape(slots.shape) == last_slot)
+        bits = _random_bits(params.keys, self.rounds * slots.size)
+        found = list[mx.array]()
+        for of_round in mx.split(bits, self.rounds, axis=2) if self.rounds > 1 else [bits]:
+            proposed = _propose(weights, of_round, _Likeliest(maxima, peaks, is_last))
+            ranked = mx.sort(proposed.weights, axis=2)
+            bound, above = _search(weights.strips, ranked, nucleus)
+            keys = _keys_inside(
+                proposed, bound, above, nucleus, slots, strips.shape[3], logits.shape[1] - 1
+            )
+            found.append(keys.min(axis=2, keepdims=True))
+            if len(found) < self.rounds:
+                weights = _Weights.of(_above(weights.strips, ranked[:, :, -2:-1]))
+        chosen = found.pop()
+        for key in reversed(found):
+            chosen = mx.where(key < last_slot << 32, key, chosen)
+        return chosen.astype(mx.uint32), peaks  # the lower half of a key is the token
 
 
 Kind: TypeAlias = Greedy | Inverse | TopK | TopP
@@ -218,62 +227,143 @@ def kind_of(params: SamplingParams) -> Kind:
 def draw(kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
     """A token for each row of logits [rows, vocab], of any float type. Lazy."""
     tokens, peaks = kind.choose(logits.astype(mx.float32), params)
-    if logits.shape[1] % BLOCK_TOKENS:
-        tokens = mx.minimum(tokens, logits.shape[1] - 1)  # NaN may lead into the padding
     following = mx.array(np.array([0, 1], dtype=np.uint32))
-    return Draw(tokens, peaks, params.keys + following if kind.is_random else params.keys)
+    next_keys = params.keys + following if kind.is_random else params.keys
+    return Draw(tokens.reshape(len(logits)), peaks, next_keys)
 
 
-def _uniforms(keys: mx.array, n_arrays: int, count: int) -> list[mx.array]:
-    """An even number of arrays [rows, 1, count] of random numbers in (0, 1].
+def _random_bits(keys: mx.array, n: int) -> mx.array:
+    """Pairs of random numbers of 32 bits: uint32 [rows, 1, n, 2].
 
     MLX's generator is Threefry, a function of a key and a counter: the numbers of one key tell
     nothing about those of the next.
     """
-    bits = mx.vmap(lambda key: mx.random.split(key, n_arrays * count // 2))(keys)
-    uniforms = _to_uniforms(bits.reshape(len(keys), n_arrays, count))
-    return list(mx.split(uniforms, n_arrays, axis=1))
+    return mx.vmap(mx.vmap(lambda key: mx.random.split(key, n)))(keys)
 
 
-@mx.compile
-def _to_uniforms(bits: mx.array) -> mx.array:
+def _uniforms(bits: mx.array) -> mx.array:
     """Multiples of 2^-24 in (0, 1]."""
     return ((bits >> (32 - UNIFORM_BITS)) + 1).astype(mx.float32) * 2.0**-UNIFORM_BITS
 
 
-def _propose(weights: mx.array, first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
-    """Tokens drawn by their weights [rows, vocab], and the weights of these: [rows, 1, n] each.
+# Tokens drawn by the weights of a whole vocabulary
 
-    The uniform numbers `first` [rows, 1, n] draw one of the strips' columns, `second` one of the
-    column's tokens.
+
+class _Weights(NamedTuple):
+    """The weights of all tokens, and their sums."""
+
+    strips: mx.array
+    """[rows, BLOCK_TOKENS, 1, n], as `strips_of` has the logits."""
+    columns: mx.array
+    """[rows, 1, 1, n]: the sum of each column of the strips."""
+    whole: mx.array
+    """[rows, 1, 1, 1]."""
+
+    @classmethod
+    def of(cls, strips: mx.array) -> "_Weights":
+        columns = strips.sum(axis=1, keepdims=True)
+        return cls(strips, columns, columns.sum(axis=3, keepdims=True))
+
+
+class _Likeliest(NamedTuple):
+    """Makes the last of several draws the likeliest token."""
+
+    maxima: mx.array
+    """[rows, 1, 1, n]: the largest logit of each column."""
+    peaks: mx.array | float
+    """[rows, 1, 1, 1]: the largest of all."""
+    is_last: mx.array
+    """bool [1, 1, draws, 1]."""
+
+
+class _Proposed(NamedTuple):
+    """Tokens drawn: [rows, 1, draws, 1] each."""
+
+    strip: mx.array
+    column: mx.array
+    weights: mx.array
+
+
+def _propose(weights: _Weights, bits: mx.array, likeliest: _Likeliest | None = None) -> _Proposed:
+    """Tokens drawn by their weights: of each pair of random numbers [rows, 1, draws, 2] the first
+    draws a column of the strips, and the second one of its tokens.
     """
-    strips = strips_of(weights)
-    rows, _, n_columns = strips.shape
-    column = _pick(strips.sum(axis=1, keepdims=True).reshape(rows, n_columns, 1), first)
-    inside = mx.take_along_axis(strips, column, axis=2)
-    strip = _pick(inside, second)
-    return strip * n_columns + column, mx.take_along_axis(inside, strip, axis=1)
+    first, second = mx.split(bits, 2, axis=3)
+    column = _pick(weights.columns, weights.whole, first, 3, likeliest)
+    # A CPU gathers four times as fast where the indices are along the axis.
+    rows, _, n_draws, _ = column.shape
+    inside = mx.take_along_axis(weights.strips, column.reshape(rows, 1, 1, n_draws), axis=3)
+    inside = inside.reshape(rows, BLOCK_TOKENS, n_draws, 1)
+    if likeliest is not None:
+        likeliest = _Likeliest(inside, 1.0, likeliest.is_last)  # of the peak the weight is 1
+    strip = _pick(inside, inside.sum(axis=1, keepdims=True), second, 1, likeliest)
+    return _Proposed(strip, column, mx.take_along_axis(inside, strip, axis=1))
 
 
-def _pick(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """Indices along the middle axis drawn by weights [rows, size, 1 or n]: uint32 [rows, 1, n].
+def _pick(
+    weights: mx.array, whole: mx.array, bits: mx.array, axis: int, likeliest: _Likeliest | None
+) -> mx.array:
+    """Indices along an axis, drawn by weights whose sum is `whole`: uint32.
 
     Each is the last index that weighs something and has less before it than the wanted part of the
-    whole, `uniforms` [rows, 1, n], which is above 0. As the first index that weighs something has
-    nothing before it, no rounding and no order of a device's sums leads to one that weighs nothing.
-    Where nothing weighs anything, it is 0.
+    whole, which is above 0. As the first index that weighs something has nothing before it, no
+    rounding and no order of a device's sums leads to one that weighs nothing. Where nothing weighs
+    anything, it is 0.
     """
-    before = mx.cumsum(weights, axis=1, inclusive=False)
-    whole = weights.sum(axis=1, keepdims=True)
-    ids = indices(weights.shape[1])[:, None]
-    return _if_reached(before, uniforms, whole, weights, ids).max(axis=1, keepdims=True)
+    before = mx.cumsum(weights, axis=axis, inclusive=False)
+    ids = indices(weights.shape[axis], axis)
+    return _reached(weights, before, whole, bits, ids, likeliest).max(axis=axis, keepdims=True)
 
 
 @mx.compile
-def _if_reached(
-    before: mx.array, uniforms: mx.array, whole: mx.array, weights: mx.array, ids: mx.array
+def _reached(
+    weights: mx.array,
+    before: mx.array,
+    whole: mx.array,
+    bits: mx.array,
+    ids: mx.array,
+    likeliest: _Likeliest | None = None,
 ) -> mx.array:
-    return mx.where((before < uniforms * whole) & (weights > 0), ids, 0)
+    is_reached = (before < _uniforms(bits) * whole) & (weights > 0)
+    if likeliest is not None:
+        is_likeliest = likeliest.maxima >= likeliest.peaks
+        is_reached = mx.where(likeliest.is_last, is_likeliest, is_reached)
+    return mx.where(is_reached, ids, 0)
+
+
+@mx.compile
+def _token_ids(strip: mx.array, column: mx.array, n_columns: int, last_token: int) -> mx.array:
+    """The ids of tokens in strips. NaN may lead into the padding, which begins after a token."""
+    return mx.minimum(strip * n_columns + column, last_token)
+
+
+# The cuts
+
+
+@mx.compile
+def _first(weights: mx.array, ranks: mx.array, top_k: mx.array) -> mx.array:
+    """The weights of tokens in order, 0 where top_k cuts them."""
+    return mx.where(ranks < top_k, weights, 0.0)
+
+
+@mx.compile
+def _nucleus(weights: mx.array, before: mx.array, whole: mx.array, top_p: mx.array) -> mx.array:
+    """The weights of tokens in order, infinite where the tokens before hold top_p or more. A token
+    that weighs as much as the smallest stays as well."""
+    return mx.where(before < top_p * whole, weights, math.inf)
+
+
+@mx.compile
+def _cut(
+    weights: mx.array,
+    logits: mx.array,
+    peaks: mx.array,
+    params: DrawParams,
+    least: mx.array | float,
+) -> mx.array:
+    """The weights, 0 where they are below the least or where min_p cuts them."""
+    is_kept = (weights >= least) & ((logits - peaks) * params.coldness >= params.least_score)
+    return mx.where(is_kept, weights, 0.0)
 
 
 @mx.compile
@@ -281,10 +371,65 @@ def _above(weights: mx.array, bound: mx.array) -> mx.array:
     return mx.where(weights > bound, weights, 0.0)
 
 
+class _Nucleus(NamedTuple):
+    """The likeliest tokens that together hold `top_p` of the whole: [rows, 1, 1, 1] each."""
+
+    top_p: mx.array
+    whole: mx.array
+
+
+def _search(strips: mx.array, ranked: mx.array, nucleus: _Nucleus) -> tuple[mx.array, mx.array]:
+    """The nucleus's bound among weights `ranked` [rows, 1, n, 1], the smallest first, the last of
+    which is inside: [rows, 1, 1, 1], and the sum of all weights above it. Weights above the bound
+    are inside, smaller ones outside; those equal to it are inside if the sum says so.
+    """
+    while True:
+        n_parts = min(MOST_PARTS, ranked.shape[2])
+        parts, sums = list(mx.split(ranked, n_parts, axis=2)), list[mx.array]()
+        while n_parts >> len(sums) > 1:
+            bound = _halved(parts, sums, nucleus)[:, :, -1:]
+            sums.append(total_of(_above(strips, bound)))
+        if ranked.shape[2] == n_parts:
+            return bound, sums[-1]
+        ranked = _halved(parts, sums, nucleus)
+
+
 @mx.compile
-def _cut(weights: mx.array, logits: mx.array, peaks: mx.array, params: DrawParams) -> mx.array:
-    """The weights of all logits, 0 where min_p cuts them."""
-    return mx.where((logits - peaks) * params.coldness >= params.least_score, weights, 0.0)
+def _halved(parts: list[mx.array], sums: list[mx.array], nucleus: _Nucleus) -> mx.array:
+    """The last of the lower half of those parts, in order, that hold the nucleus's bound.
+
+    sums[i]: of all weights above the last one of the i-th lower half.
+    """
+    for above in sums:
+        half = len(parts) // 2
+        is_outside = above / nucleus.whole >= nucleus.top_p
+        halves = zip(parts[:half], parts[half:], strict=True)
+        parts = [mx.where(is_outside, upper, lower) for lower, upper in halves]
+    return parts[(len(parts) - 1) // 2]
+
+
+@mx.compile
+def _keys_inside(
+    proposed: _Proposed,
+    bound: mx.array,
+    above: mx.array,
+    nucleus: _Nucleus,
+    slots: mx.array,
+    n_columns: int,
+    last_token: int,
+) -> mx.array:
+    """int64 keys that rise with the slots, and whose lower half is the token, for what is inside
+    the nucleus and for the last slot; for others one that is above all of these.
+    """
+    weights = proposed.weights
+    is_bound_inside = above / nucleus.whole < nucleus.top_p
+    is_inside = mx.where(is_bound_inside, weights >= bound, weights > bound)
+    tokens = _token_ids(proposed.strip, proposed.column, n_columns, last_token)
+    keys = slots.astype(mx.int64) * 2**32 + tokens.astype(mx.int64)
+    return mx.where(is_inside | (slots == slots.size - 1), keys, 2**62)
+
+
+# Parameters
 
 
 def _digest(seed: int) -> int:
@@ -294,4 +439,4 @@ def _digest(seed: int) -> int:
 
 
 def _column(values: Iterable[float], dtype: npt.DTypeLike = np.float32) -> mx.array:
-    return mx.array(np.array(list(values), dtype=dtype)[:, None])
+    return mx.array(np.array(list(values), dtype=dtype)[:, None, None, None])

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from engine.core.step import Sampling
 from engine.mlx_backend.sampling.draws import Kind, kind_of
-from engine.values.request import SamplingParams
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
 """repetition_penalty, presence_penalty and frequency_penalty that change nothing."""
@@ -33,120 +32,92 @@ class Edits(NamedTuple):
     """
 
 
-class TokenEdits:
-    """The edits of one sequence, in a table that grows as tokens are generated.
+class SamplingRow:
+    """The sampling state of one sequence: where it is in its output, and its edits, in a table that
+    grows as tokens are generated. Mutable: it follows the tokens that are sampled.
 
     repetition_penalty as in CTRL (arXiv:1909.05858), presence and frequency as OpenAI has them.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         params = sampling.params
-        self._params = params
+        self.params = params
+        self.kind: Kind = kind_of(params)
+        self.seed = sampling.seed
+        self.output_index = sampling.output_index  # of the token that is drawn next
         off = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self._is_constant = off == PENALTIES_OFF  # whatever is generated
-        self.banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
+        self._banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
         biases = {token: bias for token, bias in params.logit_bias.items() if token in _TOKEN_IDS}
         self._counts = Counter(sampling.output_tokens)
         seen = dict.fromkeys([*sampling.prompt_tokens, *self._counts])
-        self.slots = {token: slot for slot, token in enumerate(biases | seen)}
-        self._tokens = np.array(list(self.slots), dtype=np.uint32)
-        self._values = _unchanged(len(self.slots))
+        self._slots = {token: slot for slot, token in enumerate(biases | seen)}
+        self._tokens = np.array(list(self._slots), dtype=np.uint32)
+        self._values = _unchanged(len(self._slots))
         self._values[_BIAS, self._slots_of(biases)] = list(biases.values())
         self._values[_DIVISOR, self._slots_of(seen)] = params.repetition_penalty
         penalties = [self._penalty(count) for count in self._counts.values()]
         self._values[_PENALTY, self._slots_of(self._counts)] = penalties
 
     @property
-    def edits(self) -> Edits:
-        """A view: it changes as tokens are counted."""
-        n_tokens = len(self.slots)
-        return Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
+    def has_edits(self) -> bool:
+        """Whether `edits` changes any token."""
+        return bool(self._slots or (self._banned and self._is_banning))
 
-    def with_bans(self) -> Edits:
-        """The edits, and the banned tokens ruled out."""
-        known = [token for token in self.banned if token in self.slots]
-        others = [token for token in self.banned if token not in self.slots]
-        tokens, values = self.edits
+    def edits(self) -> Edits:
+        """What to change about the logits of single tokens. The banned ones are ruled out while the
+        output is shorter than min_tokens.
+        """
+        if not self._is_banning:
+            return self.edits_with_mask()
+        tokens, values = self.edits_with_mask()
+        known = [token for token in self._banned if token in self._slots]
+        others = [token for token in self._banned if token not in self._slots]
         values = np.concatenate([values, _unchanged(len(others))], axis=1)
         values[_PENALTY, [*self._slots_of(known), *range(len(tokens), values.shape[1])]] = math.inf
         return Edits(np.concatenate([tokens, np.array(others, dtype=np.uint32)]), values)
 
-    def followed_by(self, token_id: int) -> "TokenEdits":
-        """The edits after one more token. Where it changes nothing they are these."""
-        if self._is_constant:
-            return self
-        edits = copy(self)
-        edits._counts, edits.slots = self._counts.copy(), self.slots.copy()
-        edits._tokens, edits._values = self._tokens.copy(), self._values.copy()
-        edits.count(token_id)
-        return edits
+    def edits_with_mask(self) -> Edits:
+        """What to change where a mask rules out the banned tokens. A view: it changes as tokens are
+        accepted.
+        """
+        n_tokens = len(self._slots)
+        return Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
 
-    def count(self, token_id: int) -> None:
-        """One more token has been generated."""
+    def accept(self, token_id: int) -> None:
+        """Take note of the token that was sampled last."""
+        self.output_index += 1
         if self._is_constant:
             return
-        params = self._params
         self._counts[token_id] += 1
-        slot = self.slots.setdefault(token_id, len(self.slots))
+        slot = self._slots.setdefault(token_id, len(self._slots))
         if slot == len(self._tokens):
             more = slot + 64
             self._tokens = np.concatenate([self._tokens, np.zeros(more, dtype=np.uint32)])
             self._values = np.concatenate([self._values, _unchanged(more)], axis=1)
         self._tokens[slot] = token_id
-        self._values[_DIVISOR, slot] = params.repetition_penalty
+        self._values[_DIVISOR, slot] = self.params.repetition_penalty
         self._values[_PENALTY, slot] = self._penalty(self._counts[token_id])
-
-    def _slots_of(self, tokens: Iterable[int]) -> list[int]:
-        return [self.slots[token] for token in tokens]
-
-    def _penalty(self, count: int) -> float:
-        """What a token loses that has been generated `count` times, at least once."""
-        return self._params.presence_penalty + self._params.frequency_penalty * count
-
-
-class SamplingRow:
-    """The sampling state of one sequence. Mutable: it follows the tokens that are sampled."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.params: SamplingParams = sampling.params
-        self.kind: Kind = kind_of(sampling.params)
-        self.seed = sampling.seed
-        self._output_index = sampling.output_index
-        self._edits = TokenEdits(sampling)
-
-    @property
-    def output_index(self) -> int:
-        """The index in the output of the token that is drawn next."""
-        return self._output_index
-
-    @property
-    def has_edits(self) -> bool:
-        """Whether `edits` changes any token."""
-        return bool(self._edits.slots or (self._edits.banned and self._is_banning))
-
-    def accept(self, token_id: int) -> None:
-        """Take note of the token that was sampled last."""
-        self._output_index += 1
-        self._edits.count(token_id)
 
     def followed_by(self, token_id: int) -> "SamplingRow":
         """The state as it would be after that token; this one stays as it is."""
         row = copy(self)
-        row._output_index += 1
-        row._edits = self._edits.followed_by(token_id)
+        if not self._is_constant:
+            row._counts, row._slots = self._counts.copy(), self._slots.copy()
+            row._tokens, row._values = self._tokens.copy(), self._values.copy()
+        row.accept(token_id)
         return row
-
-    def edits(self) -> Edits:
-        """What to change about the logits of single tokens; bans as long as they hold."""
-        return self._edits.with_bans() if self._is_banning else self._edits.edits
-
-    def edits_with_mask(self) -> Edits:
-        """What to change where a mask rules out the banned tokens: no bans."""
-        return self._edits.edits
 
     @property
     def _is_banning(self) -> bool:
-        return self._output_index < self.params.min_tokens
+        return self.output_index < self.params.min_tokens
+
+    def _slots_of(self, tokens: Iterable[int]) -> list[int]:
+        return [self._slots[token] for token in tokens]
+
+    def _penalty(self, count: int) -> float:
+        """What a token loses that has been generated `count` times, at least once."""
+        return self.params.presence_penalty + self.params.frequency_penalty * count
 
 
 def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:

@@ -12,45 +12,45 @@ from engine.core.step import Masks, SampledToken
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
-from engine.mlx_backend.sampling.maxima import Maxima, totals
+from engine.mlx_backend.sampling.maxima import Maxima, strips_of, total_of
 from engine.values.output import TokenLogprob
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], in no order. Lazy."""
+    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], the best first, of
+    equal logits the lowest id first. Lazy.
+    """
 
     tokens: mx.array
     logprobs: mx.array
     top_tokens: mx.array
     top_logprobs: mx.array
 
+    @classmethod
+    def of(cls, maxima: Maxima, tokens: mx.array, width: int) -> "Scores":
+        """Scores of one token [rows] for each row of logits, and `width` alternatives."""
+        rows = len(tokens)
+        weights = softmax_weights(strips_of(maxima.logits), maxima.peaks, 1.0, LOWEST_SCORE)
+        normalizer = (maxima.peaks + mx.log(total_of(weights))).reshape(rows, 1)
+        logits = mx.take_along_axis(maxima.logits, tokens[:, None], axis=1)
+        logprobs = (logits - normalizer)[:, 0]
+        if width == 0:
+            nothing = mx.zeros((rows, 0))
+            return cls(tokens, logprobs, nothing.astype(mx.uint32), nothing)
+        top_tokens, top_logits = (array.reshape(rows, -1) for array in maxima.largest(width))
+        return cls(tokens, logprobs, top_tokens, top_logits - normalizer)
+
     def read(self, tops: Sequence[int]) -> list[TokenLogprob]:
-        """Each row with its number of alternatives, best first, of equal ones the lowest id."""
+        """Each row with its number of alternatives. Waits for what is not evaluated."""
         rows = zip(*(as_list(array) for array in self), tops, strict=True)
         return [
-            TokenLogprob(token, logprob, tuple(_best(zip(ids, logprobs, strict=True), top)))
+            TokenLogprob(token, logprob, tuple(zip(ids[:top], logprobs[:top], strict=True)))
             for token, logprob, ids, logprobs, top in rows
         ]
 
 
-def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
-    """Scores of one token [rows] for each row of logits, and `width` alternatives."""
-    weights = softmax_weights(maxima.logits, maxima.peaks, 1.0, LOWEST_SCORE)
-    normalizer = maxima.peaks + mx.log(totals(weights))
-    logprobs = maxima.at(tokens[:, None]) - normalizer
-    if width == 0:
-        nothing = mx.zeros((len(tokens), 0))
-        return Scores(tokens, logprobs[:, 0], nothing.astype(mx.uint32), nothing)
-    top_tokens = maxima.largest(width)
-    return Scores(tokens, logprobs[:, 0], top_tokens, maxima.at(top_tokens) - normalizer)
-
-
 def as_list(array: mx.array) -> list[Any]:
     return cast(list[Any], array.tolist())
-
-
-def _best(candidates: Iterable[tuple[int, float]], top: int) -> list[tuple[int, float]]:
-    return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:top]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Drawn:
     the device. Those of padding rows, after the others, mean nothing."""
     _peaks: mx.array
     _n_rows: int
-    _scored: tuple[int, ...]
-    _tops: tuple[int, ...]
+    _tops: dict[int, int]  # of the rows that ask for logprobs: how many alternatives
     _scores: Scores | None
 
     def arrays(self) -> list[mx.array]:
@@ -76,9 +75,10 @@ class Drawn:
         None where a row's logits leave nothing to sample: NaN, +inf, or every token ruled out.
         """
         sampled = [SampledToken(token_id) for token_id in as_list(self.tokens)[: self._n_rows]]
-        reports = self._scores.read(self._tops) if self._scores else ()
-        for row, report in zip(self._scored, reports, strict=True):
-            sampled[row] = SampledToken(report.token_id, report)
+        if self._scores is not None:
+            reports = self._scores.read(list(self._tops.values()))
+            for row, report in zip(self._tops, reports, strict=True):
+                sampled[row] = SampledToken(report.token_id, report)
         usable = _are_usable(self._peaks)
         return [token if use else None for token, use in zip(sampled, usable, strict=False)]
 
@@ -141,10 +141,15 @@ class Sampler:
         if logits.shape[0] < len(rows) or logits.shape[1:] != (self._vocab_size,):
             raise ValueError(f"logits are {logits.shape}, not {(len(rows), self._vocab_size)}")
         drawn = self._draw(_edited(logits, rows, masks, masked), rows)
-        scored = [index for index, row in enumerate(rows) if row.params.top_logprobs is not None]
-        tops = [rows[index].params.top_logprobs or 0 for index in scored]
-        scores = _score_rows(logits, drawn.tokens, scored, max(tops, default=0))
-        return Drawn(drawn.tokens, drawn.peaks, len(rows), tuple(scored), tuple(tops), scores)
+        asked = [row.params.top_logprobs for row in rows]
+        tops = {index: top for index, top in enumerate(asked) if top is not None}
+        scores = None
+        if tops:
+            chosen = mx.array(list(tops))
+            maxima = Maxima.of(logits[chosen].astype(mx.float32))
+            width = min(max(tops.values()), self._vocab_size)
+            scores = Scores.of(maxima, drawn.tokens[chosen], width)
+        return Drawn(drawn.tokens, drawn.peaks, len(rows), tops, scores)
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> Scored:
         """Log-probabilities of given tokens, one for each row of logits [n, vocab], n at least 1.
@@ -155,7 +160,7 @@ class Sampler:
             raise ValueError(f"logits are {logits.shape}, not {expected}")
         tokens = mx.array(list(next_tokens), dtype=mx.uint32)
         maxima = Maxima.of(logits.astype(mx.float32))
-        return Scored(maxima.peaks, score(maxima, tokens, min(top, self._vocab_size)), top)
+        return Scored(maxima.peaks, Scores.of(maxima, tokens, min(top, self._vocab_size)), top)
 
     def _draw(self, logits: mx.array, rows: Sequence[SamplingRow]) -> Draw:
         """Draws for all rows of logits, rows of one kind together. Padding is as the last row."""
@@ -205,14 +210,6 @@ def _edited(
     return keep_allowed(edited, _masks_of_all(len(logits), masks, masked))
 
 
-def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int) -> Scores | None:
-    if not rows:
-        return None
-    index = mx.array(rows)
-    maxima = Maxima.of(logits[index].astype(mx.float32))
-    return score(maxima, tokens[index], min(width, logits.shape[1]))
-
-
 def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
     """The masks, and between them the rows that may choose any token: one pass over all logits is
     cheaper than to take some rows out and put them back.
@@ -223,4 +220,4 @@ def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
 
 
 def _are_usable(peaks: mx.array) -> Iterable[bool]:
-    return [math.isfinite(peak) for [peak] in as_list(peaks)]
+    return [math.isfinite(peak) for peak in as_list(peaks.flatten())]

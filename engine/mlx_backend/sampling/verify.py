@@ -61,12 +61,6 @@ class RowDraws:
         self.row.rewind(self.n - len(tokens))
 
 
-def ranges(draws: Sequence[RowDraws]) -> list[range]:
-    """The indices of each row's draws among all draws, which are in the order of the rows."""
-    bounds = accumulate((one.n for one in draws), initial=0)
-    return [range(first, stop) for first, stop in pairwise(bounds)]
-
-
 @dataclass(slots=True)
 class StepDraws:
     """All draws of a step, in the order of the rows, and the logits of each: `[draws, vocab]`, in
@@ -120,7 +114,7 @@ class StepDraws:
 
     def firsts(self) -> list[int]:
         """The index of each row's first draw."""
-        return [own.start for own in ranges(self.rows)]
+        return [own.start for own in self.ranges()]
 
     def accepted_tokens(
         self, drawn: Sequence[SampledToken | None]
@@ -129,8 +123,13 @@ class StepDraws:
         for one, own in self._ranges():
             yield one, one.accepted_tokens(drawn[own.start : own.stop])
 
+    def ranges(self) -> list[range]:
+        """The indices of each row's draws among all draws."""
+        bounds = accumulate((one.n for one in self.rows), initial=0)
+        return [range(first, stop) for first, stop in pairwise(bounds)]
+
     def _ranges(self) -> list[tuple[RowDraws, range]]:
-        return list(zip(self.rows, ranges(self.rows), strict=True))
+        return list(zip(self.rows, self.ranges(), strict=True))
 
     def _reduce(self, stay: Sequence[tuple[RowDraws, range]]) -> None:
         """`stay`: the rows that are left, and the indices of their draws among the present ones."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend import host
-from engine.mlx_backend.runner import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.runner import Launch
 from engine.values.settings import EngineConfig
 from measuring.device import (
     BLOCK_SIZE,
@@ -131,16 +131,16 @@ def test_memory_is_held_against_what_was_promised() -> None:
         assert 0 < float(figures["taken_times"]) < 1
 
 
-LAUNCHED = {LaunchAhead: "launched ahead", LaunchWhenIdle: "launched when idle"}
+LAUNCHED = {Launch.AHEAD: "launched ahead", Launch.WHEN_IDLE: "launched when idle"}
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("launch", launches(), ids=lambda launch: type(launch).__name__)
+@pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
 def test_no_write_copies_a_pool_under_a_launch_that_serves(launch: Launch, tmp_path: Path) -> None:
     cases = cases_of(Task("donation", 0, CONFIG, tmp_path))
     compiled = [f"compiled, {name}" for name in LAUNCHED.values()]
     assert list(cases) == [*LAUNCHED.values(), *compiled]
-    for name in (LAUNCHED[type(launch)], f"compiled, {LAUNCHED[type(launch)]}"):
+    for name in (LAUNCHED[launch], f"compiled, {LAUNCHED[launch]}"):
         figures = cases[name]()
         assert float(figures["pool_mib"]) >= 16
         assert float(figures["pools_times"]) < 0.5
