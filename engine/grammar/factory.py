@@ -5,6 +5,7 @@ from functools import partial
 from itertools import dropwhile
 
 from engine.api import InvalidRequest
+from engine.grammar.answers import Verdict
 from engine.grammar.guide import (
     AllBut,
     BehindMarker,
@@ -20,7 +21,6 @@ from engine.grammar.guide import (
     UntilItFails,
 )
 from engine.grammar.matcher import Matcher
-from engine.grammar.remote.trials import Verdict
 from engine.values.request import (
     Alternative,
     Constraint,

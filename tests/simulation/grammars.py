@@ -6,11 +6,11 @@ from random import Random
 import numpy as np
 
 from engine.core.step import SequenceId
+from engine.grammar.answers import Verdict
 from engine.grammar.factory import GuideMaker, untried
 from engine.grammar.guide import GuideFactory
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
-from engine.grammar.remote.trials import Verdict
 from engine.values.request import Request
 from tests.looking_ahead import told_ahead
 from tests.simulation.census import Census, Happening

@@ -9,11 +9,11 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
+from engine.grammar.answers import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.grammar.factory import GuideMaker, is_dispensable
 from engine.grammar.guide import Guide, matcher_of
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.matcher import Answer, Refused, Unanswerable
-from engine.grammar.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.values.request import (
     Alternative,
     Constraint,

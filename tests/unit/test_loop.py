@@ -147,6 +147,23 @@ def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_aw
     assert at_collect == [(1, [0.0])]
 
 
+def test_streams_without_grammars_never_call_for_answers(
+    late: LoopHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no process starts for them either: the first session starts the pool."""
+
+    def called(*arguments: object) -> None:
+        raise AssertionError("a grammar that nobody has asked for")
+
+    for name in ("ask", "look_ahead", "retain", "wait"):
+        monkeypatch.setattr(late.answers, name, called)
+    for name in ("one", "two"):
+        late.ask(name, 5, 9, is_held=False)
+    while late.turn() is not None:
+        pass
+    assert sum(event.finish_reason is FinishReason.LENGTH for event in late.events) == 2
+
+
 def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(
     late: LoopHarness,
 ) -> None:
