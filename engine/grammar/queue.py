@@ -201,6 +201,7 @@ class JobQueue:
         self.waiting: dict[Session, None] = {}
         self.usage = Usage()
         self._arrivals = count()
+        self._trial_waits = False  # for one of the other workers, before what is placed after it
 
     def add(self, session: Session) -> None:
         """Queue a session, unless a worker has a job of it: the pool adds it again after that."""
@@ -217,6 +218,7 @@ class JobQueue:
             used_seconds = self.usage.seconds(session.client, now)
             return used_seconds + USAGE_SECONDS * session.deaths, session.arrival
 
+        self._trial_waits = False
         return sorted(self.waiting, key=price)
 
     def place(self, session: Session, now: float) -> Worker | None:
@@ -264,7 +266,8 @@ class JobQueue:
             return min(idle, key=lambda one: (len(one.sessions), one.is_empty))
         is_hopeful = len(session.grammar.text) <= HOPEFUL_CHARACTERS
         is_free = not first.jobs and self.admits(first, session, now)
-        return first if is_hopeful and is_free else None
+        self._trial_waits = not (is_hopeful and is_free)
+        return None if self._trial_waits else first
 
     def _place_alone(self, session: Session) -> Worker | None:
         """The worker that is kept for the session, or one to keep for it: it must have done nothing
@@ -288,7 +291,8 @@ class JobQueue:
             return True
         is_short = _predicted_seconds(session, worker) <= SHORT_SECONDS
         has_room = worker.jobs[-1].is_short and len(worker.jobs) < PIPELINED_JOBS
-        return is_short and has_room and not _is_stalled(worker, now)
+        is_held = self._trial_waits and worker is not self.workers[0]
+        return is_short and has_room and not is_held and not _is_stalled(worker, now)
 
     def take(self, session: Session, worker: Worker, now: float) -> Job:
         """The session's next job is the worker's from now on."""

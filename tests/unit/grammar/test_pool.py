@@ -151,6 +151,31 @@ def test_a_worker_has_few_jobs_at_a_time(scene: Scene) -> None:
     assert late["id"] == PIPELINED_JOBS + 2
 
 
+def test_a_trial_that_is_next_gets_a_worker_that_has_always_more_to_do(scene: Scene) -> None:
+    """No more short jobs are sent there until it is free for the trial."""
+    texts = {0: "a", 1: "b"}
+    for text in texts.values():
+        try_grammar(scene, text, text)
+    for process in texts:
+        (job,) = scene.requests(process)
+        scene.process(process).verdict(job)
+        scene.turn()
+    running = {}
+    for process, text in texts.items():
+        scene.ask(process, "busy", matcher(text=text))
+        (running[process],) = scene.requests(process)
+    scene.process(0).mask(running[0], 0, 0.01)
+    scene.turn()
+    scene.ask(2, "busy", matcher(text="a"))
+    (more,) = scene.requests(0)
+    try_grammar(scene, "new", "x" * (HOPEFUL_CHARACTERS + 1))
+    scene.ask(3, "busy", matcher(text="a"))
+    assert scene.requests(0) == []
+    scene.process(0).mask(more, 0)
+    (next_job,) = scene.requests(0)
+    assert next_job["do"] == "try"
+
+
 def test_seconds_count_for_a_minute() -> None:
     usage = Usage()
     usage.add("a", 1.0, 0.0)
