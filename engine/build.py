@@ -16,12 +16,11 @@ from engine.core.thread import EngineParts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.opening import open_disk_cache
 from engine.drafts.policy import DraftPolicy
+from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.masks import mask_words
-from engine.grammar.remote.answers import RemoteAnswers
-from engine.grammar.remote.process import GrammarProcesses
-from engine.grammar.remote.trials import Trials
+from engine.grammar.pool import GrammarPool
+from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage
-from engine.grammar.vocabulary import Vocabulary
 from engine.mlx_backend.backend import load_backend
 from engine.output.detokenizer import detokenizer_factory
 from engine.output.text import output_factory
@@ -92,28 +91,19 @@ def assemble(
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
-    answers = RemoteAnswers(
-        processes.start,
-        processes.start_in_background,
-        processes.starter,
-        mask_words(vocabulary.size),
-        partial(observe, metrics.mask_seconds),
-    )
+    grammar_pool = GrammarPool(processes, mask_words(vocabulary.size))
+    answers = MatcherAnswers(grammar_pool, partial(observe, metrics.mask_seconds))
     grammar = GrammarStage(scheduler, answers, metrics.now)
     loop = EngineLoop(
         scheduler, backend.runner, inbox, deliver, backend.bytes, grammar, backend.rest
     )
 
-    def release_thread() -> None:
-        processes.close()
-        backend.release_thread()
-
     return EngineParts(
         loop=loop,
         card=card,
         limits=limits,
-        trials=Trials(processes.start_in_background),
+        trials=Trials(grammar_pool),
         memory=backend.memory,
         decode=backend.decode,
-        release_thread=release_thread,
+        release_thread=backend.release_thread,
     )

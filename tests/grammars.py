@@ -7,12 +7,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.core.step import SequenceId
+from engine.grammar.answers import Verdict, too_long
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.grammar.phases import check_verdicts, grammar_plan, untried
-from engine.grammar.remote.trials import Verdict, too_long
 from engine.grammar.state import GrammarPlan, GrammarState
-from engine.grammar.worker.grammar import GrammarError, compile_grammar, probe
+from engine.grammar.worker import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, Request
 

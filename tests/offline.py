@@ -17,8 +17,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
-from engine.grammar.remote.answers import Answers
-from engine.grammar.stage import GrammarStage
+from engine.grammar.stage import Answers, GrammarStage
 from engine.grammar.state import GrammarPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.decode.choice import DecodePath

@@ -16,6 +16,7 @@ from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import Limits, prepare, validate
 from engine.core.statistics import snapshot
+from engine.grammar.answers import Trials, Verdict
 from engine.grammar.phases import (
     Verdicts,
     all_refused,
@@ -24,7 +25,6 @@ from engine.grammar.phases import (
     is_dispensable,
     untried,
 )
-from engine.grammar.remote.trials import Trials, Verdict
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
@@ -237,7 +237,6 @@ class EngineThread:
             logger.critical("the engine loop has died", exc_info=True)
         finally:
             self._inbox.close()
-            parts.trials.close()
             ended()
             parts.release_thread()
             self._ended.set_result(None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import dropwhile
 
 from engine.api import InvalidRequest
-from engine.grammar.remote.trials import Verdict
+from engine.grammar.answers import Verdict
 from engine.grammar.state import AllBut, GrammarPlan, Phase, TriedGrammar
 from engine.values.request import Constraint, Grammar, Request, ThinkingBudget
 

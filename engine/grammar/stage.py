@@ -10,13 +10,14 @@ The engine thread waits for a share of a step's time, which costs nothing while 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
 from engine.core.step import Late, Prefill, Resample, Row, SequenceId, StepMasks, Verify
 from engine.grammar.lookahead import GuidedDraft
 from engine.grammar.masks import masks_of
-from engine.grammar.remote.answers import Answers
+from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.state import Choice
 
 EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
@@ -25,6 +26,37 @@ rows are sampled without the late one."""
 
 MASK_WAIT_IDLE_SECONDS = 0.05
 """Longest wait for a mask when no other row can run: a new request waits no longer than that."""
+
+
+class Answers(Protocol):
+    """Answers matchers: `MatcherAnswers`, or a test. Engine thread only."""
+
+    @property
+    def n_words(self) -> int:
+        """The length of a mask, in words of 32 tokens."""
+        ...
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
+        ...
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        """Ask for the masks along a draft, and for its matcher's answer. Another draft of the
+        sequence is followed no more.
+        """
+        ...
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
+        """Forget the matchers of sequences that are over."""
+        ...
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        """Send what was asked. Take in answers until there are enough, for at most `seconds`."""
+        ...
+
+    def close(self) -> None:
+        """End the worker processes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

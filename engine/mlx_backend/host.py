@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import psutil
+
+from engine.process.footprint import footprint_bytes
 
 _GPU_SHARE = 0.8
 _CPU_SHARE = 0.1  # other programs use the memory too, and the arena is filled at start
@@ -198,22 +199,11 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-_RUSAGE_INFO_V2, _RUSAGE_NUMBERS, _PHYS_FOOTPRINT = 2, 20, 9
-"""`struct rusage_info_v2` of macOS's <sys/resource.h> is a UUID of 16 bytes and 18 numbers of 8.
-Read as 20 numbers of 8 bytes, the tenth is `ri_phys_footprint`."""
-
-
 def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -> int:
-    """The memory of this process. On macOS it is the footprint that Activity Monitor shows, which
-    includes Metal's buffers; the resident set does not always. Elsewhere, and where
-    `proc_pid_rusage` of <libproc.h> fails, it is the resident set.
+    """Memory of this process: on macOS its footprint, since the resident set does not always
+    include Metal's buffers. Elsewhere, and where macOS does not answer, it is the resident set.
 
     `open_library` opens the libraries that this process is linked with, or raises OSError.
     """
-    if sys.platform == "darwin":
-        usage = (ctypes.c_uint64 * _RUSAGE_NUMBERS)()
-        with suppress(AttributeError, OSError):
-            rusage = open_library().proc_pid_rusage
-            if not rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(usage)):
-                return usage[_PHYS_FOOTPRINT]
-    return int(psutil.Process().memory_info().rss)
+    footprint = footprint_bytes(os.getpid(), open_library)
+    return int(psutil.Process().memory_info().rss) if footprint is None else footprint

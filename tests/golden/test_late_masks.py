@@ -10,10 +10,10 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
+from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.phases import grammar_plan
-from engine.grammar.remote.trials import Verdict
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention

@@ -13,5 +13,5 @@ def refuse(*_: object, **__: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    with mock.patch("engine.grammar.remote.process.start_child", refuse):
+    with mock.patch("engine.grammar.process.start_child", refuse):
         main(int(sys.argv[1]), load)

@@ -91,7 +91,7 @@ async def test_whatever_takes_long(hostile: httpx.AsyncClient, harmless: httpx.A
 async def test_another_clients_grammar_is_read_while_nine_wait(
     hostile: httpx.AsyncClient, harmless: httpx.AsyncClient
 ) -> None:
-    """One client's have one process at a time."""
+    """One client has one trial at a time."""
     formats = [
         {"type": "json_schema", "json_schema": {"name": "x", "schema": {**MULTIPLE, "title": at}}}
         for at in map(str, range(9))
@@ -118,7 +118,7 @@ async def test_masks_that_become_dear_keep_nobody_waiting(
     dear = {"logit_bias": {str(x): 100}, "max_tokens": 120}
     cases = [
         completion(f"{times} times dear", guided_grammar=dear_later(times), **dear)
-        for times in (25, 60, 100)
+        for times in (25, 60, 400)
     ]
     statuses = await beside(cases, hostile, harmless)
     assert 400 in statuses  # none is given more than its time
@@ -176,9 +176,61 @@ async def test_processes_that_are_killed_again_and_again_change_no_answer(
     assert said == expected["choices"][0]["text"]
 
 
+async def test_each_worker_killed_once_changes_no_token_of_twenty_streams(
+    living: Daemon, harmless: httpx.AsyncClient
+) -> None:
+    """A stream goes on, or ends with an error."""
+    bodies = [
+        {
+            "prompt": "a",
+            "max_tokens": 40,
+            "temperature": 1,
+            "seed": seed,
+            "guided_regex": f"[a-z ]{{{100 + seed % 4},}}",
+            "speculate": False,
+        }
+        for seed in range(20)
+    ]
+
+    async def said(body: dict[str, object]) -> str:
+        answer = (await harmless.post(COMPLETIONS, json=body)).raise_for_status().json()
+        return str(answer["choices"][0]["text"])
+
+    expected = await asyncio.gather(*map(said, bodies))
+    texts, n_errors = [""] * len(bodies), 0
+
+    async def stream(number: int) -> None:
+        nonlocal n_errors
+        body = {**bodies[number], "stream": True}
+        async with harmless.stream("POST", COMPLETIONS, json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    piece = httpx.Response(200, content=line.removeprefix("data: ")).json()
+                    n_errors += "error" in piece
+                    for choice in piece.get("choices", ()):
+                        texts[number] += choice["text"]
+
+    streams = [asyncio.ensure_future(stream(number)) for number in range(len(bodies))]
+    killed = set[int]()
+    for n_characters in (100, 500, 900, 1300):
+        while (  # noqa: ASYNC110
+            sum(map(len, texts)) < n_characters and not all(one.done() for one in streams)
+        ):
+            await asyncio.sleep(0.002)
+        alive = [one for one in grammar_processes(living) if one.pid not in killed]
+        if alive:
+            killed.add(alive[0].pid)
+            alive[0].kill()
+    await asyncio.gather(*streams)
+    assert len(killed) >= 2
+    assert n_errors <= 1
+    for text, whole in zip(texts, expected, strict=True):
+        assert text == whole or (n_errors and whole.startswith(text))
+
+
 async def test_none_is_left_and_none_is_kept(living: Daemon, harmless: httpx.AsyncClient) -> None:
-    """Two that answer, two that try, one that has begun to start. Some may have been killed, and
-    not been missed yet.
+    """Three workers and one that has begun to start, beside the engine. Some may have been killed,
+    and not been missed yet.
     """
     (await harmless.post(CHAT, json=HELD)).raise_for_status()
     assert len(psutil.Process(living.process.pid).children(recursive=True)) <= 5

@@ -9,13 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from engine.grammar.answers import Verdict
 from engine.grammar.lookahead import GuidedDraft, forced_tokens
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.phases import grammar_plan, untried
-from engine.grammar.remote.trials import Verdict
 from engine.grammar.state import GrammarPlan, GrammarState
-from engine.grammar.worker.grammar import GrammarError, compile_grammar
-from engine.grammar.worker.opened import OpenMatcher
+from engine.grammar.worker import GrammarError, OpenMatcher, compile_grammar
 from engine.values.request import (
     Alternative,
     Constraint,

@@ -6,10 +6,10 @@ from random import Random
 import numpy as np
 
 from engine.core.step import SequenceId
+from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.grammar.phases import grammar_plan, untried
-from engine.grammar.remote.trials import Verdict
 from engine.grammar.state import GrammarPlan
 from engine.values.request import Grammar, Request
 from tests.looking_ahead import told_ahead

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import InvalidRequest
-from engine.grammar.worker.json_schema import faithful
+from engine.grammar.json_schema import faithful
 from engine.values.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 

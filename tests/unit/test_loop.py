@@ -11,10 +11,10 @@ from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.request import prepare
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
+from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan
-from engine.grammar.remote.trials import Verdict
 from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
@@ -171,6 +171,23 @@ def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_aw
     late.answers.waits.clear()
     late.turn()
     assert at_collect == [(1, [0.0])]
+
+
+def test_streams_without_grammars_never_call_for_answers(
+    late: LoopHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no process starts for them either: the first session starts the pool."""
+
+    def called(*arguments: object) -> None:
+        raise AssertionError("a grammar that nobody has asked for")
+
+    for name in ("ask", "look_ahead", "retain", "wait"):
+        monkeypatch.setattr(late.answers, name, called)
+    for name in ("one", "two"):
+        late.ask(name, 5, 9, constraint=None)
+    while late.turn() is not None:
+        pass
+    assert sum(event.finish_reason is FinishReason.LENGTH for event in late.events) == 2
 
 
 def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(

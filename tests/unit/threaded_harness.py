@@ -9,8 +9,9 @@ from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.core.thread import EngineParts
-from engine.grammar.remote.process import GrammarProcess
-from engine.grammar.remote.trials import Trials
+from engine.grammar.answers import Trials
+from engine.grammar.pool import GrammarPool
+from engine.grammar.process import GrammarProcess, GrammarProcesses
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
@@ -93,8 +94,13 @@ class GatedRunner:
             self.gate.release()
 
 
-def no_process() -> GrammarProcess:
-    raise AssertionError("a grammar that nobody has asked for")
+class NoProcesses(GrammarProcesses):
+    """For engines that are asked for no grammar."""
+
+    def __init__(self) -> None: ...
+
+    def start(self) -> GrammarProcess:
+        raise AssertionError("a grammar that nobody has asked for")
 
 
 class Parts:
@@ -117,7 +123,7 @@ class Parts:
             loop=loop,
             card=CARD,
             limits=self.harness.limits,
-            trials=Trials(no_process),
+            trials=Trials(GrammarPool(NoProcesses(), 1)),
             memory=lambda: NO_MEMORY,
             decode=lambda: NO_DECODE,
             release_thread=lambda: None,

@@ -2,12 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.grammar.told import Told
+from tests.unit.grammar.scripted import Scene
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    made = Told()
+def scene() -> Iterator[Scene]:
+    made = Scene()
     yield made
-    made.answers.close()
-    made.starts.close()
+    made.close()

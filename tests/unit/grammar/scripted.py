@@ -1,4 +1,4 @@
-"""A grammar process that a test speaks for, over a real pair of sockets."""
+"""A pool of grammar workers that a test speaks for, over real pairs of sockets."""
 
 import signal
 import socket
@@ -8,34 +8,33 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 
-from engine.grammar.remote.process import GrammarProcess
-from engine.grammar.remote.wire import (
-    Ahead,
-    Mask,
-    Message,
-    Said,
-    ahead_frame,
-    mask_frame,
-    read_request,
-    report_frame,
-)
+from engine.core.step import SequenceId
+from engine.grammar.answers import MatcherAnswers, Trials
+from engine.grammar.matcher import LookAhead, Matcher
+from engine.grammar.pool import GrammarPool
+from engine.grammar.process import GrammarProcess, GrammarProcesses
+from engine.grammar.wire import Message, Report, Said, read_request, report_frame
 from engine.process.sockets import FrameBuffer
+from engine.values.request import Grammar, GrammarKind
 
-LIMIT = -signal.SIGPROF
-OUTSIDE = -signal.SIGKILL
+LIMIT, CRASH, OUTSIDE = -signal.SIGPROF, -signal.SIGSEGV, -signal.SIGKILL
+OUT_OF_MEMORY = -signal.SIGABRT
 MEMORY = 1000
+BITS = bytes([5, 0, 0, 0])
 SECONDS = 60.0
 
 
 class ScriptedProcess(GrammarProcess):
-    """`peer` is its end."""
+    """`peer` is its end. `footprint` is what macOS says of its memory."""
 
     def __init__(self) -> None:
         self.connection, self.peer = socket.socketpair()
-        self.peer.settimeout(SECONDS)
-        self._frames = FrameBuffer()
+        self.connection.setblocking(False)
+        self._outbox = bytearray()
+        self._frames, self._requests = FrameBuffer(), FrameBuffer()
         self._exit_code = OUTSIDE
-        self.is_over = False
+        self.is_over = self.is_in_background = False
+        self.footprint: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -50,51 +49,43 @@ class ScriptedProcess(GrammarProcess):
         self.is_over = True
         return self._exit_code
 
+    def yield_to_others(self) -> None:
+        self.is_in_background = True
+
+    def footprint_bytes(self) -> int | None:
+        return self.footprint
+
     def die(self, exit_code: int = LIMIT) -> None:
-        """What it has said can still be read."""
+        """What it has reported can still be read."""
         self.is_over = True
         self._exit_code = exit_code
         self.peer.close()
 
-    def asked(self) -> list[Message]:
-        """What it has been told since the last time."""
+    def ready(self) -> None:
+        self.report(Report(Said.READY, bytes_left=MEMORY))
+
+    def requests(self) -> list[Message]:
+        """What it has been sent since the last time."""
         self.peer.setblocking(False)
         bodies: list[bytes] = []
         with suppress(BlockingIOError):
             while data := self.peer.recv(1 << 20):
-                bodies += self._frames.add(data)
+                bodies += self._requests.add(data)
         return [read_request(body) for body in bodies]
 
-    def heard(self) -> Message:
-        """The next that it is told; waits for it."""
-        bodies: list[bytes] = []
-        while not bodies:
-            bodies = self._frames.add(self.peer.recv(1 << 20))
-        return read_request(bodies[0])
+    def report(self, report: Report) -> None:
+        self.peer.setblocking(True)
+        self.peer.sendall(report_frame(report))
 
-    def begin(self, job: Message, bytes_left: int = MEMORY) -> None:
-        said = {"id": job["id"], "client": job["client"], "seconds": job["seconds"]}
-        self.peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": bytes_left}))
+    def mask(self, job: Message, n_tokens: int, seconds: float = 0.001, **fields: Any) -> None:
+        """Answer a job with a mask."""
+        fields = {"bytes_left": MEMORY, "mask": BITS, "seconds": seconds, **fields}
+        self.report(Report(Said.MASK, job["id"], n_tokens, **fields))
 
-    def mask(
-        self,
-        number: int,
-        n_tokens: int,
-        bits: bytes,
-        seconds: float = 0.001,
-        forced: tuple[int, ...] = (),
-    ) -> None:
-        self.peer.sendall(mask_frame(Mask(number, n_tokens, seconds, forced, bits)))
-
-    def ahead(
-        self, job: Message, bits: bytes, seconds: float = 0.001, *, is_complete: bool = False
-    ) -> None:
-        """Answer what was asked along a draft."""
-        said = Ahead(job["id"], job["question"], seconds, is_complete, bits)
-        self.peer.sendall(ahead_frame(said))
-
-    def report(self, said: Said, **fields: object) -> None:
-        self.peer.sendall(report_frame(said, fields))
+    def verdict(self, job: Message, error: str = "", seconds: float = 0.001) -> None:
+        """Answer a trial."""
+        report = Report(Said.VERDICT, job["id"], seconds=seconds, bytes_left=MEMORY, error=error)
+        self.report(report)
 
 
 class SameThread(Executor):
@@ -109,31 +100,80 @@ class SameThread(Executor):
         return future
 
 
-class Starts:
-    """Starts scripted processes, as long as it may."""
+class Starts(GrammarProcesses):
+    """Starts scripted processes, which are ready at once, as long as it may."""
 
     def __init__(self) -> None:
         self.started: list[ScriptedProcess] = []
-        self.is_possible = True
-        self._changed = threading.Condition()
+        self.is_possible = self.are_ready = True
+        self.may_start = threading.Event()
+        self.may_start.set()
+        self.threads: list[int] = []
 
-    def __call__(self) -> GrammarProcess:
+    def start(self) -> GrammarProcess:
+        self.threads.append(threading.get_ident())
+        assert self.may_start.wait(SECONDS)
         if not self.is_possible:
             raise OSError("no more processes")
-        with self._changed:
-            self.started.append(ScriptedProcess())
-            self._changed.notify_all()
-        return self.started[-1]
+        process = ScriptedProcess()
+        if self.are_ready:
+            process.ready()
+        self.started.append(process)
+        return process
 
-    def wait_for(self, number: int) -> ScriptedProcess:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.started) > number, SECONDS)
-        return self.started[number]
+    def prepare(self) -> None: ...
 
-    @property
-    def last(self) -> ScriptedProcess:
-        return self.started[-1]
+    def close(self) -> None: ...
+
+
+class Scene:
+    """A pool whose turns a test takes, a clock that stands still, and what the pool is asked by."""
+
+    def __init__(self, starter: Executor | None = None) -> None:
+        self.now = 0.0
+        self.starts = Starts()
+        self.threads: list[Callable[[], None]] = []
+        self.pool = GrammarPool(
+            self.starts, 1, lambda: self.now, starter or SameThread(), self.threads.append
+        )
+        self.waited: list[float] = []
+        self.answers = MatcherAnswers(self.pool, self.waited.append, lambda: self.now)
+        self.trials = Trials(self.pool)
+
+    def ask(self, sequence: int, client: str, matcher: Matcher) -> None:
+        self.answers.ask(SequenceId(sequence), client, matcher)
+
+    def look_ahead(self, sequence: int, client: str, matcher: Matcher, *draft: int) -> LookAhead:
+        question = LookAhead(matcher, draft)
+        self.answers.look_ahead(SequenceId(sequence), client, question)
+        return question
+
+    def turn(self) -> None:
+        """Send what was asked, take in what processes have said, and the answers."""
+        self.pool.flush()
+        for _ in ("what they have said", "their ends"):
+            self.pool.turn(0.0)
+        self.answers.wait(lambda: False, 0.0)
+
+    def requests(self, process: int) -> list[Message]:
+        self.turn()
+        return self.starts.started[process].requests()
+
+    def process(self, number: int) -> ScriptedProcess:
+        return self.starts.started[number]
+
+    def lose(self, process: int, exit_code: int = LIMIT) -> None:
+        """It dies of the first job that it has not answered, and that is found out."""
+        self.process(process).die(exit_code)
+        self.turn()
 
     def close(self) -> None:
-        for process in self.started:
+        self.pool.close()
+        for run in self.threads:
+            run()
+        for process in self.starts.started:
             process.kill()
+
+
+def matcher(trial_seconds: float = 0.0, tokens: tuple[int, ...] = (), text: str = "a") -> Matcher:
+    return Matcher(Grammar(GrammarKind.REGEX, text), "regex", trial_seconds, list(tokens))

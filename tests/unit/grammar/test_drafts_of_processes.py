@@ -7,11 +7,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from engine.core.step import SequenceId
+from engine.grammar.answers import MatcherAnswers
 from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
-from engine.grammar.remote.answers import RemoteAnswers
-from engine.grammar.remote.process import GrammarProcesses
-from engine.grammar.vocabulary import Vocabulary
+from engine.grammar.pool import GrammarPool
+from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, GrammarKind
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
@@ -30,20 +30,13 @@ SCHEMA = {
 
 
 @pytest.fixture
-def answers() -> Iterator[RemoteAnswers]:
+def answers() -> Iterator[MatcherAnswers]:
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(DEFAULT_CHECKPOINT / "tokenizer.json"))
     processes = GrammarProcesses(Vocabulary(tokenizer, DEMO_VOCAB_SIZE, frozenset({END})))
-    n_words = mask_words(DEMO_VOCAB_SIZE)
-    made = RemoteAnswers(
-        processes.start,
-        processes.start_in_background,
-        processes.starter,
-        n_words,
-        lambda seconds: None,
-    )
+    pool = GrammarPool(processes, mask_words(DEMO_VOCAB_SIZE))
+    made = MatcherAnswers(pool, lambda seconds: None)
     yield made
     made.close()
-    processes.close()
 
 
 def plain(answer: Answer) -> object:
@@ -61,7 +54,7 @@ def plain(answer: Answer) -> object:
     ],
 )
 def test_masks_along_a_draft_come_from_a_process(
-    answers: RemoteAnswers, kind: str, text: str, said: str, draft: str, ends: bool
+    answers: MatcherAnswers, kind: str, text: str, said: str, draft: str, ends: bool
 ) -> None:
     tokenizer, local = demo_tokenizer(END), LocalGrammars(demo_tokenizer(END), frozenset({END}))
     matcher = Matcher(Grammar(GrammarKind(kind), text), kind, tokens=tokenizer.tokenize_str(said))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from engine.grammar.answers import Verdict
 from engine.grammar.lookahead import GuidedDraft
 from engine.grammar.matcher import Allowed, Complete
 from engine.grammar.phases import grammar_plan
-from engine.grammar.remote.trials import Verdict
 from engine.grammar.state import GrammarChoice, GrammarState
 from engine.values.request import Alternative, Constraint, Grammar, GrammarKind, Request
 

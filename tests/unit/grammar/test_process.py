@@ -1,24 +1,25 @@
 """Grammar processes themselves: started, limited, ended, and none left behind."""
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from engine.grammar.remote.process import (
+from engine.grammar.process import (
     BACKGROUND_NICENESS,
     GrammarProcess,
     GrammarProcesses,
+    Vocabulary,
 )
-from engine.grammar.remote.wire import Report, read_report, request_frame
-from engine.grammar.vocabulary import Vocabulary
+from engine.grammar.wire import Message, Report, Said
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from engine.process.sockets import FrameBuffer
 from tests.grammars import DEMO_VOCAB_SIZE
 
 pytestmark = pytest.mark.process
@@ -56,29 +57,38 @@ def command(child: psutil.Process) -> list[str]:
     return words
 
 
+def receive(process: GrammarProcess) -> Report:
+    """The next report. Raises EOFError where it ends."""
+    while not (reports := process.receive()):
+        select.select([process.connection], [], [], 120)
+    (report,) = reports
+    return report
+
+
+def ask(process: GrammarProcess, **fields: Any) -> Report:
+    """What a process that has just started says to a job. Raises EOFError where it ends."""
+    assert receive(process).said is Said.READY
+    job: Message = {"id": 1, "seconds": 60.0, **fields}
+    process.send(job)
+    assert process.flush()
+    return receive(process)
+
+
 def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> Report:
-    """Raises EOFError where it ends."""
-    job = {"do": "try", "client": "", "kind": "regex", "text": text, "seconds": seconds}
-    process.connection.settimeout(120)
-    process.connection.sendall(request_frame(job))
-    frames = FrameBuffer()
-    while data := process.connection.recv(1 << 16):
-        for body in frames.add(data):
-            said = read_report(body)
-            assert isinstance(said, Report)
-            return said
-    raise EOFError
+    return ask(process, do="try", kind="regex", text=text, seconds=seconds)
 
 
 def test_one_more_than_is_asked_for_has_begun_and_none_is_left(
     started: Callable[[], list[psutil.Process]], processes: GrammarProcesses
 ) -> None:
     first = processes.start()
+    processes.prepare()
+    processes.prepare()
     assert len(started()) == 2
     (spare,) = {child.pid for child in started()} - {first._process.pid}
     second = processes.start()
     assert second._process.pid == spare
-    assert trial(second, "a").fields["error"] is None
+    assert trial(second, "a").error == ""
     for process in (first, second):
         assert process.end() in {0, -signal.SIGKILL}  # by itself, where the machine lets it soon
     processes.close()
@@ -91,11 +101,12 @@ def test_a_spare_that_was_killed_is_not_handed_out(
     started: Callable[[], list[psutil.Process]], processes: GrammarProcesses
 ) -> None:
     first = processes.start()
+    processes.prepare()
     (spare,) = {child.pid for child in started()} - {first._process.pid}
     os.kill(spare, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(spare)], timeout=60)
     second = processes.start()
-    assert trial(second, "a").fields["error"] is None
+    assert trial(second, "a").error == ""
     first.kill()
     second.kill()
 
@@ -108,7 +119,7 @@ def test_nothing_comes_from_the_current_directory(
         (tmp_path / name).write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path)
     process = processes.start()
-    assert trial(process, "a").fields["error"] is None
+    assert trial(process, "a").error == ""
     process.kill()
 
 
@@ -121,9 +132,8 @@ def test_processor_time_ends_it(processes: GrammarProcesses) -> None:
 
 def test_what_raises_in_it_is_no_kill_from_outside(processes: GrammarProcesses) -> None:
     process = processes.start()
-    process.connection.sendall(request_frame({"do": "nothing", "client": "", "seconds": 1.0}))
-    process.connection.settimeout(120)
-    assert process.connection.recv(10) == b""
+    with pytest.raises(EOFError):
+        ask(process, do="nothing")
     assert process.kill() == 1
 
 
@@ -132,16 +142,16 @@ def test_none_takes_descriptors_that_are_not_its_own(processes: GrammarProcesses
     for _ in range(5):
         processes.start().kill()
     with suppress(FileNotFoundError):
-        assert len(os.listdir("/proc/self/fd")) <= before + 2  # the vocabulary's, and a spare's
+        assert len(os.listdir("/proc/self/fd")) <= before + 1  # the vocabulary's
 
 
 def test_work_in_the_background_yields_to_the_daemon(processes: GrammarProcesses) -> None:
     """In its own session it would not: there niceness counts among its own alone."""
-    quick, slow = processes.start(), processes.start_in_background()
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, quick._process.pid) == own
-    assert os.getpriority(os.PRIO_PROCESS, slow._process.pid) == min(own + BACKGROUND_NICENESS, 19)
-    assert os.getsid(slow._process.pid) == os.getsid(0)
-    assert os.getpgid(slow._process.pid) != os.getpgid(0)
-    quick.kill()
-    slow.kill()
+    process, own = processes.start(), os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process._process.pid) == own
+    process.yield_to_others()
+    pid = process._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + BACKGROUND_NICENESS, 19)
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
+    process.kill()

@@ -9,10 +9,10 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
+from engine.grammar.answers import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.matcher import Answer, Complete, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan, is_dispensable
-from engine.grammar.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.grammar.state import GrammarState
 from engine.values.request import (
     Alternative,

@@ -1,190 +1,219 @@
-"""Trials of grammars, in processes that a test speaks for."""
+"""Trials of grammars, in workers that a test speaks for."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from engine.api import EngineStopped, NoGrammars
-from engine.grammar.remote import trials
-from engine.grammar.remote.process import BUSY_FACTOR, STUCK_SECONDS
-from engine.grammar.remote.trials import TOO_COSTLY, TRIAL_SECONDS, Trials, Verdict
-from engine.grammar.remote.wire import Said
+from engine.grammar.answers import TRIAL_TOO_COSTLY, Verdict
+from engine.grammar.pool import MOST_FRUITLESS, patience_seconds
+from engine.grammar.queue import TRIAL_SECONDS
+from engine.grammar.wire import Message, Report, Said
 from engine.values.request import Grammar, GrammarKind
-from tests.unit.grammar.scripted import OUTSIDE, ScriptedProcess, Starts
+from tests.unit.grammar.scripted import CRASH, LIMIT, OUTSIDE, Scene, matcher
+
+COSTLY = Verdict(TRIAL_TOO_COSTLY, TRIAL_SECONDS)
 
 
-class Stage:
-    def __init__(self) -> None:
-        self.starts = Starts()
-        self.trials = Trials(self.starts)
+async def tried(scene: Scene, text: str, client: str = "a") -> "asyncio.Task[Verdict]":
+    async def verdict() -> Verdict:
+        grammar = Grammar(GrammarKind.REGEX, text)
+        return (await scene.trials.of(client, [grammar]))[grammar]
 
-    def ask(self, text: str, client: str = "a") -> "asyncio.Task[Verdict]":
-        async def asked() -> Verdict:
-            grammar = Grammar(GrammarKind.REGEX, text)
-            return (await self.trials.of(client, [grammar]))[grammar]
-
-        return asyncio.ensure_future(asked())
-
-    async def process(self, number: int = 0) -> ScriptedProcess:
-        """When it has been started, and its warm-up answered."""
-        found = await asyncio.to_thread(self.starts.wait_for, number)
-        assert (await self.heard(found))["do"] == "try"
-        found.report(Said.VERDICT, error=None, seconds=0.0)
-        return found
-
-    async def heard(self, process: ScriptedProcess) -> dict[str, object]:
-        return await asyncio.to_thread(process.heard)
+    task = asyncio.ensure_future(verdict())
+    await asyncio.sleep(0)
+    return task
 
 
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    made = Stage()
-    yield made
-    made.trials.close()
-    made.starts.close()
+def texts(requests: list[Message]) -> list[str]:
+    return [request["text"] for request in requests]
 
 
-async def test_a_verdict_is_kept(stage: Stage) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    assert (await stage.heard(process))["text"] == "x"
-    process.report(Said.VERDICT, error="no good", seconds=0.5)
+async def test_a_verdict_is_kept(scene: Scene) -> None:
+    asked = await tried(scene, "x")
+    (job,) = scene.requests(0)
+    assert (job["do"], job["text"], job["seconds"]) == ("try", "x", TRIAL_SECONDS)
+    scene.process(0).verdict(job, "no good", 0.5)
+    scene.turn()
     assert await asked == Verdict("no good", 0.5)
-    assert await stage.ask("x", "b") == Verdict("no good", 0.5)
+    assert await (await tried(scene, "x", "b")) == Verdict("no good", 0.5)
+    assert not scene.requests(0)
 
 
-async def test_a_grammar_that_ends_its_process_is_too_costly_for_good(stage: Stage) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    await stage.heard(process)
-    process.die()
-    assert await asked == Verdict(TOO_COSTLY, TRIAL_SECONDS)
-    assert await stage.ask("x") == Verdict(TOO_COSTLY, TRIAL_SECONDS)
-    assert len(stage.starts.started) == 1
+async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: Scene) -> None:
+    """So a grammar is compiled once."""
+    for client, text in (("a", "x"), ("b", "y")):
+        await tried(scene, text, client)
+        scene.turn()
+    for process, seconds in ((1, 0.001), (0, 1.0)):
+        (job,) = scene.requests(process)
+        scene.process(process).verdict(job, seconds=seconds)
+        scene.turn()
+    scene.ask(0, "a", matcher(1.0, text="x"))
+    scene.ask(1, "b", matcher(text="y"))
+    scene.ask(2, "c", matcher(text="y"))
+    assert texts(scene.requests(0)) == ["x"]
+    assert texts(scene.requests(1)) == ["y", "y"]
+    assert len(scene.starts.started) == 2
+
+
+async def test_a_grammar_that_meets_its_full_limit_is_too_costly_for_good(scene: Scene) -> None:
+    asked = await tried(scene, "x")
+    scene.turn()
+    scene.lose(0, LIMIT)
+    assert await asked == COSTLY
+    assert await (await tried(scene, "x")) == COSTLY
+    assert len(scene.starts.started) == 1
+
+
+async def test_a_grammar_that_ends_a_worker_is_tried_again_alone_and_then_refused(
+    scene: Scene,
+) -> None:
+    asked = await tried(scene, "x")
+    scene.turn()
+    scene.lose(0, CRASH)
+    assert texts(scene.requests(1)) == ["x"]
+    assert not asked.done()
+    scene.lose(1, CRASH)
+    assert await asked == COSTLY
+
+
+async def test_the_second_try_alone_may_succeed(scene: Scene) -> None:
+    asked = await tried(scene, "x")
+    scene.turn()
+    scene.lose(0, CRASH)
+    (job,) = scene.requests(1)
+    scene.process(1).verdict(job)
+    scene.turn()
+    assert (await asked).error is None
 
 
 async def test_a_process_that_is_killed_from_outside_says_nothing_of_the_grammar(
-    stage: Stage,
+    scene: Scene,
 ) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    await stage.heard(process)
-    process.die(OUTSIDE)
+    asked = await tried(scene, "x")
+    for life in range(MOST_FRUITLESS):
+        assert texts(scene.requests(life)) == ["x"]
+        assert not asked.done()
+        scene.lose(life, OUTSIDE)
     with pytest.raises(NoGrammars):
         await asked
-    again = stage.ask("x")
-    process = await stage.process(1)
-    await stage.heard(process)
-    process.report(Said.VERDICT, error=None, seconds=0.1)
+    again = await tried(scene, "x")
+    (job,) = scene.requests(MOST_FRUITLESS)
+    scene.process(MOST_FRUITLESS).verdict(job, seconds=0.1)
+    scene.turn()
     assert await again == Verdict(None, 0.1)
 
 
-async def test_one_that_was_killed_between_two_trials_is_replaced(stage: Stage) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    await stage.heard(process)
-    process.report(Said.VERDICT, error=None, seconds=0.1)
+async def test_one_that_was_killed_between_two_trials_is_replaced(scene: Scene) -> None:
+    asked = await tried(scene, "x")
+    (job,) = scene.requests(0)
+    scene.process(0).verdict(job)
+    scene.turn()
     await asked
-    process.die()
-    again = stage.ask("y")
-    process = await stage.process(1)
-    await stage.heard(process)
-    process.report(Said.VERDICT, error=None, seconds=0.1)
-    assert await again == Verdict(None, 0.1)
+    scene.lose(0)
+    again = await tried(scene, "y")
+    (job,) = scene.requests(1)
+    scene.process(1).verdict(job)
+    scene.turn()
+    assert (await again).error is None
 
 
-async def test_a_client_has_one_trial_at_a_time_and_another_goes_beside_it(stage: Stage) -> None:
-    first, second = stage.ask("x"), stage.ask("y")
-    slow = await stage.process()
-    assert (await stage.heard(slow))["text"] == "x"
-    other = stage.ask("z", "b")
-    quick = await stage.process(1)
-    assert (await stage.heard(quick))["text"] == "z"
-    quick.report(Said.VERDICT, error=None, seconds=0.1)
-    assert await other == Verdict(None, 0.1)
-    assert not quick.asked()
+async def test_a_client_has_one_trial_at_a_time_and_another_goes_beside_it(scene: Scene) -> None:
+    first, second = await tried(scene, "x"), await tried(scene, "y")
+    (slow,) = scene.requests(0)
+    other = await tried(scene, "z", "b")
+    scene.turn()
+    (quick,) = scene.requests(1)
+    assert quick["text"] == "z"
+    scene.process(1).verdict(quick)
+    scene.turn()
+    assert (await other).error is None
+    assert not scene.requests(1)
     assert not second.done()
-    slow.report(Said.VERDICT, error=None, seconds=0.2)
+    scene.process(0).verdict(slow, seconds=0.2)
+    scene.turn()
     assert (await first).seconds == 0.2
     second.cancel()
 
 
-async def test_who_has_gone_is_tried_no_more(stage: Stage) -> None:
-    first, gone, last = stage.ask("x"), stage.ask("y"), stage.ask("z")
-    process = await stage.process()
-    await stage.heard(process)
+async def test_who_has_gone_is_tried_no_more(scene: Scene) -> None:
+    first, gone, last = [await tried(scene, text) for text in "xyz"]
+    (job,) = scene.requests(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    process.report(Said.VERDICT, error=None, seconds=0.1)
+    scene.process(0).verdict(job)
+    scene.turn()
     await first
-    assert (await stage.heard(process))["text"] == "z"
-    process.report(Said.VERDICT, error=None, seconds=0.1)
+    (job,) = scene.requests(0)
+    assert job["text"] == "z"
+    scene.process(0).verdict(job)
+    scene.turn()
     await last
+    assert not scene.trials._waiting, "the grammar may be long"
+    assert not scene.pool._waiting
 
 
-async def test_who_has_gone_leaves_nothing_behind(stage: Stage) -> None:
-    """The grammar may be long, and his turn far away."""
-    first, gone = stage.ask("x"), stage.ask("y")
-    process = await stage.process()
-    await stage.heard(process)
+async def test_the_verdict_of_a_trial_whose_client_has_gone_is_kept(scene: Scene) -> None:
+    gone = await tried(scene, "x")
+    (job,) = scene.requests(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    assert stage.trials._turns.close() == []
-    process.report(Said.VERDICT, error=None, seconds=0.1)
-    await first
+    scene.process(0).verdict(job, "no good")
+    scene.turn()
+    assert (await (await tried(scene, "x"))).error == "no good"
 
 
-async def test_a_trial_has_as_long_as_it_takes_on_a_busy_machine(stage: Stage) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    await stage.heard(process)
-    assert process.connection.gettimeout() == STUCK_SECONDS + BUSY_FACTOR * TRIAL_SECONDS
-    process.report(Said.VERDICT, error=None, seconds=0.1)
-    await asked
+async def test_what_is_asked_for_twice_is_tried_once(scene: Scene) -> None:
+    first, second = await tried(scene, "x"), await tried(scene, "x")
+    (job,) = scene.requests(0)
+    scene.process(0).verdict(job, "no good")
+    scene.turn()
+    assert (await first).error == (await second).error == "no good"
+    assert not scene.requests(0)
 
 
-async def test_a_grammar_over_which_its_process_is_stuck_is_too_costly(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "patience_seconds", lambda seconds: 0.001)
-    asked = stage.ask("x")
-    process = await stage.process()
-    assert await asked == Verdict(TOO_COSTLY, TRIAL_SECONDS)
-    assert process.is_over
+async def test_a_trial_has_as_long_as_it_takes_on_a_busy_machine(scene: Scene) -> None:
+    asked = await tried(scene, "x")
+    scene.turn()
+    scene.now = patience_seconds(TRIAL_SECONDS)
+    scene.turn()
+    assert not scene.process(0).is_over
+    scene.now += 1
+    scene.turn()
+    assert scene.process(0).is_over
+    scene.turn()
+    scene.now += patience_seconds(TRIAL_SECONDS) + 1
+    scene.turn()
+    assert await asked == COSTLY
 
 
-@pytest.mark.parametrize(
-    ("said", "fields"),
-    [(Said.STOPPED, {}), (Said.VERDICT, {}), (Said.VERDICT, {"error": 1, "seconds": 0.0})],
-)
-async def test_a_process_that_makes_no_sense_is_no_verdict(
-    stage: Stage, said: Said, fields: dict[str, object]
-) -> None:
-    asked = stage.ask("x")
-    process = await stage.process()
-    await stage.heard(process)
-    process.report(said, **fields)
+@pytest.mark.parametrize("said", [Said.COMPLETE, Said.MASK, Said.READY])
+async def test_a_process_that_makes_no_sense_is_no_verdict(scene: Scene, said: Said) -> None:
+    asked = await tried(scene, "x")
+    for life in range(MOST_FRUITLESS):
+        (job,) = scene.requests(life)
+        scene.process(life).report(Report(said, job["id"]))
+        scene.turn()
     with pytest.raises(NoGrammars):
         await asked
 
 
-async def test_where_no_process_starts_nobody_waits(stage: Stage) -> None:
-    stage.starts.is_possible = False
-    with pytest.raises(NoGrammars, match="no more processes"):
-        await stage.ask("x")
+async def test_where_no_process_starts_nobody_waits(scene: Scene) -> None:
+    scene.starts.is_possible = False
+    asked = await tried(scene, "x")
+    for _ in range(MOST_FRUITLESS):
+        scene.turn()
+    with pytest.raises(NoGrammars):
+        await asked
 
 
-async def test_closed_it_tries_nothing_more(stage: Stage) -> None:
-    first, waiting = stage.ask("x"), stage.ask("y")
-    process = await stage.process()
-    await stage.heard(process)
-    stage.trials.close()
-    with pytest.raises(EngineStopped):
-        await waiting
-    with pytest.raises(EngineStopped):
-        await stage.ask("z")
-    process.report(Said.VERDICT, error=None, seconds=0.1)
-    assert (await first).seconds == 0.1
+async def test_closed_it_tries_nothing_more(scene: Scene) -> None:
+    running, waiting = await tried(scene, "x"), await tried(scene, "y")
+    scene.turn()
+    scene.pool.close()
+    for task in (running, waiting, await tried(scene, "z")):
+        with pytest.raises(EngineStopped):
+            await task

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.remote.trials import MAX_GRAMMAR_CHARACTERS
+from engine.grammar.answers import MAX_GRAMMAR_CHARACTERS
 from engine.values.request import GrammarKind
 from server.parsing.lark import Function, calls_grammar
 from server.parsing.registry import TOOL_FORMATS

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeGuard
 
-from engine.grammar.worker.patterns import UNSPELLABLE, rust_pattern
+from engine.grammar.patterns import UNSPELLABLE, rust_pattern
 
 Schema: TypeAlias = dict[str, Any]
 

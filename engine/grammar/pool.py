@@ -1,0 +1,475 @@
+"""The pool of worker processes that read grammars. `queue` says which of them does what, and when.
+
+A matcher is a function of its grammar and its tokens. So when a worker dies, its matchers are
+opened elsewhere when they are next needed. The job at fault runs once more, after the others and in
+a worker of its own; the second time it is refused.
+"""
+
+import logging
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+
+from engine.grammar.matcher import LookAhead
+from engine.grammar.process import ENDED_BY_OTHERS, GrammarProcess, GrammarProcesses
+from engine.grammar.queue import (
+    SHORT_LIMIT_SECONDS,
+    SHORT_SECONDS,
+    JobQueue,
+    Loss,
+    Session,
+    Worker,
+)
+from engine.grammar.wire import EXCEPTION_EXIT, MEMORY_BYTES, Message, Report, Said
+from engine.process.sockets import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+MOST_FRUITLESS = 3
+"""Deaths in a row that are no job's fault, without a report: then grammars do not end workers."""
+
+START_SECONDS = 60.0
+"""Of the clock, until a worker is ready."""
+
+STUCK_SECONDS = 30.0
+"""Of the clock, for any job, besides what a busy machine makes of its processor time."""
+
+BUSY_FACTOR = 30.0
+"""How much longer a job may take on a busy machine: thrice what a worker's niceness says."""
+
+IDLE_SECONDS = 60.0
+"""After this time a worker that has no matchers ends, since it takes memory."""
+
+TICK_SECONDS = 0.05
+"""Between two looks at jobs that run, while matchers are open."""
+
+RETRY_SECONDS = 0.005
+"""Between two looks at a worker whose socket is full. A kernel without buffers calls a socket
+writable that takes nothing, so waiting for that would turn without end."""
+
+OUT_OF_MEMORY = frozenset({-signal.SIGABRT, EXCEPTION_EXIT})
+"""Exit codes of Rust and of Python where there is no memory left."""
+
+
+def patience_seconds(limit_seconds: float) -> float:
+    """How long a job may take by the clock. One that takes longer is stuck: what waits and does not
+    compute meets no limit of processor time.
+    """
+    return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
+
+
+class _Unfit(Exception):
+    """The process has to be ended, or could not be started. `cause` stands for its exit code."""
+
+    def __init__(self, reason: str, cause: int) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+def _run_on_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="grammar-pool", daemon=True).start()
+
+
+class GrammarPool:
+    """Safe from any thread. Its own thread, and processes, start with the first session.
+
+    Jobs are sent on the thread that submits them, reports are read on the pool's own. Processes
+    start on a third, so nobody waits for a start.
+    """
+
+    def __init__(
+        self,
+        processes: GrammarProcesses,
+        n_words: int,
+        clock: Callable[[], float] = monotonic,
+        starter: Executor | None = None,
+        run_on_thread: Callable[[Callable[[], None]], None] = _run_on_thread,
+    ) -> None:
+        """Masks have `n_words` of 32 tokens. Processes start on a thread of the `starter`."""
+        self.n_words = n_words
+        self._processes = processes
+        self._starter = starter or ThreadPoolExecutor(1, thread_name_prefix="grammar-starter")
+        self._clock = clock
+        self._run_on_thread = run_on_thread
+        self._lock = threading.RLock()
+        self._queue = JobQueue()
+        self._workers, self._waiting = self._queue.workers, self._queue.waiting
+        self._numbers = count(1)
+        self._n_fruitless = 0
+        self._has_begun = self._is_closed = self._sleeps = False
+        self._wakes: tuple[socket.socket, socket.socket] | None = None
+
+    def submit(self, session: Session) -> None:
+        """Queue a trial, or a matcher for an answer on its tokens. `flush` sends what may run."""
+        with self._lock:
+            if self._is_closed:
+                session.done(Loss.STOPPED, session.draft)
+                return
+            session.number = session.number or next(self._numbers)
+            self._queue.add(session)
+            self._begin()
+
+    def ask(self, session: Session, tokens: list[int], draft: LookAhead | None = None) -> None:
+        """Give a matcher more tokens, and perhaps a draft to follow after them."""
+        with self._lock:
+            session.tokens += tokens
+            session.draft = draft
+            self.submit(session)
+
+    def withdraw(self, session: Session) -> None:
+        """Forget a session. `done` is called no more, but for a trial that runs."""
+        with self._lock:
+            self._waiting.pop(session, None)
+            if session.is_trial and session.job is not None:
+                return
+            if session.job is not None:
+                session.job.is_wanted, session.job = False, None
+            for worker in self._workers:
+                if worker.kept_for is session:
+                    worker.kept_for = None
+            self._leave(session)
+
+    def flush(self) -> None:
+        """Send what may run now."""
+        with self._lock:
+            self._dispatch()
+            must_wake = self._sleeps and (self._waiting or any(one.jobs for one in self._workers))
+        if must_wake:
+            self._wake()
+
+    def turn(self, most_seconds: float | None = None) -> None:
+        """Wait until a process has something to say, or it is time to look at what runs, and take
+        that in. On the pool's thread.
+        """
+        poller = select.poll()
+        with self._lock:
+            for worker in self._workers:
+                if worker.process is not None:
+                    poller.register(worker.process.connection, select.POLLIN)
+            if self._wakes is not None:
+                poller.register(self._wakes[0], select.POLLIN)
+            seconds = self._rest_seconds()
+            self._sleeps = seconds is None or seconds > TICK_SECONDS
+        if most_seconds is not None:
+            seconds = most_seconds if seconds is None else min(seconds, most_seconds)
+        poller.poll(None if seconds is None else 1e3 * seconds)
+        with self._lock:
+            self._sleeps = False
+            if self._wakes is not None:
+                with suppress(BlockingIOError):
+                    self._wakes[0].recv(1024)
+            self._exchange()
+
+    def close(self) -> None:
+        """End all processes. What waits is lost."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            lost = [one.session for worker in self._workers for one in worker.jobs if one.is_wanted]
+            for session in [*lost, *self._waiting]:
+                session.done(Loss.STOPPED, session.draft)
+            self._waiting.clear()
+            for worker in self._workers:
+                self._vacate(worker)
+            self._wake()
+        self._starter.shutdown(wait=False)
+        self._processes.close()
+
+    # The pool's thread
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._wakes = socket.socketpair()
+            for end in self._wakes:
+                end.setblocking(False)
+            self._run_on_thread(self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self.turn()
+        except Exception:
+            logger.critical("the pool of grammar workers has died", exc_info=True)
+        finally:
+            self.close()
+            for end in self._wakes or ():
+                end.close()
+
+    def _wake(self) -> None:
+        if self._wakes is not None:
+            with suppress(OSError):  # it is full: the thread wakes anyway
+                self._wakes[1].send(b"\0")
+
+    def _rest_seconds(self) -> float | None:
+        """How long nothing need be looked at, if no process says anything."""
+        if any(worker.process and not worker.process.flush() for worker in self._workers):
+            return RETRY_SECONDS
+        if self._waiting or any(worker.jobs or worker.sessions for worker in self._workers):
+            return TICK_SECONDS
+        n_running = sum(not worker.is_empty for worker in self._workers)
+        return IDLE_SECONDS if n_running else None
+
+    def _exchange(self) -> None:
+        """Take in what all processes have said, then send what may run now."""
+        if self._is_closed:
+            return
+        for worker in tuple(self._workers):
+            try:
+                self._take_started(worker)
+                if worker.process is not None:
+                    for report in worker.process.receive():
+                        self._take(worker, report)
+                self._look_at(worker)
+            except EOFError:
+                self._lose(worker, "it has died")
+            except ProtocolError as error:
+                self._lose(worker, str(error), ENDED_BY_OTHERS)
+            except _Unfit as unfit:
+                self._lose(worker, str(unfit), unfit.cause)
+        self._dispatch()
+
+    def _take_started(self, worker: Worker) -> None:
+        """Take over a process that has started by now. Raises _Unfit."""
+        if worker.starting is not None and worker.starting.done():
+            starting, worker.starting = worker.starting, None
+            if (error := starting.exception()) is not None:
+                raise _Unfit(str(error), ENDED_BY_OTHERS)
+            worker.process = starting.result()
+
+    def _look_at(self, worker: Worker) -> None:
+        """See to a process that starts or works for long or takes too much memory, and to one that
+        is not needed. Raises _Unfit.
+        """
+        seconds = self._clock() - worker.since
+        if not worker.is_ready:
+            if not worker.is_empty and seconds > START_SECONDS:
+                raise _Unfit("it does not start", ENDED_BY_OTHERS)
+            return
+        assert worker.process is not None
+        if not worker.jobs:
+            is_spare = worker.in_background or sum(one.is_ready for one in self._workers) > 1
+            if not worker.sessions and is_spare and seconds > IDLE_SECONDS:
+                self._vacate(worker)
+        elif (worker.process.footprint_bytes() or 0) > MEMORY_BYTES:
+            raise _Unfit("it takes too much memory", -signal.SIGABRT)
+        elif seconds > patience_seconds(worker.jobs[0].limit_seconds):
+            raise _Unfit("it is stuck", -signal.SIGALRM)
+        elif worker is not self._workers[0]:
+            if seconds > SHORT_SECONDS:
+                self._take_back(worker)
+            if seconds > SHORT_LIMIT_SECONDS and not worker.in_background:
+                worker.in_background = True
+                worker.process.yield_to_others()
+
+    def _take_back(self, worker: Worker) -> None:
+        """Others need not wait for the job that runs: the first worker does theirs."""
+        first, now = self._workers[0], self._clock()
+        for job in list(worker.jobs)[1:]:
+            session = job.session
+            if job.is_wanted and self._queue.admits(first, session, now):
+                job.is_wanted, session.job = False, None
+                self._leave(session)
+                self._queue.add(session)
+
+    # Reports
+
+    def _take(self, worker: Worker, report: Report) -> None:
+        """Raises ProtocolError."""
+        now = self._clock()
+        if not worker.is_ready:
+            if report.said is not Said.READY:
+                raise ProtocolError("a report before it is ready")
+            worker.is_ready, worker.since = True, now
+            worker.first_bytes_left = worker.bytes_left = report.bytes_left
+            return
+        self._check(worker, report)
+        job = worker.jobs.popleft()
+        worker.since, self._n_fruitless = now, 0
+        session = job.session
+        self._queue.usage.add(session.client, report.seconds + report.draft_seconds, now)
+        taken_bytes = max(0, worker.bytes_left - report.bytes_left)
+        worker.bytes_left = report.bytes_left
+        if not job.is_wanted:
+            return
+        session.job = None
+        if not report.error:
+            worker.remember(session.grammar)
+        is_partial = report.said is Said.ADVANCED and report.n_tokens < job.n_tokens
+        if worker.kept_for is session and not is_partial:
+            worker.kept_for, session.runs_alone = None, False
+        if session.is_trial:
+            session.done(report, None)
+            return
+        worker.taken_bytes[session] += taken_bytes
+        if not job.opens:
+            session.slowest_seconds = max(session.slowest_seconds, report.seconds)
+        session.n_accepted = report.n_tokens
+        if report.said is not Said.ADVANCED:
+            session.n_answered = report.n_tokens
+        if is_partial:
+            self._queue.add(session)  # the rest is for another turn
+            return
+        is_followed = job.draft is not None and session.draft is job.draft
+        session.draft = None if is_followed else session.draft
+        session.done(report, job.draft)
+        is_behind = report.n_tokens < len(session.tokens) and report.said is not Said.FAILED
+        if session.worker is worker and (is_behind or session.draft is not None):
+            self._queue.add(session)
+
+    def _check(self, worker: Worker, report: Report) -> None:
+        """Raises ProtocolError if the report does not answer the worker's first job."""
+        if not worker.jobs or report.number != worker.jobs[0].session.number:
+            raise ProtocolError("a report on no job")
+        job, mask_bytes = worker.jobs[0], 4 * self.n_words
+        if (report.said is Said.VERDICT) != job.session.is_trial or report.said is Said.READY:
+            raise ProtocolError("a report that is no answer")
+        if report.said is Said.MASK and len(report.mask) != mask_bytes:
+            raise ProtocolError(f"a mask of {len(report.mask)} bytes")
+        if len(report.draft_masks) % mask_bytes or max(report.forced, default=0) >= 8 * mask_bytes:
+            raise ProtocolError("masks of another length, or tokens beyond it")
+        is_whole = report.said in {Said.MASK, Said.COMPLETE}
+        if report.n_tokens > job.n_tokens or (is_whole and report.n_tokens < job.n_tokens):
+            raise ProtocolError("a report on other tokens")
+
+    # Deaths
+
+    def _lose(self, worker: Worker, reason: str, cause: int | None = None) -> None:
+        """The process has ended or has to. `cause` stands for its exit code where the daemon ends
+        it.
+        """
+        running = worker.jobs[0] if worker.jobs else None
+        is_fruitless = running is not None or not worker.is_ready
+        has_full_limit = worker is not self._workers[0]
+        exit_code = self._vacate(worker)
+        logger.warning("a grammar process was lost: %s; exit code %s", reason, exit_code)
+        cause = exit_code if cause is None else cause
+        for job in worker.jobs:
+            if job.is_wanted:
+                job.session.job = None
+                self._queue.add(job.session)
+        culprit = self._culprit(worker, cause)
+        if running is None or culprit is None:
+            self._n_fruitless += is_fruitless
+            if self._n_fruitless >= MOST_FRUITLESS:
+                self._give_up()
+            return
+        self._queue.usage.add(culprit.client, running.limit_seconds, self._clock())
+        has_gone = culprit is running.session and not running.is_wanted
+        if not has_gone:
+            is_beyond_limit = cause == -signal.SIGPROF and has_full_limit and not running.draft
+            self._charge(culprit, is_beyond_limit)
+
+    def _culprit(self, worker: Worker, cause: int | None) -> Session | None:
+        """The session that has ended the process; None where none is at fault."""
+        if not worker.jobs or cause is None or cause == ENDED_BY_OTHERS:
+            return None
+        return worker.largest() if cause in OUT_OF_MEMORY else worker.jobs[0].session
+
+    def _charge(self, session: Session, is_beyond_limit: bool) -> None:
+        """A worker has died of the session. Where a draft may have been the reason, there are no
+        more drafts; they refuse nobody.
+        """
+        if is_beyond_limit:
+            self._forget(session, Loss.TOO_COSTLY)
+        elif session.has_drafted:
+            session.has_drafted, session.draft = False, None
+            session.done(Loss.DRAFT, None)
+            if session.n_answered == len(session.tokens):
+                self._waiting.pop(session, None)
+        elif session.deaths:
+            self._forget(session, Loss.TOO_COSTLY)
+        else:
+            session.deaths, session.runs_alone = 1, True
+
+    def _give_up(self) -> None:
+        for session in tuple(self._waiting):
+            self._forget(session, Loss.NO_WORKER)
+
+    def _forget(self, session: Session, loss: Loss) -> None:
+        self.withdraw(session)
+        session.done(loss, session.draft)
+
+    def _vacate(self, worker: Worker) -> int | None:
+        """Kill the worker's process and put an empty place where it was. Returns the exit code that
+        the process had, or has now.
+        """
+        self._workers[self._workers.index(worker)] = Worker()
+        for session in worker.sessions:
+            session.worker = None
+        if worker.starting is not None and not worker.starting.cancel():
+            worker.starting.add_done_callback(_kill_started)
+        return None if worker.process is None else worker.process.kill()
+
+    # The queue
+
+    def _dispatch(self) -> None:
+        now = self._clock()
+        for session in self._queue.in_order(now):
+            worker = self._queue.place(session, now)
+            if worker is not None and session.runs_alone and worker.kept_for is not session:
+                worker = self._keep(worker, session)
+            if worker is None:
+                continue
+            if worker.is_empty:
+                self._start(worker, now)
+            elif worker.is_ready:
+                self._send(worker, session, now)
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.flush()
+
+    def _keep(self, worker: Worker, session: Session) -> Worker:
+        """Keep the worker for the session alone, with a new process unless its own is unused."""
+        if worker.has_worked:
+            at = self._workers.index(worker)
+            self._vacate(worker)
+            worker = self._workers[at]
+        worker.kept_for = session
+        return worker
+
+    def _start(self, worker: Worker, now: float) -> None:
+        worker.since = now
+        worker.starting = self._starter.submit(self._processes.start)
+        worker.starting.add_done_callback(lambda starting: self._wake())
+        self._starter.submit(self._processes.prepare)
+
+    def _send(self, worker: Worker, session: Session, now: float) -> None:
+        assert worker.process is not None
+        job = self._queue.take(session, worker, now)
+        message: Message = {"id": session.number, "seconds": job.limit_seconds}
+        if job.opens:
+            message |= {"kind": session.grammar.kind, "text": session.grammar.text}
+        if session.is_trial:
+            worker.process.send({**message, "do": "try"})
+            return
+        if job.opens:
+            self._leave(session)
+            worker.sessions.add(session)
+            session.worker, session.n_accepted = worker, 0
+        tokens = session.tokens[session.n_accepted :]
+        draft = () if session.draft is None else session.draft.tokens
+        session.has_drafted |= session.draft is not None
+        worker.process.send({**message, "do": "advance", "tokens": tokens, "draft": draft})
+
+    def _leave(self, session: Session) -> None:
+        """Close the session's matcher in the worker that has it."""
+        worker, session.worker = session.worker, None
+        if worker is not None and worker.process is not None:
+            worker.sessions.discard(session)
+            worker.taken_bytes.pop(session, None)
+            worker.process.send({"do": "close", "id": session.number})
+            worker.process.flush()
+
+
+def _kill_started(starting: "Future[GrammarProcess]") -> None:
+    """End a process that nobody wants any more when its start is over."""
+    if starting.exception() is None:
+        starting.result().kill()

@@ -1,1 +1,0 @@
-"""Grammar processes as the daemon sees them: started, asked, bounded in time, replaced."""
