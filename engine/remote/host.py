@@ -20,7 +20,7 @@ from engine.remote.calls import CALLS, EngineCalls
 from engine.remote.wire import CANCEL, Kind, Message
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -104,7 +104,7 @@ class EngineHost:
             json = CALLS[message.name].result.dump_json(result)
             answer = wire.frame(Kind.RETURNED, json, message.number)
         except Exception as error:
-            if not isinstance(error, EngineError | TierError):
+            if not isinstance(error, EngineError | DiskError):
                 logger.exception("a call has failed: %s", message.name)
             raised = wire.RAISED.dump_json(wire.Raised.of(error))
             answer = wire.frame(Kind.RAISED, raised, message.number)

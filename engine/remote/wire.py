@@ -17,7 +17,7 @@ from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, Qu
 from engine.process.sockets import framed
 from engine.remote.calls import CALLS
 from engine.values.output import OutputEvent
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 
 CANCEL = "cancel"
 """Stands for a call's name in a message that ends the call of its number, which is not answered."""
@@ -28,7 +28,7 @@ ERRORS: Mapping[type[Exception], tuple[str, ...]] = {
     ModelError: (),
     NoGrammars: (),
     QueueFull: ("retry_after_seconds",),
-    TierError: (),
+    DiskError: (),
     RuntimeError: (),
 }
 """The errors that a call may raise, each with its fields besides its words. Any other error is

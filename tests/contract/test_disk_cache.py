@@ -17,11 +17,11 @@ from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
-from kvstore.tier.types import MIB, TierError
+from kvstore.disk.types import MIB, DiskError
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
-from tests.tier_harness import PATIENCE, segment_files
+from tests.tier_harness import PATIENCE, extent_files
 from tests.unit.threaded_harness import Letters
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -120,7 +120,7 @@ async def _is_written(engine: Engine, n_blocks: int) -> bool:
 def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path: Path) -> None:
     lives = Lives(model, DiskCacheConfig(tmp_path / "disk", max_bytes=16 * MIB))
     needed = "the least that is kept, 256 tokens of a prompt, needs 27 MiB"
-    with pytest.raises(TierError, match=f"16 MiB is too small for this model: {needed}"):
+    with pytest.raises(DiskError, match=f"16 MiB is too small for this model: {needed}"):
         lives.serve()
     assert not (tmp_path / "disk").exists()
 
@@ -200,4 +200,4 @@ def _wait_until_stored(directory: Path, n_bytes: int) -> None:
 
 def _stored(directory: Path) -> int:
     """Bytes of entries."""
-    return sum(path.stat().st_size for path in segment_files(directory))
+    return sum(path.stat().st_size for path in extent_files(directory))

@@ -11,7 +11,7 @@ from engine.launch import launch
 from engine.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
-from kvstore.tier.types import MIB
+from kvstore.disk.types import MIB
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 

@@ -33,7 +33,7 @@ from engine.values.request import (
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import CacheTier, Cleared, Probed, RequestInfo
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 
 STATS = asyncio.run(FakeEngine(Script()).stats())
@@ -171,7 +171,7 @@ def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
         (ModelError("no such model"), ModelError),
         (UnsupportedModel("no such kind"), ModelError),
         (NoGrammars("none"), NoGrammars),
-        (TierError("in use"), TierError),
+        (DiskError("in use"), DiskError),
         (KeyError("whatever"), RuntimeError),
     ],
 )
