@@ -19,7 +19,7 @@ from engine.mlx_backend.loading.checkpoint import (
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
-from kvstore.tier.disk.folder import new_daemon
+from kvstore.disk.folder import new_daemon
 
 __all__ = [
     "Checkpoint",

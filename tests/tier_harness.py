@@ -1,23 +1,21 @@
-"""What tests of the disk tier share: chains of entries, files that fail, readings to wait for."""
+"""What tests of the disk store share: chains of entries, files that fail, reads to wait for."""
 
-import errno
 import os
 import queue
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
 
-from kvstore.tier.disk.files import OsFiles
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import MIB, Buffer, Entry, Extent, ReadFailure, ReadRun, TierLimits
+from kvstore.disk.extent import STAT_BLOCK, FileUse, OsFiles, read_header
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB, Buffer, DiskLimits, Entry, Extent, ReadFailure, ReadRun
 from kvstore.tokens import Digest
 
 BLOCK = 16
-LIMITS = TierLimits(max_bytes=16 * MIB, segment_bytes=MIB, least_free=0.0)
+LIMITS = DiskLimits(max_bytes=16 * MIB, extent_bytes=MIB, least_free=0.0)
 DAEMON = "1 tests"
 """Whose tiers share a directory."""
 
@@ -58,13 +56,13 @@ def plain(found: Entry) -> Entry:
     return Entry(found.block_hash, found.n_tokens, parts)
 
 
-def stored(tier: DiskTier, *extents: Extent) -> None:
+def stored(tier: DiskStore, *extents: Extent) -> None:
     for extent in extents:
         assert tier.offer(extent)
     assert tier.flush(PATIENCE)
 
 
-def read(tier: DiskTier, names: Sequence[Digest]) -> tuple[list[Entry], ReadFailure | None]:
+def read(tier: DiskStore, names: Sequence[Digest]) -> tuple[list[Entry], ReadFailure | None]:
     """What is delivered, in order, and what went wrong."""
     arrived = queue.SimpleQueue[ReadRun | ReadFailure]()
     ticket = tier.read(names, arrived.put)
@@ -96,11 +94,11 @@ class FaultyFiles(OsFiles):
     def heal(self) -> None:
         self.failing.clear()
 
-    def write(self, path: Path, offset: int, buffers: Sequence[Buffer]) -> None:
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         if "write" in self.failing:  # half of it arrives, as when a disk becomes full
-            super().write(path, offset, buffers[: len(buffers) // 2])
+            super().write(path, buffers[: len(buffers) // 2])
         self._may_fail("write", path)
-        super().write(path, offset, buffers)
+        super().write(path, buffers)
 
     def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
         self._may_fail("read", path)
@@ -110,55 +108,30 @@ class FaultyFiles(OsFiles):
         self._may_fail("remove", path)
         super().remove(path)
 
-    def allocated(self, folder: Path) -> int:
+    def scan(self, folder: Path) -> list[FileUse]:
+        self._may_fail("scan", folder)
         self.measured[folder] += 1
-        return super().allocated(folder)
+        return super().scan(folder)
 
     def disk(self, folder: Path) -> tuple[int, int]:
         self._may_fail("disk", folder)
         if self.capacity is None:
             return super().disk(folder)
-        return max(0, self.capacity - self.allocated(folder)), 100 * MIB
-
-    def connect(self, path: Path) -> sqlite3.Connection:
-        self._may_fail("connect", path)
-        super().connect(path).close()
-        connection = sqlite3.connect(
-            path,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=FaultyConnection,
-        )
-        connection.files = self
-        return connection
+        return max(0, self.capacity - allocated(folder)), 100 * MIB
 
     def _may_fail(self, method: str, path: Path) -> None:
         if method in self.failing:
             raise OSError(self.failing[method], os.strerror(self.failing[method]), str(path))
 
 
-SQLITE_SAYS = {
-    errno.ENOSPC: (sqlite3.SQLITE_FULL, "database or disk is full"),
-    errno.EROFS: (sqlite3.SQLITE_READONLY, "attempt to write a readonly database"),
-}
+def extent_files(directory: Path) -> list[Path]:
+    """In the order in which they were last used."""
+    return sorted(directory.rglob("*.kv"), key=lambda path: path.stat().st_mtime_ns)
 
 
-class FaultyConnection(sqlite3.Connection):
-    """Fails to commit while `files` say that the index does."""
-
-    files: FaultyFiles
-
-    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        if sql == "COMMIT" and (code := self.files.failing.get("index")):
-            kind, message = SQLITE_SAYS.get(code, (sqlite3.SQLITE_IOERR, "disk I/O error"))
-            error = sqlite3.OperationalError(message)
-            error.sqlite_errorcode = kind
-            raise error
-        return super().execute(sql, *values)
-
-
-def segment_files(directory: Path) -> list[Path]:
-    return sorted(directory.rglob("*.kv"))
+def offset_of(path: Path, number: int) -> int:
+    """Where the payload of an extent's entry begins."""
+    return read_header(OsFiles(), path).entries[number].offset
 
 
 def flip(path: Path, offset: int) -> None:
@@ -171,4 +144,9 @@ def flip(path: Path, offset: int) -> None:
 
 
 def allocated(directory: Path) -> int:
-    return OsFiles().allocated(directory)
+    """The bytes of disk that `du` counts."""
+    n_blocks = 0
+    for path in [directory, *directory.rglob("*")]:
+        with suppress(FileNotFoundError):  # removed while we looked
+            n_blocks += path.stat().st_blocks
+    return n_blocks * STAT_BLOCK

@@ -214,6 +214,6 @@ class DiskCache:
             hits=loads.loads,
             loaded_tokens=loads.loaded_tokens,
             load_seconds=loads.load_seconds,
-            failures={fault.value: count for fault, count in tier.counters.faults},
+            failures={fault.value: count for fault, count in tier.counters.faults.items()},
             ended_threads=tier.ended_threads,
         )

@@ -19,9 +19,9 @@ from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
+from kvstore.disk.types import Buffer, ReadFailure
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
-from kvstore.tier.types import Buffer, ReadFailure
 from kvstore.tokens import Digest, Tokens, child_digest, root_digest
 from kvstore.types import Namespace
 

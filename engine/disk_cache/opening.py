@@ -9,11 +9,11 @@ from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import LoadRules, Post
 from engine.disk_cache.writer import WriteRules
 from engine.values.settings import DiskCacheConfig
+from kvstore.disk.space import holding, longest_path
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB, DiskError, DiskLimits
 from kvstore.pool import blocks_for
 from kvstore.store import KVStore
-from kvstore.tier.disk.space import holding, longest_path
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import MIB, TierError, TierLimits
 
 BUFFER_BYTES = 64 * MIB
 
@@ -33,12 +33,12 @@ def open_disk_cache(
     post: Post,
     report: Callable[[str], None],
 ) -> DiskCache:
-    """Raises TierError, in words, when the folder cannot be used, or the limit is too small."""
+    """Raises DiskError, in words, when the folder cannot be used, or the limit is too small."""
     rules = WriteRules(writes=config.write, salted=config.salted)
     n_tokens = kept_tokens(config.max_bytes, backend.part_bytes, store.block_size)
     if n_tokens < rules.least_tokens:
-        raise TierError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
-    tier = DiskTier.open(
+        raise DiskError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
+    tier = DiskStore.open(
         config.directory,
         f"{backend.card.fingerprint} {backend.kv_format} {backend.software}",
         tier_limits(config, backend.part_bytes),
@@ -60,9 +60,9 @@ def open_disk_cache(
     )
 
 
-def tier_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> TierLimits:
+def tier_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> DiskLimits:
     """Room for the largest entry: a saved state may have a hundred megabytes."""
-    return TierLimits(
+    return DiskLimits(
         max_bytes=config.max_bytes,
         buffer_bytes=max(BUFFER_BYTES, sum(part_bytes)),
         daily_bytes=math.inf if config.daily_bytes is None else config.daily_bytes,

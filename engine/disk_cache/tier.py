@@ -1,10 +1,9 @@
-"""What the policy needs of a disk tier: methods of `kvstore.tier.tier.DiskTier`."""
+"""What the policy needs of a disk tier: methods of `kvstore.disk.store.DiskStore`."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvstore.tier.tier import TierStats
-from kvstore.tier.types import EntryInfo, Extent, ReadFailure, ReadRun
+from kvstore.disk.types import DiskStats, EntryInfo, Extent, ReadFailure, ReadRun
 from kvstore.tokens import Digest
 
 Found = ReadRun | ReadFailure
@@ -59,6 +58,6 @@ class Tier(Protocol):
 
     def flush(self, timeout: float | None = None) -> bool: ...
 
-    def stats(self) -> TierStats: ...
+    def stats(self) -> DiskStats: ...
 
     def close(self) -> None: ...

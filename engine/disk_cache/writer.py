@@ -17,8 +17,8 @@ from engine.disk_cache.dirty_set import DirtySet, whole_blocks
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.tier import Tier
 from engine.values.settings import DiskWrites
+from kvstore.disk.types import Entry, Extent
 from kvstore.ops import Parts, ReadBlock
-from kvstore.tier.types import Entry, Extent
 from kvstore.tokens import TOKEN_BYTES, Digest, root_digest
 from kvstore.tree import Node, RadixTree
 from kvstore.types import BlockId, Namespace

@@ -26,7 +26,7 @@ from engine.remote.wire import CANCEL, Kind, Message
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.settings import LOG_FORMAT, EngineConfig
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -123,7 +123,7 @@ class EngineHost:
             result = await method(*call.arguments.validate_json(message.json))
             answer = wire.frame(Kind.RETURNED, call.result.dump_json(result), message.number)
         except Exception as error:
-            if not isinstance(error, EngineError | TierError):
+            if not isinstance(error, EngineError | DiskError):
                 logger.exception("a call has failed: %s", message.name)
             raised = wire.RAISED.dump_json(wire.Raised.of(error))
             answer = wire.frame(Kind.RAISED, raised, message.number)

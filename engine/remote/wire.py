@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.process.sockets import framed
 from engine.values.output import OutputEvent
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 
 CANCEL = "cancel"
 """The name in a message that cancels the call with its number. A cancelled call is not answered."""
@@ -26,7 +26,7 @@ ERRORS: Mapping[type[Exception], tuple[str, ...]] = {
     ModelError: (),
     NoGrammars: (),
     QueueFull: ("retry_after_seconds",),
-    TierError: (),
+    DiskError: (),
     RuntimeError: (),
 }
 """The errors that a call may raise, each with its fields besides its message. Any other error is

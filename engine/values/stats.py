@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from engine.values.output import FinishReason
 from engine.values.request import RefusalReason, WaitReason
+from kvstore.disk.types import Fault
 from kvstore.slots import GroupStats
-from kvstore.tier.types import Fault
 
 
 class DraftSource(StrEnum):

@@ -32,11 +32,11 @@ from engine.output.detokenizer import detokenizer_factory
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import DiskLimits
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import TierLimits
 from kvstore.tree import RadixTree
 from load_tests.tokenizer import build_tokenizer, word_ids
 
@@ -71,8 +71,8 @@ class HostEngine:
         inbox = Inbox()
         disk: DiskCache | None = None
         if disk_directory is not None:
-            limits_of_tier = TierLimits(max_bytes=1 << 30, buffer_bytes=1 << 26)
-            tier = DiskTier.open(disk_directory, "host", limits_of_tier)
+            limits_of_tier = DiskLimits(max_bytes=1 << 30, buffer_bytes=1 << 26)
+            tier = DiskStore.open(disk_directory, "host", limits_of_tier)
             part_bytes = (BLOCK_BYTES, 0)
             disk = DiskCache(
                 tier, store, part_bytes, 1 << 30, inbox.post, WriteRules(), LoadRules()

@@ -1,7 +1,7 @@
 """How long a disk cache takes to open: `python -m load_tests.bench.opening`. No model.
 
-Its payloads are a few bytes each: what is opened is the index, whatever it tells of. Paths of 500
-entries in segments of 200. The least and the median of processor seconds.
+Its payloads are a few bytes each: what is opened are headers, whatever they tell of. Paths of 500
+entries in extents of 200. The least and the median of processor seconds.
 """
 
 import statistics
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import MIB, Entry, Extent, TierLimits
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB, DiskLimits, Entry, Extent
 from kvstore.tokens import Digest
 
 RECORDS, PATH, EXTENT, REPEATS = 100_000, 500, 32, 10
 PARTS = (bytes(64), None)
-LIMITS = TierLimits(max_bytes=1024 * MIB, segment_bytes=200 * 64)
+LIMITS = DiskLimits(max_bytes=1024 * MIB, extent_bytes=200 * 64)
 
 
 def fill(directory: Path, n_records: int) -> None:
     """Paths below one root, in extents."""
-    tier, root = DiskTier.open(directory, "none", LIMITS), _name(b"root")
+    tier, root = DiskStore.open(directory, "none", LIMITS), _name(b"root")
     for start in range(0, n_records, PATH):
         parent = root
         names = [_name(b"%d" % number) for number in range(start, min(start + PATH, n_records))]
@@ -39,7 +39,7 @@ def fill(directory: Path, n_records: int) -> None:
 def opening_seconds(directory: Path, n_records: int) -> float:
     """Processor seconds of opening it once."""
     start = time.process_time()
-    tier = DiskTier.open(directory, "none", LIMITS)
+    tier = DiskStore.open(directory, "none", LIMITS)
     seconds = time.process_time() - start
     assert tier.stats().entries == n_records
     tier.close()

@@ -29,12 +29,12 @@ from engine.output.text import output_factory
 from engine.values.settings import DiskWrites
 from engine.watch.feed import Rendered, Renderer
 from engine.watch.snapshot import EngineSnapshot, SnapshotTaker
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import DiskLimits
 from kvstore.lease import Refusal
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import TierLimits
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
@@ -59,7 +59,7 @@ class Branches:
         self.tree = RadixTree(pool, BLOCK_TOKENS, time.monotonic, hashes_blocks=True)
         self.store = KVStore(pool, self.tree, BLOCK_TOKENS)
         self.disk = DiskCache(
-            DiskTier.open(directory, "benchmark", TierLimits(DISK_BYTES)),
+            DiskStore.open(directory, "benchmark", DiskLimits(DISK_BYTES)),
             *(self.store, (1, 0), DISK_BYTES, lambda call: call()),
             WriteRules(writes=DiskWrites.ALL),
             LoadRules(),

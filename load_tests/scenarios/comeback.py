@@ -14,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from kvstore.tier.maintenance import verify
+from kvstore.disk.store import verify
 from load_tests.client import Asker, Listener, TargetError, connected, limited, message
 from load_tests.peers.catalogue import Server
 from load_tests.scenarios.arrival import STREAM_TOKENS, UNDER_WAY, gaps_until

@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.table import Table
 
 from engine.disk_cache import folder as disk_folder
-from engine.disk_cache.folder import FolderCheck, FolderUse, TierError
+from engine.disk_cache.folder import DiskError, FolderCheck, FolderUse
 from server.terminal.errors import TerminalError
 from server.terminal.tables import listing
 from server.terminal.text import bytes_text, printable
 
-HEADS = ("folder", "segments", "size", "of")
+HEADS = ("folder", "files", "size", "of")
 
 
 def used(directory: Path) -> Sequence[FolderUse]:
@@ -25,7 +25,7 @@ def use_table(uses: Sequence[FolderUse]) -> Table:
     rows = [
         (
             use.folder.name,
-            f"{use.n_segments:,}",
+            f"{use.n_extents:,}",
             bytes_text(use.allocated_bytes),
             use.fingerprint,
         )
@@ -52,8 +52,6 @@ def emptied(directory: Path) -> int:
 
 
 def _found(check: FolderCheck) -> str:
-    if check.problem is not None:
-        return f"its index cannot be read: {check.problem}"
     found = [f"{check.entries:,} entries, {bytes_text(check.n_bytes)}"]
     if check.damaged:
         found.append(f"{len(check.damaged):,} damaged")
@@ -66,5 +64,5 @@ def _found(check: FolderCheck) -> str:
 def _as_terminal_errors() -> Iterator[None]:
     try:
         yield
-    except TierError as error:
+    except DiskError as error:
         raise TerminalError(str(error)) from error

@@ -17,12 +17,12 @@ from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from engine.values.tree import TreeSnapshot
-from kvstore.tier.types import MIB, TierError
+from kvstore.disk.types import MIB, DiskError
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
-from tests.tier_harness import PATIENCE, segment_files
+from tests.tier_harness import PATIENCE, extent_files
 from tests.unit.threaded_harness import Letters
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -90,9 +90,9 @@ def test_of_a_prompt_larger_than_the_cache_the_beginning_is_kept(
     """
     lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=32 * MIB, shutdown_seconds=60))
     assert lives.serve(PROMPT) == [0]
-    limits = "at most 32 MiB, of a prompt its first 320 tokens"
+    limits = "at most 32 MiB, of a prompt its first 352 tokens"
     assert lives.said[-1] == f"disk cache: {tmp_path}, {limits}"
-    assert lives.serve(PROMPT) == [320]
+    assert lives.serve(PROMPT) == [352]
 
 
 def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ async def _is_written(engine: Engine, n_blocks: int) -> bool:
 
 def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path: Path) -> None:
     lives = Lives(model, DiskCacheConfig(tmp_path / "disk", max_bytes=16 * MIB))
-    needed = "the least that is kept, 256 tokens of a prompt, needs 27 MiB"
-    with pytest.raises(TierError, match=f"16 MiB is too small for this model: {needed}"):
+    needed = "the least that is kept, 256 tokens of a prompt, needs 23 MiB"
+    with pytest.raises(DiskError, match=f"16 MiB is too small for this model: {needed}"):
         lives.serve()
     assert not (tmp_path / "disk").exists()
 
@@ -201,4 +201,4 @@ def _wait_until_stored(directory: Path, n_bytes: int) -> None:
 
 def _stored(directory: Path) -> int:
     """Bytes of entries."""
-    return sum(path.stat().st_size for path in segment_files(directory))
+    return sum(path.stat().st_size for path in extent_files(directory))

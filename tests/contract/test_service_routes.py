@@ -123,7 +123,7 @@ def test_health_says_that_the_store_contradicts_itself() -> None:
 
 def test_health_says_what_has_been_lost_for_good() -> None:
     """A router goes on asking here: all requests are answered."""
-    lost = replace(DISK, ended_threads=("tier-writer",))
+    lost = replace(DISK, ended_threads=("disk-writer",))
     with running(FakeEngine(disk=lost), Settings(port=0)) as url:
         answer = httpx.get(f"{url}/health")
         stats = httpx.get(f"{url}/admin/cache/stats").json()
@@ -132,7 +132,7 @@ def test_health_says_what_has_been_lost_for_good() -> None:
         "status": "degraded",
         "reason": "threads of the disk cache have ended: tier-writer",
     }
-    assert stats["disk"]["ended_threads"] == ["tier-writer"]
+    assert stats["disk"]["ended_threads"] == ["disk-writer"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from engine.api import Engine
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
-from kvstore.tier.types import MIB
+from kvstore.disk.types import MIB
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens

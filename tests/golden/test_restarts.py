@@ -13,9 +13,9 @@ from engine.disk_cache.writer import WriteRules
 from engine.mlx_backend.kv.storage import Storage
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskWrites
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import DiskLimits
 from kvstore.store import KVStore
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import TierLimits
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import random_tokens
 from tests.offline import OfflineDaemon, Room, Served
@@ -37,7 +37,7 @@ class Daemon:
 
     def _disk(self, store: KVStore, storage: Storage) -> DiskCache:
         return DiskCache(
-            DiskTier.open(self._directory, storage.kv_format, TierLimits(LIMIT_BYTES)),
+            DiskStore.open(self._directory, storage.kv_format, DiskLimits(LIMIT_BYTES)),
             store,
             storage.part_bytes,
             LIMIT_BYTES,

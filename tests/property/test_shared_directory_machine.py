@@ -20,24 +20,25 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvstore.tier import maintenance
-from kvstore.tier.disk.files import OsFiles
-from kvstore.tier.disk.folder import fingerprint_of
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import Buffer, Fault
+from kvstore.disk import store as maintenance
+from kvstore.disk.extent import OsFiles
+from kvstore.disk.folder import fingerprint_of
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import Buffer, Fault
 from tests.profiles import examples
 from tests.tier_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
     Chain,
+    allocated,
     entry,
+    extent_files,
     read,
-    segment_files,
 )
 
 N_BYTES, LENGTH = 200_000, 8
-SMALL = replace(LIMITS, segment_bytes=600_000)
+SMALL = replace(LIMITS, extent_bytes=600_000)
 CHAINS = {
     model: [Chain(f"{model} {number}", LENGTH, N_BYTES) for number in range(4)]
     for model in ("red", "green", "blue")
@@ -54,19 +55,9 @@ class MeasuringFiles(OsFiles):
         self._directory = directory
         self.most_bytes = 0
 
-    def write(self, path: Path, offset: int, buffers: Sequence[Buffer]) -> None:
-        super().write(path, offset, buffers)
-        self.allocated(self._directory)
-
-    def stamp(self, path: Path, seconds: float) -> None:
-        """The last that a writer does."""
-        super().stamp(path, seconds)
-        self.allocated(self._directory)
-
-    def allocated(self, folder: Path) -> int:
-        n_bytes = super().allocated(folder)
-        self.most_bytes = max(self.most_bytes, n_bytes)
-        return n_bytes
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        super().write(path, buffers)
+        self.most_bytes = max(self.most_bytes, allocated(self._directory))
 
 
 class SharingMachine(RuleBasedStateMachine):
@@ -78,7 +69,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.directory = Path(self.scratch.name)
         self.files = MeasuringFiles(self.directory)
         self.now = count(1_000_000)
-        self.tiers: dict[str, DiskTier] = {}
+        self.tiers: dict[str, DiskStore] = {}
         self.used: dict[Path, float] = {}
         for model, chains in CHAINS.items():
             for number in range(len(chains)):
@@ -118,16 +109,16 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(model=models)
     def start(self, model: str) -> None:
-        """No other model's segments go for it, and of its own only those that held nothing but
+        """No other model's extents go for it, and of its own only those that held nothing but
         entries whose parents others had evicted: what could be read before still can be.
         """
         tier = self.tier(model)
         self.settle(tier)
         known = [tier.known(chain.names) for chain in CHAINS[model]]
         self.close(model)
-        before = set(segment_files(self.directory))
+        before = set(extent_files(self.directory))
         tier = self.tier(model)
-        gone = before.difference(segment_files(self.directory))
+        gone = before.difference(extent_files(self.directory))
         assert all(fingerprint_of(path.parent) == model for path in gone)
         assert [tier.known(chain.names) for chain in CHAINS[model]] == known
 
@@ -142,7 +133,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert self.files.most_bytes <= SMALL.max_bytes
         for tier in self.tiers.values():
             assert not list(tier.problems())
-            assert tier.stats().counters.faults == ()
+            assert tier.stats().counters.faults == {}
 
     def teardown(self) -> None:
         for tier in self.tiers.values():
@@ -150,19 +141,19 @@ class SharingMachine(RuleBasedStateMachine):
         assert all(check.is_sound for check in maintenance.verify(self.directory))
         self.scratch.cleanup()
 
-    def tier(self, model: str) -> DiskTier:
+    def tier(self, model: str) -> DiskStore:
         if model not in self.tiers:
-            self.tiers[model] = DiskTier.open(
+            self.tiers[model] = DiskStore.open(
                 self.directory, model, SMALL, self.files, lambda: float(next(self.now)), DAEMON
             )
         return self.tiers[model]
 
-    def settle(self, tier: DiskTier) -> None:
+    def settle(self, tier: DiskStore) -> None:
         tier.upkeep()
         assert tier.flush(PATIENCE)
 
     def stamps(self) -> dict[Path, float]:
-        return {path: path.stat().st_mtime for path in segment_files(self.directory)}
+        return {path: path.stat().st_mtime for path in extent_files(self.directory)}
 
     def what_went_was_cold(self, before: dict[Path, float]) -> None:
         """The coldest of all went first; those used meanwhile are not cold."""

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.tier.disk.folder import folders
-from tests.tier_harness import flip, segment_files
+from kvstore.disk.folder import folders
+from tests.tier_harness import extent_files, flip, offset_of
 
 Damage = Callable[[Path, random.Random], None]
 
@@ -19,16 +19,16 @@ def nothing(directory: Path, randomness: random.Random) -> None:
 
 
 def flipped_bits(directory: Path, randomness: random.Random) -> None:
-    for segment in segment_files(directory):
-        n_bytes = segment.stat().st_size
+    for path in extent_files(directory):
+        n_bytes = path.stat().st_size
         for _ in range(n_bytes // FLIP_EVERY_BYTES):
-            flip(segment, randomness.randrange(n_bytes))
+            flip(path, randomness.randrange(n_bytes))
 
 
 def truncated(directory: Path, randomness: random.Random) -> None:
-    for segment in segment_files(directory):
-        with segment.open("r+b") as file:
-            file.truncate(randomness.randrange(segment.stat().st_size))
+    for path in extent_files(directory):
+        with path.open("r+b") as file:
+            file.truncate(randomness.randrange(path.stat().st_size))
 
 
 def all_cut(directory: Path, randomness: random.Random) -> None:
@@ -39,36 +39,30 @@ def all_cut(directory: Path, randomness: random.Random) -> None:
 
 
 def missing(directory: Path, randomness: random.Random) -> None:
-    """Every other segment, and one more."""
-    for segment in [*segment_files(directory)[::2], segment_files(directory)[-1]]:
-        segment.unlink(missing_ok=True)
+    """Every other extent, and one more."""
+    for path in [*extent_files(directory)[::2], extent_files(directory)[-1]]:
+        path.unlink(missing_ok=True)
 
 
-def no_index(directory: Path, randomness: random.Random) -> None:
-    index(directory).unlink()
+def headers_have_flipped_bits(directory: Path, randomness: random.Random) -> None:
+    for path in extent_files(directory):
+        flip(path, randomness.randrange(offset_of(path, 0)))
 
 
-def index_is_nonsense(directory: Path, randomness: random.Random) -> None:
-    index(directory).write_bytes(randomness.randbytes(index(directory).stat().st_size))
+def nonsense(directory: Path, randomness: random.Random) -> None:
+    """In place of every other file."""
+    for path in extent_files(directory)[::2]:
+        path.write_bytes(randomness.randbytes(path.stat().st_size))
 
 
-def index_is_cut(directory: Path, randomness: random.Random) -> None:
-    with index(directory).open("r+b") as file:
-        file.truncate(randomness.randrange(index(directory).stat().st_size))
-
-
-def index_has_flipped_bits(directory: Path, randomness: random.Random) -> None:
-    """One in each page but the first, of which sqlite finds few by itself."""
-    for page in range(1, index(directory).stat().st_size // 4096):
-        flip(index(directory), page * 4096 + randomness.randrange(4096))
-
-
-def segments_change_places(directory: Path, randomness: random.Random) -> None:
-    """All bytes are sound, and none where the index has them."""
-    names = segment_files(directory)
-    aside = [segment.rename(segment.with_suffix(".aside")) for segment in names]
-    for segment, name in zip(aside, [*names[1:], names[0]], strict=True):
-        segment.rename(name)
+def headers_change_places(directory: Path, randomness: random.Random) -> None:
+    """All headers and all bytes are sound, and do not belong together."""
+    paths = extent_files(directory)
+    contents = [(path.read_bytes(), offset_of(path, 0)) for path in paths]
+    for path, (mine, start), (theirs, at) in zip(
+        paths, contents, [*contents[1:], contents[0]], strict=True
+    ):
+        path.write_bytes(mine[:start] + theirs[at:])
 
 
 def called_as_ours(directory: Path, randomness: random.Random) -> None:
@@ -76,8 +70,3 @@ def called_as_ours(directory: Path, randomness: random.Random) -> None:
     foreign, ours = folders(directory)
     shutil.rmtree(ours)
     foreign.rename(ours)
-
-
-def index(directory: Path) -> Path:
-    """Of our own folder, which was opened last."""
-    return folders(directory)[-1] / "index.sqlite"

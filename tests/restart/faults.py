@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvstore.tier.disk.folder import folders
+from kvstore.disk.folder import folders
 from tests.restart import damage
 from tests.restart.damage import Damage
 from tests.restart.kills import answered, put_all
@@ -65,13 +65,11 @@ def full(directory: Path, randomness: random.Random) -> None:
 SCENES = (
     Scene("nothing"),
     Scene("flipped bits", before=damage.flipped_bits, counted=("checksum",)),
-    Scene("truncated segments", before=damage.truncated, counted=("short_read",)),
-    Scene("missing segments", before=damage.missing),
-    Scene("segments change places", before=damage.segments_change_places, counted=("checksum",)),
-    Scene("no index", before=damage.no_index),
-    Scene("the index is nonsense", before=damage.index_is_nonsense, counted=("index",)),
-    Scene("the index is cut", before=damage.index_is_cut, counted=("index",)),
-    Scene("the index has flipped bits", before=damage.index_has_flipped_bits),
+    Scene("truncated extents", before=damage.truncated, counted=("short_read",)),
+    Scene("missing extents", before=damage.missing),
+    Scene("flipped bits of headers", before=damage.headers_have_flipped_bits, counted=("header",)),
+    Scene("nonsense in place of files", before=damage.nonsense, counted=("header",)),
+    Scene("headers change places", before=damage.headers_change_places),
     Scene("another model's folder", has_foreign_folder=True),
     Scene(
         "another model's folder with our name",
@@ -80,16 +78,15 @@ SCENES = (
     ),
     Scene("a limit of half of what is there", limit_bytes=16 * MIB),
     Scene("flipped bits, running", during=damage.flipped_bits, counted=("checksum",)),
-    Scene("truncated segments, running", during=damage.truncated, counted=("short_read",)),
-    Scene("missing segments, running", during=damage.missing),
+    Scene("truncated extents, running", during=damage.truncated, counted=("short_read",)),
+    Scene("missing extents, running", during=damage.missing),
     Scene("all files are cut, running", during=damage.all_cut, counted=("short_read",)),
     Scene("EIO of reads", orders="read EIO", counted=("io",)),
     Scene("EIO of writes", orders="write EIO", counted=("io",)),
-    Scene("EIO of the index", orders="index EIO", counted=("io",)),
-    Scene("EIO of all", orders="read EIO\nwrite EIO\nindex EIO\nremove EIO\ndisk EIO"),
+    Scene("EIO of the folder", orders="scan EIO", counted=("io",)),
+    Scene("EIO of all", orders="read EIO\nwrite EIO\nscan EIO\nremove EIO\ndisk EIO"),
     Scene("ENOSPC of writes", orders="write ENOSPC", counted=("no_space",)),
-    Scene("ENOSPC of the index", orders="index ENOSPC", counted=("no_space",)),
-    Scene("EROFS", orders="write EROFS\nindex EROFS\nremove EROFS", counted=("read_only",)),
+    Scene("EROFS", orders="write EROFS\nremove EROFS", counted=("read_only",)),
     Scene("EMFILE of reads", orders="read EMFILE", counted=("resources",)),
     Scene("read-only", during=read_only, healed=writable, counted=("read_only",)),
     Scene("a full disk", during=full, on_a_disk_of_its_own=True),

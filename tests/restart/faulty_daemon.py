@@ -1,7 +1,7 @@
 """The daemon on a disk that fails as a file says: `python -m tests.restart.faulty_daemon FILE`, and
 then the flags of `serve`.
 
-Each line of the file is a call and an errno, such as `write ENOSPC`; `index` is a commit of it.
+Each line of the file is a call and an errno, such as `write ENOSPC`.
 """
 
 import errno
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from kvstore.tier import tier
+from kvstore.disk import store
 from server.cli import app
 from tests.tier_harness import FaultyFiles
 
@@ -28,7 +28,7 @@ def obey(files: FaultyFiles, orders: Path) -> None:
 def main() -> None:
     orders, files = Path(sys.argv.pop(1)), FaultyFiles()
     threading.Thread(target=obey, args=[files, orders], daemon=True).start()
-    with mock.patch.object(tier, "OsFiles", return_value=files):
+    with mock.patch.object(store, "OsFiles", return_value=files):
         app(["serve", *sys.argv[1:]])
 
 

@@ -14,7 +14,7 @@ from server.cli import app
 HANGING = {
     "step": "engine.mlx_backend.runner.MlxRunner.submit",
     "worker": "server.generation.completion_task._requests",
-    "writer": "kvstore.tier.disk.segments.Segments.write",
+    "writer": "kvstore.disk.space.Space.create",
 }
 """What is called in its place does not come back, in the server or in the engine's process."""
 

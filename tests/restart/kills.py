@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from kvstore.tier import maintenance
-from kvstore.tier.disk.folder import LOCK
+from kvstore.disk import store as maintenance
+from kvstore.disk.folder import LOCK
 from load_tests.processes import free_port
 from tests.restart.asking import PATIENCE, Heard, ask, client
 from tests.restart.living import (

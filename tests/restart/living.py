@@ -19,7 +19,7 @@ from tests.checkpoints import FAMILIES, write_family
 from tests.restart.asking import PATIENCE
 
 MIB = 1 << 20
-LIMIT_BYTES = 16 * MIB  # the least there can be: segments are evicted all the time
+LIMIT_BYTES = 16 * MIB  # the least there can be: extents are evicted all the time
 KV_BYTES = 16 * MIB  # less than a load has, so that memory evicts, too
 SAMPLE_SECONDS = 0.005
 SERVE = ("-m", "server", "serve")

@@ -1,12 +1,10 @@
 """A tier in memory that writes at once, keeps everything, and reads when it is told to."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.disk_cache.tier import Found
-from kvstore.tier.tally import TierCounters
-from kvstore.tier.tier import TierStats
-from kvstore.tier.types import Entry, EntryInfo, Extent, ReadRun
+from kvstore.disk.types import DiskCounters, DiskStats, Entry, EntryInfo, Extent, ReadRun
 from kvstore.tokens import Digest
 
 
@@ -38,10 +36,16 @@ class Stored:
 
     @property
     def info(self) -> EntryInfo:
-        return EntryInfo(self.entry.n_tokens, self.entry.part_bytes, self.entry.n_bytes, 0.0)
+        return EntryInfo(self.entry.n_tokens, self.entry.part_bytes)
 
     def lacks(self, has: Sequence[bool]) -> bool:
         return any(here and not there for here, there in zip(has, self.entry.has, strict=True))
+
+
+def completed(entry: Entry, other: Entry) -> Entry:
+    """It, with the parts that it lacks and another of the same hash has."""
+    pairs = zip(entry.parts, other.parts, strict=True)
+    return replace(entry, parts=tuple(theirs if mine is None else mine for mine, theirs in pairs))
 
 
 @dataclass(slots=True)
@@ -133,6 +137,6 @@ class FakeTier:
     def close(self) -> None:
         self.tickets.clear()
 
-    def stats(self) -> TierStats:
-        counters = TierCounters(read_bytes=self.n_read, written_bytes=self.n_written)
-        return TierStats(counters, len(self.records), 0, 0, 0, self.read_rate)
+    def stats(self) -> DiskStats:
+        counters = DiskCounters(read_bytes=self.n_read, written_bytes=self.n_written)
+        return DiskStats(counters, len(self.records), 0, 0, 0, self.read_rate)

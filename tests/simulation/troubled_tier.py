@@ -10,13 +10,20 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from engine.disk_cache.tier import Found
-from kvstore.tier.tally import TierCounters
-from kvstore.tier.tier import TierStats
-from kvstore.tier.types import Entry, EntryInfo, Extent, Fault, ReadFailure, ReadRun
+from kvstore.disk.types import (
+    DiskCounters,
+    DiskStats,
+    Entry,
+    EntryInfo,
+    Extent,
+    Fault,
+    ReadFailure,
+    ReadRun,
+)
 from kvstore.tokens import Digest
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
-from tests.simulation.fake_tier import FakeTicket, Stored
+from tests.simulation.fake_tier import FakeTicket, Stored, completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +217,9 @@ class TroubledTier:
         self._drop(list(self._buffer))
         self.tickets.clear()
 
-    def stats(self) -> TierStats:
+    def stats(self) -> DiskStats:
         """Nothing: it would have moved on before anybody looks."""
-        return TierStats(TierCounters(), 0, 0, 0, 0, None)
+        return DiskStats(DiskCounters(), 0, 0, 0, 0, None)
 
     def tick(self) -> None:
         temper, random = self.temper, self.random
@@ -253,7 +260,7 @@ class TroubledTier:
                 continue
             if (before := self.records.get(entry.block_hash)) is not None:
                 self.census[Happening.PARTS_ADDED] += before.lacks(entry.has)
-            whole = entry if before is None else entry.with_parts_of(before.entry)
+            whole = entry if before is None else completed(entry, before.entry)
             self.records[entry.block_hash] = Stored(extent.root, parent, whole)
             self._children[parent].add(entry.block_hash)
             self.census[Happening.RECORD_WRITTEN] += 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvstore.tier.disk.folder import LOCK
+from kvstore.disk.folder import LOCK
 from load_tests.__main__ import app
 from load_tests.bench.floor import least_work
 from load_tests.client import Listener, Target, TargetError

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from engine.values.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
-from kvstore.tier.types import TierLimits
+from kvstore.disk.types import DiskLimits
 from server.addresses import is_loopback
 from server.settings import Settings, SettingsError, load_settings
 
@@ -181,7 +181,7 @@ def test_a_disk_cache_may_be_below_a_home(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_smallest_disk_cache_that_is_taken_is_large_enough_for_the_tier() -> None:
-    TierLimits(load_settings({"disk_cache_bytes": "16MiB"}).disk_cache_bytes)
+    DiskLimits(load_settings({"disk_cache_bytes": "16MiB"}).disk_cache_bytes)
 
 
 @pytest.mark.parametrize(

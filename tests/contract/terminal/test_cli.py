@@ -17,8 +17,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from engine.values.stats import MachineReport
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import MIB, TierLimits
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB, DiskLimits
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from server import __version__
 from server.cli import app
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture
 def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier = DiskTier.open(tmp_path, "model", TierLimits(16 * MIB))
+    tier = DiskStore.open(tmp_path, "model", DiskLimits(16 * MIB))
     limits = ["--kv-cache-bytes", "16MiB", "--disk-cache-bytes", "64MiB"]
     arguments = ["serve", "--port", "0", *limits, "--disk-cache", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 1

@@ -1,6 +1,6 @@
 """Every entry that is offered to the tier, against the model."""
 
-from kvstore.tier.types import Buffer, Entry
+from kvstore.disk.types import Buffer, Entry
 from kvstore.tokens import Digest, Tokens, child_digest, root_digest
 from tests.simulation.model import (
     ADAPTERS,

@@ -11,11 +11,11 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
+from kvstore.disk.types import Entry, Extent, Fault, ReadFailure
 from kvstore.ops import FillBlock, FillState, Parts, ReadBlock
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
 from kvstore.store import KVStore
-from kvstore.tier.types import Entry, Extent, Fault, ReadFailure
 from kvstore.tokens import Digest, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace

@@ -13,8 +13,8 @@ from engine.disk_cache.writer import WriteRules
 from engine.values.settings import DiskWrites
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.watch.snapshot import namespace_id
+from kvstore.disk.store import DiskStore
 from kvstore.store import KVStore
-from kvstore.tier.tier import DiskTier
 from kvstore.tokens import root_digest
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 from tests.simulation.daemon import NO_BYTES
@@ -31,7 +31,7 @@ class Engine:
     """One of several over one folder, the others before it."""
 
     def __init__(self, folder: Path) -> None:
-        self.tier = DiskTier.open(folder, "model", LIMITS)
+        self.tier = DiskStore.open(folder, "model", LIMITS)
         self.inbox = Inbox()
         self.harness = Harness(disk=self._disk)
         scheduler, runner = self.harness.scheduler, self.harness.runner

@@ -13,7 +13,7 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
 from engine.values.request import WaitReason
-from kvstore.tier.types import MIB
+from kvstore.disk.types import MIB
 from tests.simulation.daemon import Layout
 from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, disk_of

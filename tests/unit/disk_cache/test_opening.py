@@ -5,7 +5,8 @@ from pathlib import Path
 
 from engine.disk_cache.opening import kept_tokens, tier_limits
 from engine.values.settings import DiskCacheConfig
-from kvstore.tier.types import MIB
+from kvstore.disk.space import SPARE_BYTES, longest_path
+from kvstore.disk.types import MIB
 
 
 def test_the_buffer_takes_the_largest_entry() -> None:
@@ -16,9 +17,10 @@ def test_the_buffer_takes_the_largest_entry() -> None:
 
 
 def test_what_is_kept_of_a_prompt_counts_windows_and_a_state() -> None:
-    path_bytes = (64 - 5) * MIB * 3 // 4
+    path_bytes = longest_path(64 * MIB)
+    assert path_bytes == (64 * MIB - SPARE_BYTES) * 3 // 4
     assert kept_tokens(64 * MIB, (MIB, 0), 32) == path_bytes // MIB * 32
-    assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 14 * MIB), 32) == 10 * 32
+    assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 14 * MIB), 32) == 11 * 32
     assert kept_tokens(64 * MIB, (MIB, 0, 50 * MIB), 32) == 0
 
 

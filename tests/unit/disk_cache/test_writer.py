@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.values.settings import DiskWrites
+from kvstore.disk.types import EntryInfo
 from kvstore.ops import ReadBlock
 from kvstore.recurrent import RecurrentGroup
-from kvstore.tier.types import EntryInfo
 from kvstore.tokens import Digest
 from kvstore.types import BlockId
 from tests.unit.disk_cache.desk import (

@@ -33,7 +33,7 @@ from engine.values.request import (
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, Probed, RequestInfo
 from engine.values.tree import NodeTokens, TreeChanges
-from kvstore.tier.types import TierError
+from kvstore.disk.types import DiskError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 
 STATS = asyncio.run(FakeEngine(Script()).stats())
@@ -184,7 +184,7 @@ class UnlistedError(ModelError):
         (ModelError("no such model"), ModelError),
         (UnlistedError("no such kind"), ModelError),
         (NoGrammars("none"), NoGrammars),
-        (TierError("in use"), TierError),
+        (DiskError("in use"), DiskError),
         (KeyError("whatever"), RuntimeError),
     ],
 )

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import pytest
 
-from kvstore.tier.disk.segments import Segments
-from kvstore.tier.reader import READERS
-from kvstore.tier.record import Record
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import Fault, ReadFailure
+from kvstore.disk import writer
+from kvstore.disk.extent import EntryHeader
+from kvstore.disk.reader import READERS
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import Fault, ReadFailure
 from tests.tier_harness import LIMITS, PATIENCE, Chain, FaultyFiles, read, stored
 
 LOST = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -25,8 +25,8 @@ def files() -> FaultyFiles:
 
 
 @pytest.fixture
-def tier(tmp_path: Path, files: FaultyFiles) -> Iterator[DiskTier]:
-    tier = DiskTier.open(tmp_path, "model", LIMITS, files)
+def tier(tmp_path: Path, files: FaultyFiles) -> Iterator[DiskStore]:
+    tier = DiskStore.open(tmp_path, "model", LIMITS, files)
     stored(tier, CHAIN.extent())
     yield tier
     files.heal()
@@ -47,28 +47,28 @@ def ended(thread: str) -> None:
 
 
 def test_a_reader_goes_on_and_who_waited_is_told(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """More often than there are readers."""
     with monkeypatch.context() as broken:
-        broken.setattr(Record, "cut", raising(ValueError("a fault of ours")))
+        broken.setattr(EntryHeader, "parse", raising(ValueError("a fault of ours")))
         for _ in range(READERS + 1):
             assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.INTERNAL))
     assert read(tier, CHAIN.names)[1] is None
-    assert tier.stats().counters.faults == ((Fault.INTERNAL, READERS + 1),)
+    assert tier.stats().counters.faults == {Fault.INTERNAL: READERS + 1}
     assert tier.stats().ended_threads == ()
     assert caplog.text.count("ValueError: a fault of ours") == READERS + 1
 
 
 def test_the_writer_goes_on_and_what_it_had_can_come_again(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(Segments, "places", raising(ValueError("a fault of ours")))
+        broken.setattr(writer, "encode", raising(ValueError("a fault of ours")))
         assert tier.offer(MORE.extent())
         assert tier.flush(PATIENCE)
     assert tier.held(MORE.names) == 0
-    assert tier.stats().counters.faults == ((Fault.INTERNAL, 1),)
+    assert tier.stats().counters.faults == {Fault.INTERNAL: 1}
     assert caplog.text.count("ValueError: a fault of ours") == 1
     tier.upkeep()
     assert tier.flush(PATIENCE)
@@ -78,7 +78,7 @@ def test_the_writer_goes_on_and_what_it_had_can_come_again(
 
 
 def test_a_disk_that_goes_on_failing_is_logged_once(
-    tier: DiskTier, files: FaultyFiles, caplog: pytest.LogCaptureFixture
+    tier: DiskStore, files: FaultyFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         files.fail("disk", 5)
@@ -96,31 +96,31 @@ def test_a_disk_that_goes_on_failing_is_logged_once(
 
 @LOST
 def test_a_writer_that_is_lost_is_told_of_and_the_rest_is_read(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(Segments, "places", raising(SystemExit()))
+        broken.setattr(writer, "encode", raising(SystemExit()))
         assert tier.offer(MORE.extent())
-        ended("tier-writer")
-    assert tier.stats().ended_threads == ("tier-writer",)
+        ended("disk-writer")
+    assert tier.stats().ended_threads == ("disk-writer",)
     assert read(tier, CHAIN.names)[1] is None
 
 
 @LOST
 def test_readers_that_are_lost_are_told_of_and_nobody_waits_for_them(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(Record, "cut", raising(SystemExit()))
+        broken.setattr(EntryHeader, "parse", raising(SystemExit()))
         for _ in range(READERS):
             tier.read(CHAIN.names, lambda found: None)
         for number in range(READERS):
-            ended(f"tier-reader-{number}")
-    assert tier.stats().ended_threads == ("tier-reader-0", "tier-reader-1")
+            ended(f"disk-reader-{number}")
+    assert tier.stats().ended_threads == ("disk-reader-0", "disk-reader-1")
     assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.INTERNAL))
 
 
 def test_threads_that_have_been_ended_are_not_lost(tmp_path: Path) -> None:
-    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
     tier.close()
     assert tier.stats().ended_threads == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tier.tier import DiskTier
+from kvstore.disk.store import DiskStore
 from tests.tier_harness import LIMITS, PATIENCE, Chain, entry, read, stored
 
 CHAINS = [Chain(f"chain {number}", 20) for number in range(4)]
@@ -58,13 +58,13 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 def die_with_files_open(directory: Path) -> None:
     """The child that leaves them behind."""
-    stored(DiskTier.open(directory, "model", LIMITS), *(chain.extent() for chain in CHAINS))
+    stored(DiskStore.open(directory, "model", LIMITS), *(chain.extent() for chain in CHAINS))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def see_them_change(directory: Path, change: Callable[[Path], None]) -> None:
     """The child that must live."""
-    tier = DiskTier.open(directory, "model", LIMITS)
+    tier = DiskStore.open(directory, "model", LIMITS)
     assert read(tier, CHAINS[0].names)[1] is None
     for path in list(files_of(directory)):
         change(path)
@@ -101,13 +101,11 @@ def test_no_change_of_its_files_ends_the_process(tmp_path: Path, change: str) ->
 
 
 @pytest.mark.parametrize("name", ["9" * 20, "٤" * 8, "1"])
-def test_a_file_that_is_called_as_no_segment_is_called_is_no_matter(
-    tmp_path: Path, name: str
-) -> None:
-    tier = DiskTier.open(tmp_path, "model", LIMITS)
+def test_a_file_that_is_not_named_like_an_extent_is_no_matter(tmp_path: Path, name: str) -> None:
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
     tier.close()
-    (next(tmp_path.glob("v1-*")) / f"{name}.kv").touch()
-    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    (next(tmp_path.glob("v2-*")) / f"{name}.kv").touch()
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
     stored(tier, MORE.extent())
     assert read(tier, MORE.names)[1] is None
     tier.close()

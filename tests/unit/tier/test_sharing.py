@@ -1,30 +1,28 @@
 """Models of one daemon share a directory and its limit; those of two daemons do not."""
 
+import logging
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from kvstore.tier import maintenance
-from kvstore.tier.disk import folder
-from kvstore.tier.disk.daily_budget import FILE_NAME as WRITTEN
-from kvstore.tier.disk.folder import LOCK, WRITE_LOCK, take_folder
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import Fault, TierError, TierLimits
+from kvstore.disk import folder
+from kvstore.disk import store as maintenance
+from kvstore.disk.folder import LOCK, take_folder
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import DiskError, DiskLimits, Fault
 from tests.tier_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
     Chain,
+    extent_files,
     read,
-    segment_files,
     stored,
 )
 
@@ -36,17 +34,17 @@ class Models:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.open_tiers = list[DiskTier]()
+        self.open_tiers = list[DiskStore]()
         self._now = count(1_000_000)
 
-    def open(self, model: str, limits: TierLimits = LIMITS, daemon: str = DAEMON) -> DiskTier:
-        tier = DiskTier.open(
+    def open(self, model: str, limits: DiskLimits = LIMITS, daemon: str = DAEMON) -> DiskStore:
+        tier = DiskStore.open(
             self.directory, model, limits, clock=lambda: float(next(self._now)), daemon=daemon
         )
         self.open_tiers.append(tier)
         return tier
 
-    def close(self, tier: DiskTier) -> None:
+    def close(self, tier: DiskStore) -> None:
         self.open_tiers.remove(tier)
         tier.close()
 
@@ -70,12 +68,12 @@ def ended_process() -> int:
         return process.pid
 
 
-def keep_up(tier: DiskTier) -> None:
+def keep_up(tier: DiskStore) -> None:
     tier.upkeep()
     assert tier.flush(PATIENCE)
 
 
-def filled(tier: DiskTier, name: str) -> list[Chain]:
+def filled(tier: DiskStore, name: str) -> list[Chain]:
     """Until it has evicted; what is left of it, the oldest first."""
     written = list[Chain]()
     while not tier.stats().counters.evicted_entries:
@@ -117,12 +115,12 @@ def test_of_all_models_what_was_used_longest_ago_goes_first(models: Models, is_o
     one, another = models.open("one"), models.open("another")
     old, read_again, young = chains("one", 3)
     stored(one, old.extent(), read_again.extent())
-    first_file, _ = segment_files(models.directory)
+    first_file, _ = extent_files(models.directory)
     middle = Chain("middle", LENGTH)
     stored(another, middle.extent())
     stored(one, young.extent())
     assert read(one, read_again.names)[1] is None
-    files = sorted(segment_files(models.directory), key=lambda path: path.stat().st_mtime)
+    files = sorted(extent_files(models.directory), key=lambda path: path.stat().st_mtime)
     assert files[0] == first_file
     if not is_open:
         models.close(one)
@@ -137,7 +135,7 @@ def test_of_all_models_what_was_used_longest_ago_goes_first(models: Models, is_o
     assert [one.known(chain.names) for chain in (old, young)] == [0, 0]
     assert another.known(middle.names) == 0
     assert read(one, read_again.names) == (list(read_again.extent().entries), None)
-    assert one.stats().counters.faults == another.stats().counters.faults == ()
+    assert one.stats().counters.faults == another.stats().counters.faults == {}
 
 
 def test_what_another_evicts_is_gone_before_it_is_noticed(models: Models) -> None:
@@ -152,7 +150,7 @@ def test_what_another_evicts_is_gone_before_it_is_noticed(models: Models) -> Non
     assert failure.fault is Fault.GONE
     keep_up(one)
     assert one.known(old.names) == 0
-    assert one.stats().counters.faults == ()
+    assert one.stats().counters.faults == {}
     stored(one, old.extent())
     assert read(one, old.names) == (list(old.extent().entries), None)
 
@@ -164,7 +162,7 @@ def test_an_idle_models_folder_goes_with_its_last_segment(models: Models) -> Non
     for chain in chains("another", 30):
         stored(another, chain.extent())
     assert [use.fingerprint for use in maintenance.du(models.directory)] == ["another"]
-    assert models.open("one").stats().counters.faults == ()
+    assert models.open("one").stats().counters.faults == {}
 
 
 def test_what_another_evicted_is_no_damage(models: Models) -> None:
@@ -172,7 +170,7 @@ def test_what_another_evicted_is_no_damage(models: Models) -> None:
     for chain in chains("one", 5):
         stored(one, chain.extent())
     models.close(one)
-    files, more = segment_files(models.directory), iter(chains("another", 30))
+    files, more = extent_files(models.directory), iter(chains("another", 30))
     while all(path.exists() for path in files):
         stored(another, next(more).extent())
     models.close(another)
@@ -185,7 +183,7 @@ def test_what_another_evicted_is_no_damage(models: Models) -> None:
 def test_another_daemon_is_refused_and_told_who_has_it(models: Models) -> None:
     models.open("one")
     for daemon in ("", "1 others"):
-        with pytest.raises(TierError, match=r"is in use by another daemon \(pid 1\)"):
+        with pytest.raises(DiskError, match=r"is in use by another daemon \(pid 1\)"):
             models.open("another", daemon=daemon)
     models.open("another")
 
@@ -193,7 +191,7 @@ def test_another_daemon_is_refused_and_told_who_has_it(models: Models) -> None:
 def test_a_daemon_keeps_others_out_as_long_as_one_of_its_models_runs(models: Models) -> None:
     one, another = models.open("one"), models.open("another")
     models.close(one)
-    with pytest.raises(TierError, match="in use"):
+    with pytest.raises(DiskError, match="in use"):
         models.open("one", daemon="1 others")
     models.close(another)
     models.open("one", daemon="1 others")
@@ -213,7 +211,7 @@ def test_they_are_not_waited_for_without_end(
     monkeypatch.setattr(folder, "LINGER_SECONDS", 0.0)
     pid = ended_process()
     models.open("one", daemon=f"{pid} killed")
-    with pytest.raises(TierError, match=rf"in use by another daemon \(pid {pid}\)"):
+    with pytest.raises(DiskError, match=rf"in use by another daemon \(pid {pid}\)"):
         models.open("another", daemon="1 others")
 
 
@@ -256,40 +254,22 @@ def test_each_model_knows_what_it_takes_and_what_all_do(models: Models) -> None:
     )
 
 
-def test_a_directory_of_before_is_taken_over(models: Models) -> None:
-    """It had one lock, and the day's bytes in each index."""
-    one, chain = models.open("one"), Chain("chain", LENGTH)
-    stored(one, chain.extent())
-    models.close(one)
-    for name in (WRITE_LOCK, WRITTEN):
-        (models.directory / name).unlink()
-    for lock in models.directory.rglob(LOCK):
-        lock.unlink()
-    (models.directory / LOCK).write_text("4711\n")
-    with closing(sqlite3.connect(next(models.directory.rglob("index.sqlite")))) as database:
-        database.execute("CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL)")
-        database.execute("INSERT INTO written VALUES (20000, 1000)")
-        database.commit()
-    another = models.open("another")
-    one = models.open("one")
-    assert read(one, chain.names) == (list(chain.extent().entries), None)
-    stored(another, chain.extent())
-    assert one.stats().counters.faults == ()
-
-
-def test_a_time_that_no_file_can_have_keeps_nothing_from_being_written(models: Models) -> None:
-    one, chain = models.open("one"), Chain("chain", LENGTH)
-    stored(one, chain.extent())
-    models.close(one)
-    with closing(sqlite3.connect(next(models.directory.rglob("index.sqlite")))) as database:
-        database.execute("UPDATE records SET last_used = 9e999")
-        database.commit()
-    one = models.open("one")
-    stored(one, Chain("more", LENGTH).extent())
-    assert one.stats().counters.faults == ()
+def test_a_folder_of_an_old_format_is_removed(
+    models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    old = models.directory / f"v1-{'0' * 32}"
+    foreign = models.directory / "v1-website"
+    for path in (old, foreign):
+        path.mkdir()
+        (path / "00000001.kv").write_bytes(b"anything")
+    models.open("one")
+    assert not old.exists()
+    assert foreign.exists()
+    assert f"{old} has the old format v1 and was removed" in caplog.text
 
 
 def test_a_lock_is_signed_by_who_has_the_folder(tmp_path: Path) -> None:
     taken, lock = take_folder(tmp_path, "model")
     assert (taken / LOCK).read_text() == f"{os.getpid()}\n"
-    lock.release()
+    lock.close()

@@ -5,8 +5,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import MIB
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB
 from tests.tier_harness import LIMITS, PATIENCE, Chain, allocated, entry, read
 
 N_BYTES = 8_192
@@ -15,7 +15,7 @@ TURNS = 150
 
 
 def test_threads_do_not_get_into_each_others_way(tmp_path: Path) -> None:
-    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, buffer_bytes=MIB))
+    tier = DiskStore.open(tmp_path, "model", replace(LIMITS, buffer_bytes=MIB))
     failures = list[BaseException]()
 
     def offer(randomness: random.Random) -> None:
@@ -54,20 +54,20 @@ def test_threads_do_not_get_into_each_others_way(tmp_path: Path) -> None:
     assert failures == []
     assert tier.flush(PATIENCE)
     assert not list(tier.problems())
-    assert tier.stats().counters.faults == ()
+    assert tier.stats().counters.faults == {}
     known = {name for chain in CHAINS for name in chain.names if tier.entry(name)}
     tier.close()
-    again = DiskTier.open(tmp_path, "model", LIMITS)
+    again = DiskStore.open(tmp_path, "model", LIMITS)
     assert {name for chain in CHAINS for name in chain.names if again.entry(name)} == known
     for chain in CHAINS:
         entries, _ = read(again, chain.names)
         assert len(entries) == again.known(chain.names)
-    assert again.stats().counters.faults == ()
+    assert again.stats().counters.faults == {}
     again.close()
 
 
 def test_what_is_cleared_while_it_is_written_does_not_come_back(tmp_path: Path) -> None:
-    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
     for _ in range(50):
         for chain in CHAINS[:4]:
             tier.offer(chain.extent())

@@ -1,0 +1,380 @@
+"""What is stored and what is being written, in memory: entries by hash, extents below each other.
+
+An extent is *pending* from when its entries are accepted until its file has its name. Look-ups are
+single dictionary reads, which any thread makes without waiting. What changes the catalog holds its
+lock. Two invariants: the parent of an entry is a root or has a record, and an extent that others
+hang from was used later than they were, so the coldest one has nothing below it.
+
+Parts that are added to an entry later, such as a recurrent state, stand in an extent of their own,
+a *supplement*. It can be evicted alone, and goes when the entry does.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from kvstore.disk.extent import ExtentHeader
+from kvstore.disk.types import Entry, EntryInfo
+from kvstore.tokens import Digest
+
+
+@dataclass(eq=False, slots=True)
+class CatalogExtent:
+    """A run of entries in one file, which is called `name` once it is written.
+
+    `used_ns`: when it was last used, in nanoseconds of Unix time.
+    """
+
+    root: Digest
+    parent: Digest
+    is_supplement: bool = False
+    hashes: list[Digest] = field(default_factory=list)
+    used_ns: int = 0
+    name: str = ""
+    is_removed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Some of an entry's parts, all in one extent. Offset and checksum are known once written."""
+
+    extent: CatalogExtent
+    sizes: tuple[int | None, ...]
+    checksum: bytes = b""
+    offset: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(filter(None, self.sizes))
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.n_bytes
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """An entry. `pieces[0]` is of the extent that continues the path; supplements follow.
+
+    `path_bytes`: of the path from the root to this entry, without supplements.
+    """
+
+    block_hash: Digest
+    parent: Digest
+    n_tokens: int
+    path_bytes: int
+    pieces: list[Piece]
+
+    @property
+    def is_written(self) -> bool:
+        return bool(self.pieces[0].checksum)
+
+    @property
+    def written(self) -> list[Piece]:
+        """The pieces that can be read."""
+        return [piece for piece in self.pieces if piece.checksum]
+
+    @property
+    def info(self) -> EntryInfo:
+        """Of the parts that can be read."""
+        return EntryInfo(self.n_tokens, _merged([piece.sizes for piece in self.written]))
+
+
+class FoundExtent(NamedTuple):
+    """An extent in a folder: the name of its file, its mtime in nanoseconds, and its header."""
+
+    name: str
+    used_ns: int
+    header: ExtentHeader
+
+    @property
+    def is_supplement(self) -> bool:
+        """Whether it adds parts to an entry: only that lacks the block itself."""
+        return self.header.entries[0].sizes[0] is None
+
+
+class Catalog:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[Digest, Record] = {}
+        self._extents: set[CatalogExtent] = set()
+        self._below: defaultdict[Digest, set[CatalogExtent]] = defaultdict(set)  # by their parent
+        self._touched: set[CatalogExtent] = set()
+        self._n_written = 0
+
+    def __len__(self) -> int:
+        """How many entries can be read."""
+        return self._n_written
+
+    # Look-ups.
+
+    def get(self, block_hash: Digest) -> Record | None:
+        return self._records.get(block_hash)
+
+    def known(self, hashes: Sequence[Digest]) -> int:
+        """How many of the hashes, from the first on, can be read."""
+        for count, block_hash in enumerate(hashes):
+            record = self._records.get(block_hash)
+            if record is None or not record.is_written:
+                return count
+        return len(hashes)
+
+    def held(self, hashes: Sequence[Digest]) -> int:
+        """How many of the hashes, from the first on, are stored or pending."""
+        for count, block_hash in enumerate(hashes):
+            if block_hash not in self._records:
+                return count
+        return len(hashes)
+
+    def missing(self, block_hash: Digest, has: Sequence[bool]) -> tuple[bool, ...]:
+        """For each part, whether it is in `has` and neither stored nor pending."""
+        record = self._records.get(block_hash)
+        if record is None:
+            return tuple(has)
+        sizes = _merged([piece.sizes for piece in list(record.pieces)])
+        return tuple(here and size is None for here, size in zip(has, sizes, strict=False))
+
+    def path_bytes(self, block_hash: Digest) -> int:
+        """Of an entry and all above it; 0 of a root and of an unknown hash."""
+        record = self._records.get(block_hash)
+        return record.path_bytes if record else 0
+
+    def parent_exists(self, root: Digest, parent: Digest) -> bool:
+        """Whether `parent` is the root, or an entry of that namespace."""
+        record = self._records.get(parent)
+        return parent == root or (record is not None and record.pieces[0].extent.root == root)
+
+    def lengths_below(self, block_hash: Digest) -> frozenset[int]:
+        """The lengths in tokens of the readable entries with which an extent below this hash
+        begins. Entries shorter than a block always begin one.
+        """
+        with self._lock:
+            first = (self._records[it.hashes[0]] for it in self._below.get(block_hash, ()))
+            return frozenset(record.n_tokens for record in first if record.is_written)
+
+    def roots(self) -> frozenset[Digest]:
+        """The roots of all namespaces that have an extent."""
+        with self._lock:
+            return frozenset(extent.root for extent in self._extents)
+
+    def names(self) -> dict[str, CatalogExtent]:
+        """The extents that have been written, by the names of their files."""
+        with self._lock:
+            return {extent.name: extent for extent in self._extents if extent.name}
+
+    def coldest(self) -> CatalogExtent | None:
+        """The written extent that was used longest ago."""
+        with self._lock:
+            written = (extent for extent in self._extents if extent.name)
+            return min(written, key=lambda extent: extent.used_ns, default=None)
+
+    def hangs_from(self, extent: CatalogExtent, other: CatalogExtent) -> bool:
+        """Whether an extent would go if the other one went."""
+        with self._lock:
+            return any(above is other for above in self._above(extent))
+
+    # Changes.
+
+    def load(self, found: Collection[FoundExtent]) -> list[str]:
+        """Take the extents of a folder. Returns the names of the files without a use, because their
+        parents are missing or others have the same entries.
+        """
+        with self._lock:
+            below = defaultdict[tuple[Digest, Digest], list[FoundExtent]](list)
+            supplements = [each for each in found if each.is_supplement]
+            for each in found:
+                if not each.is_supplement:
+                    below[each.header.root, each.header.parent].append(each)
+            ready = [it for (root, parent), its in below.items() if root == parent for it in its]
+            loaded = set[str]()
+            for each in ready:  # grows during the walk
+                if self._load(each):
+                    loaded.add(each.name)
+                    for entry in each.header.entries:
+                        ready += below.get((each.header.root, entry.block_hash), ())
+            loaded.update(each.name for each in supplements if self._load(each))
+            for extent in list(self._extents):
+                self._use(self._above(extent), extent.used_ns + 1)
+            return [each.name for each in found if each.name not in loaded]
+
+    def add(self, extent: CatalogExtent, entry: Entry, used_ns: int) -> None:
+        """Append a pending entry to a pending extent, a new one or one that is not being written
+        yet. Its parent exists.
+        """
+        with self._lock:
+            self._extents.add(extent)
+            self._below[extent.parent].add(extent)
+            parent = extent.hashes[-1] if extent.hashes else extent.parent
+            self._append(extent, parent, entry.block_hash, entry.n_tokens, entry.part_bytes)
+            self._use(chain((extent,), self._above(extent)), used_ns)
+
+    def publish(self, extent: CatalogExtent, name: str, header: ExtentHeader) -> bool:
+        """The extent is in the file `name`. False if it has been removed meanwhile."""
+        with self._lock:
+            if extent.is_removed:
+                return False
+            extent.name = name
+            for entry in header.entries:
+                record = self._records[entry.block_hash]
+                piece = next(piece for piece in record.pieces if piece.extent is extent)
+                piece.checksum, piece.offset = entry.checksum, entry.offset
+            self._n_written += 0 if extent.is_supplement else len(header.entries)
+            return True
+
+    def touch(self, block_hash: Digest, now_ns: int) -> None:
+        """An entry has been used, and with it all that is above it."""
+        with self._lock:
+            record = self._records.get(block_hash)
+            if record is not None:
+                for piece in record.pieces[1:]:
+                    self._use([piece.extent], now_ns)
+                self._use(self._path(block_hash), now_ns + 1)
+
+    def take_touched(self) -> list[CatalogExtent]:
+        """The written extents that have been used since the last call."""
+        with self._lock:
+            touched = [extent for extent in self._touched if extent.name]
+            self._touched.difference_update(touched)
+            return touched
+
+    def remove(self, extents: Collection[CatalogExtent]) -> list[CatalogExtent]:
+        """Remove extents, with all that hangs from them. Returns all that were removed."""
+        with self._lock:
+            removed = [extent for extent in extents if not extent.is_removed]
+            seen = set(removed)
+            for extent in removed:  # grows during the walk
+                if not extent.is_supplement:
+                    below = set[CatalogExtent]()
+                    for block_hash in extent.hashes:
+                        below |= self._below.get(block_hash, set())
+                        below |= {it.extent for it in self._records[block_hash].pieces}
+                    removed += below - seen
+                    seen |= below
+            for extent in removed:
+                self._unlink(extent)
+            return removed
+
+    def remove_namespace(self, root: Digest | None) -> list[CatalogExtent]:
+        """Remove all extents of a namespace, or all extents. Returns them."""
+        with self._lock:
+            extents = [extent for extent in self._extents if root in (None, extent.root)]
+        return self.remove(extents)
+
+    def problems(self) -> Iterator[str]:
+        """What contradicts the invariants. For tests."""
+        with self._lock:
+            for block_hash, record in self._records.items():
+                above = self._records.get(record.parent)
+                path_bytes = record.pieces[0].n_bytes + (above.path_bytes if above else 0)
+                extent = record.pieces[0].extent
+                if record.block_hash != block_hash or record.path_bytes != path_bytes:
+                    yield "a record does not add up"
+                if above is None and record.parent != extent.root:
+                    yield "a record without its parent"
+                if any(block_hash not in it.extent.hashes for it in record.pieces):
+                    yield "an extent does not know its entry"
+                if extent.is_supplement or not all(
+                    piece.extent.is_supplement for piece in record.pieces[1:]
+                ):
+                    yield "pieces in the wrong order"
+            for extent in self._extents:
+                if extent.is_removed or extent not in self._below[extent.parent]:
+                    yield "an extent that is not below its parent"
+                if any(it.used_ns <= extent.used_ns for it in self._above(extent)):
+                    yield "an extent was used later than one above it"
+            below = sum(map(len, self._below.values()))
+            written = sum(record.is_written for record in self._records.values())
+            if below != len(self._extents) or written != self._n_written:
+                yield "counts that differ"
+
+    # All below holds the lock.
+
+    def _load(self, found: FoundExtent) -> bool:
+        """Whether the extent adds something."""
+        root, parent, entries, _ = found.header
+        if found.is_supplement:
+            first = self._records.get(entries[0].block_hash)
+            if first is None or first.parent != parent or len(entries) > 1:
+                return False
+        elif any(entry.block_hash in self._records for entry in entries):
+            return False
+        extent = CatalogExtent(root, parent, found.is_supplement)
+        extent.used_ns, extent.name = found.used_ns, found.name
+        self._extents.add(extent)
+        self._below[parent].add(extent)
+        for entry in entries:
+            self._append(extent, parent, entry.block_hash, entry.n_tokens, entry.sizes)
+            piece = self._records[entry.block_hash].pieces[-1]
+            piece.checksum, piece.offset = entry.checksum, entry.offset
+            parent = entry.block_hash
+        self._n_written += 0 if found.is_supplement else len(entries)
+        return True
+
+    def _append(
+        self,
+        extent: CatalogExtent,
+        parent: Digest,
+        block_hash: Digest,
+        n_tokens: int,
+        sizes: tuple[int | None, ...],
+    ) -> None:
+        piece = Piece(extent, sizes)
+        extent.hashes.append(block_hash)
+        if extent.is_supplement:
+            self._records[block_hash].pieces.append(piece)
+            return
+        above = self._records.get(parent)
+        path_bytes = piece.n_bytes + (above.path_bytes if above else 0)
+        self._records[block_hash] = Record(block_hash, parent, n_tokens, path_bytes, [piece])
+
+    def _above(self, extent: CatalogExtent) -> Iterator[CatalogExtent]:
+        """The extents that an extent hangs from, the nearest first."""
+        return self._path(extent.hashes[0] if extent.is_supplement else extent.parent)
+
+    def _path(self, block_hash: Digest) -> Iterator[CatalogExtent]:
+        """The extents from the one with this entry up to the root, supplements excluded."""
+        record = self._records.get(block_hash)
+        while record is not None:
+            extent = record.pieces[0].extent
+            yield extent
+            record = self._records.get(extent.parent)
+
+    def _use(self, path: Iterable[CatalogExtent], now_ns: int) -> None:
+        """Note that these were used, each a nanosecond after the one below it."""
+        for extent in path:
+            if extent.used_ns >= now_ns:
+                break
+            extent.used_ns = now_ns
+            self._touched.add(extent)
+            now_ns += 1
+
+    def _unlink(self, extent: CatalogExtent) -> None:
+        extent.is_removed = True
+        self._extents.discard(extent)
+        self._touched.discard(extent)
+        siblings = self._below[extent.parent]
+        siblings.discard(extent)
+        if not siblings:
+            del self._below[extent.parent]
+        for block_hash in extent.hashes:
+            record = self._records.get(block_hash)
+            if record is None:
+                continue
+            if extent.is_supplement:
+                record.pieces = [piece for piece in record.pieces if piece.extent is not extent]
+            elif record.pieces[0].extent is extent:
+                self._n_written -= record.is_written
+                del self._records[block_hash]
+
+
+def _merged(sizes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+    """For each part its size in the first piece that has it."""
+    return tuple(
+        next((size for size in each if size is not None), None)
+        for each in zip(*sizes, strict=False)
+    )

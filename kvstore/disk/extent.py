@@ -1,0 +1,233 @@
+"""The format of an extent, one immutable file for a run of entries, and the calls to the disk.
+
+    magic                16 bytes
+    length of the body   uint32
+    checksum of the body 16 bytes
+    body: root, parent   32 bytes each
+          entries, parts uint32 each; then for each entry
+              hash       32 bytes
+              n_tokens   uint32
+              checksum   16 bytes
+              sizes      int64 for each part, -1 for an absent one
+    payload: the parts of all entries, one after the other
+
+Integers are little-endian. Checksums are BLAKE3, cut to 16 bytes. That of an entry covers its hash,
+its length, its sizes and its parts. Nothing is synced: a file gets its name when it is complete, so
+it outlives the process; after a power loss, checksums find what is missing.
+"""
+
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from kvstore.disk.types import Buffer, Entry
+from kvstore.tokens import Digest
+
+SUFFIX, UNFINISHED = ".kv", ".tmp"
+MAGIC = b"rootstock kv v2\n"
+CHECKSUM_BYTES = 16
+PREFIX = struct.Struct(f"<16sI{CHECKSUM_BYTES}s")
+HEAD = struct.Struct("<32s32sII")
+FIRST_READ = 4096
+"""Holds the header of an extent of some fifty entries."""
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+MOST_BUFFERS = 1024  # IOV_MAX of Linux and macOS
+STAT_BLOCK = 512  # the unit of st_blocks on every file system
+NO_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
+"""Opening a pipe that somebody has put in a file's place fails at once and does not hang."""
+
+
+class DamagedHeader(Exception):
+    """The file is no extent, or its header has been changed."""
+
+
+class EntryHeader(NamedTuple):
+    """An entry as its extent's header describes it. `offset`: of its first part in the file."""
+
+    block_hash: Digest
+    n_tokens: int
+    sizes: tuple[int | None, ...]
+    checksum: bytes
+    offset: int
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(filter(None, self.sizes))
+
+    def parse(self, payload: memoryview) -> Entry | None:
+        """The entry, its parts slices of `payload`; None where the checksum does not match."""
+        if len(payload) != self.n_bytes:
+            return None
+        parts, start = list[Buffer | None](), 0
+        for size in self.sizes:
+            parts.append(None if size is None else payload[start : start + size])
+            start += size or 0
+        entry = Entry(self.block_hash, self.n_tokens, tuple(parts))
+        return entry if _checksum(entry) == self.checksum else None
+
+
+class ExtentHeader(NamedTuple):
+    """`end`: the size of the whole file in bytes."""
+
+    root: Digest
+    parent: Digest
+    entries: tuple[EntryHeader, ...]
+    end: int
+
+
+class FileUse(NamedTuple):
+    """A file of a folder. `n_bytes`: of disk, as `du` counts; `used_ns`: its mtime."""
+
+    name: str
+    size: int
+    n_bytes: int
+    used_ns: int
+
+
+def encode(root: Digest, parent: Digest, entries: Sequence[Entry]) -> tuple[ExtentHeader, bytes]:
+    """The header, and its bytes, which the parts of all entries follow."""
+    n_parts = len(entries[0].parts)
+    record = struct.Struct(f"<32sI{CHECKSUM_BYTES}s{n_parts}q")
+    header_bytes = PREFIX.size + HEAD.size + len(entries) * record.size
+    *offsets, end = accumulate((entry.n_bytes for entry in entries), initial=header_bytes)
+    headers = tuple(
+        EntryHeader(it.block_hash, it.n_tokens, it.part_bytes, _checksum(it), offset)
+        for it, offset in zip(entries, offsets, strict=True)
+    )
+    body = HEAD.pack(root, parent, len(entries), n_parts) + b"".join(
+        record.pack(it.block_hash, it.n_tokens, it.checksum, *_packable(it.sizes)) for it in headers
+    )
+    prefix = PREFIX.pack(MAGIC, len(body), blake3(body).digest(length=CHECKSUM_BYTES))
+    return ExtentHeader(root, parent, headers, end), prefix + body
+
+
+def read_header(files: "OsFiles", path: Path) -> ExtentHeader:
+    """Raises DamagedHeader, and OSError where the disk is at fault."""
+    found = files.read(path, 0, FIRST_READ)
+    if len(found) < PREFIX.size:
+        raise DamagedHeader(path)
+    magic, n_bytes, checksum = PREFIX.unpack_from(found)
+    if magic != MAGIC:
+        raise DamagedHeader(path)
+    end = PREFIX.size + n_bytes
+    if end > len(found):
+        found = files.read(path, 0, end)
+    body = found[PREFIX.size : end]
+    if blake3(body).digest(length=CHECKSUM_BYTES) != checksum:
+        raise DamagedHeader(path)
+    root, parent, n_entries, n_parts = HEAD.unpack_from(body)
+    record = struct.Struct(f"<32sI{CHECKSUM_BYTES}s{n_parts}q")
+    entries, offset = list[EntryHeader](), end
+    for block_hash, n_tokens, its_checksum, *packed in record.iter_unpack(body[HEAD.size :]):
+        sizes = tuple(None if size < 0 else size for size in packed)
+        entry = EntryHeader(Digest(block_hash), n_tokens, sizes, its_checksum, offset)
+        entries.append(entry)
+        offset += entry.n_bytes
+    if not entries or len(entries) != n_entries:
+        raise DamagedHeader(path)
+    return ExtentHeader(Digest(root), Digest(parent), tuple(entries), offset)
+
+
+def _checksum(entry: Entry) -> bytes:
+    sizes = entry.part_bytes
+    layout = f"<32sI{len(sizes)}q"
+    hasher = blake3(struct.pack(layout, entry.block_hash, entry.n_tokens, *_packable(sizes)))
+    for part in entry.parts:
+        if part is not None:
+            hasher.update(part)
+    return hasher.digest(length=CHECKSUM_BYTES)
+
+
+def _packable(sizes: Sequence[int | None]) -> Iterator[int]:
+    return (-1 if size is None else size for size in sizes)
+
+
+class OsFiles:
+    """The operating system's files. Tests inject faults by overriding methods, which raise OSError.
+
+    A file is opened for one call and closed again: 10 us next to megabytes, and no descriptor that
+    could be lost.
+    """
+
+    def create(self, path: Path, buffers: Sequence[Buffer]) -> int:
+        """Write a file in full, then give it its name. Returns its bytes as `du` counts them."""
+        unfinished = path.with_suffix(UNFINISHED)
+        try:
+            self.write(unfinished, buffers)
+            unfinished.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+        return path.stat().st_blocks * STAT_BLOCK
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        """Make or overwrite a file from its first byte on. What follows is kept."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NO_WAITING, FILE_MODE)
+        try:
+            views = [memoryview(buffer).cast("B") for buffer in buffers]
+            while views:
+                n_written = os.writev(descriptor, views[:MOST_BUFFERS])
+                while views and n_written >= len(views[0]):
+                    n_written -= len(views.pop(0))
+                if views:
+                    views[0] = views[0][n_written:]
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
+        """Fewer bytes than asked for where the file ends before that."""
+        descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
+        try:
+            n_bytes = max(min(n_bytes, os.fstat(descriptor).st_size - offset), 0)
+            found = os.pread(descriptor, n_bytes, offset)
+            while len(found) < n_bytes:  # interrupted, or cut short while we read
+                more = os.pread(descriptor, n_bytes - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+            return memoryview(found)
+        finally:
+            os.close(descriptor)
+
+    def stamp(self, path: Path, used_ns: int) -> None:
+        """Set a file's mtime, in nanoseconds of Unix time."""
+        os.utime(path, ns=(used_ns, used_ns))
+
+    def changed_ns(self, path: Path) -> int:
+        """The mtime of a file, or of a folder: when one of its files was last made or removed."""
+        return path.stat().st_mtime_ns
+
+    def scan(self, folder: Path) -> list[FileUse]:
+        """The folder itself, as `.`, and the files in it. Without files that are not readable or
+        that go away meanwhile.
+        """
+        own = folder.stat()
+        found = [FileUse(".", 0, own.st_blocks * STAT_BLOCK, own.st_mtime_ns)]
+        with os.scandir(folder) as items:
+            for item in items:
+                with suppress(FileNotFoundError, PermissionError):
+                    status = item.stat(follow_symlinks=False)
+                    n_bytes, used_ns = status.st_blocks * STAT_BLOCK, status.st_mtime_ns
+                    found.append(FileUse(item.name, status.st_size, n_bytes, used_ns))
+        return found
+
+    def remove(self, path: Path) -> None:
+        """A file, or a folder with all that is in it. It need not exist."""
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def disk(self, folder: Path) -> tuple[int, int]:
+        """The file system's free bytes and all its bytes."""
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -1,0 +1,213 @@
+"""How much of the disk the directory may take and takes, and what other models could give up."""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.disk.extent import OsFiles
+from kvstore.disk.folder import EXTENTS, folders, is_open
+from kvstore.disk.types import MIB, Buffer, DiskLimits
+
+PATH_SHARE = 0.75
+"""Of what entries may take in all: the end of a longer path would push its own beginning out."""
+
+SPARE_BYTES = MIB + 64 * 1024
+"""Left for the folders of models that start, so that nothing is evicted for their sake, and for
+what a file takes beyond its payload: its header and its share of the folder."""
+
+SETTLED_NS = 100_000_000
+"""File systems count time in ticks of up to 10 ms. A folder that was measured right after it had
+changed may change again within the tick, so it is measured again."""
+
+
+def longest_path(allowed_bytes: int) -> int:
+    """How many bytes of entries a path may have where the directory may take `allowed_bytes`."""
+    return int(max(0, allowed_bytes - SPARE_BYTES) * PATH_SHARE)
+
+
+def holding(path_bytes: int) -> int:
+    """How many bytes a directory must be allowed to take to hold a path of `path_bytes`."""
+    return ceil(path_bytes / PATH_SHARE) + SPARE_BYTES
+
+
+class ColdFile(NamedTuple):
+    """An extent of another model, or its folder, where `name` is empty."""
+
+    used_ns: float
+    folder: Path
+    name: str
+
+
+@dataclass(slots=True)
+class _Measured:
+    """A folder: its extents by name, with bytes and last use, and the bytes of all else in it."""
+
+    changed_ns: int = -1  # the folder's mtime then; 0: to be measured again; -1: never was
+    other_bytes: int = 0
+    extents: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.other_bytes + sum(n_bytes for n_bytes, _ in self.extents.values())
+
+
+class Space:
+    """Measures the folders of all models; other files of the directory count for nothing.
+
+    Right only while the write lock is held. A folder is measured again when its mtime has changed,
+    that is when files were made or removed. Methods raise OSError.
+    """
+
+    def __init__(self, files: OsFiles, directory: Path, folder: Path, limits: DiskLimits) -> None:
+        """`folder` is this process's own."""
+        self._files = files
+        self._directory = directory
+        self._folder = folder
+        self._limits = limits
+        self._measured: dict[Path, _Measured] = {folder: _Measured()}
+        self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
+
+    @property
+    def used_bytes(self) -> int:
+        """By all models, as last measured."""
+        return sum(each.n_bytes for each in self._measured.values())
+
+    @property
+    def own_bytes(self) -> int:
+        """By this process's folder, as last measured."""
+        return self._measured[self._folder].n_bytes
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether other programs have taken some of what is to be left free."""
+        return self._free_bytes < 0
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What all models together may take, on this disk as it is now."""
+        return min(self._limits.max_bytes, self.used_bytes + self._free_bytes)
+
+    def forget(self) -> None:
+        """Have the next `refresh` measure all folders: people may have changed files in place."""
+        self._measured = {self._folder: _Measured()}
+
+    def refresh(self) -> None:
+        """Measure what may have changed since this process last held the write lock."""
+        known = self._measured
+        self._measured = {path: known.get(path, _Measured()) for path in folders(self._directory)}
+        self._measured.setdefault(self._folder, known[self._folder])
+        for folder, measured in self._measured.items():
+            try:
+                self._measure(folder, measured)
+            except (FileNotFoundError, PermissionError):  # removed, or of another user
+                self._measured[folder] = _Measured()
+        self._look_at_disk()
+
+    def own_names(self) -> set[str]:
+        """The extents of this process's folder that exist."""
+        return set(self._measured[self._folder].extents)
+
+    def exceeds(self) -> bool:
+        """Whether all models together take more than the limit."""
+        return self.used_bytes > self._limits.max_bytes
+
+    def lacks(self, n_bytes: int) -> bool:
+        """Whether there is no room for a file of `n_bytes`."""
+        return self.used_bytes + n_bytes + SPARE_BYTES > self.allowed_bytes
+
+    def create(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """Write an extent of this process, in full or not at all."""
+        path = self._folder / name
+        n_bytes = self._files.create(path, buffers)
+        try:
+            self._changed(name, n_bytes)
+        except BaseException:
+            with suppress(OSError):
+                self._files.remove(path)
+            raise
+
+    def delete(self, name: str) -> None:
+        """Delete an extent of this process."""
+        self._files.remove(self._folder / name)
+        self._changed(name, None)
+
+    def stamp(self, name: str, used_ns: int) -> None:
+        """Note when an extent of this process was last used, where other processes see it. One that
+        they have evicted is no matter.
+        """
+        with suppress(OSError):
+            self._files.stamp(self._folder / name, used_ns)
+
+    def read(self, name: str, offset: int, n_bytes: int) -> memoryview:
+        """Bytes of an extent of this process; fewer where the file ends before."""
+        return self._files.read(self._folder / name, offset, n_bytes)
+
+    def coldest_of_others(self) -> ColdFile | None:
+        """What another model used longest ago: an extent, or a folder without one that no process
+        has open.
+        """
+        while True:
+            coldest: ColdFile | None = None
+            for folder, measured in self._measured.items():
+                if folder != self._folder:
+                    for name, (_, used_ns) in measured.extents.items():
+                        if coldest is None or used_ns < coldest.used_ns:
+                            coldest = ColdFile(used_ns, folder, name)
+                    if measured.changed_ns >= 0 and not measured.extents and not is_open(folder):
+                        return ColdFile(-math.inf, folder, "")
+            if coldest is None or self._is_up_to_date(coldest):
+                return coldest
+
+    def remove(self, cold: ColdFile) -> None:
+        """Evict what another model has. Its process finds out when it next takes the lock."""
+        self._files.remove(cold.folder / cold.name)
+        if cold.name:
+            del self._measured[cold.folder].extents[cold.name]
+            self._measured[cold.folder].changed_ns = 0
+        else:
+            del self._measured[cold.folder]
+        self._look_at_disk()
+
+    def _changed(self, name: str, n_bytes: int | None) -> None:
+        """An extent takes `n_bytes` of disk now; None: it has been deleted."""
+        own = self._measured[self._folder]
+        own.extents.pop(name, None)
+        if n_bytes is not None:
+            own.extents[name] = (n_bytes, 0)
+        own.changed_ns = self._files.changed_ns(self._folder)
+        self._look_at_disk()
+
+    def _measure(self, folder: Path, measured: _Measured) -> None:
+        changed_ns = self._files.changed_ns(folder)
+        if changed_ns == measured.changed_ns:
+            return
+        measured.other_bytes, measured.extents = 0, {}
+        for name, _, n_bytes, used_ns in self._files.scan(folder):
+            if EXTENTS.fullmatch(name):
+                measured.extents[name] = (n_bytes, used_ns)
+            else:
+                measured.other_bytes += n_bytes
+        is_settled = folder == self._folder or time.time_ns() - changed_ns > SETTLED_NS
+        measured.changed_ns = changed_ns if is_settled else 0
+
+    def _look_at_disk(self) -> None:
+        free, total = self._files.disk(self._directory)
+        self._free_bytes = free - int(self._limits.least_free * total)
+
+    def _is_up_to_date(self, cold: ColdFile) -> bool:
+        """Whether the file still was last used then. Notes it where it was not."""
+        extents = self._measured[cold.folder].extents
+        try:
+            used_ns = self._files.changed_ns(cold.folder / cold.name)
+        except FileNotFoundError:
+            del extents[cold.name]
+            return False
+        if used_ns == cold.used_ns:
+            return True
+        extents[cold.name] = (extents[cold.name][0], used_ns)
+        return False

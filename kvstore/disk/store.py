@@ -1,0 +1,364 @@
+"""KV on disk, below the arena: what was computed once outlives eviction and restart.
+
+It knows block hashes and bytes. Its user decides what the bytes are, what is worth writing, and
+when reading pays. docs/adr/0014-disk-tier.md has its promises and their reasons.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.disk.catalog import Catalog, FoundExtent
+from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, read_header
+from kvstore.disk.folder import (
+    EXTENTS,
+    LOCK,
+    DailyBudget,
+    fingerprint_of,
+    folders,
+    joined,
+    keep_out_of_backups,
+    new_daemon,
+    remove_old_formats,
+    take_folder,
+    wrap_errors,
+)
+from kvstore.disk.reader import Deliver, Readers, Ticket
+from kvstore.disk.space import Space
+from kvstore.disk.types import (
+    DiskCounters,
+    DiskError,
+    DiskLimits,
+    DiskStats,
+    EntryInfo,
+    Extent,
+    Fault,
+)
+from kvstore.disk.writer import Writer
+from kvstore.tokens import Digest
+
+logger = logging.getLogger(__name__)
+
+
+class DiskStore:
+    """One directory, open for the KV of one model. Any thread may call its methods; none but
+    `flush` and `close` waits for the disk.
+    """
+
+    def __init__(
+        self,
+        held: ExitStack,
+        catalog: Catalog,
+        counters: DiskCounters,
+        writer: Writer,
+        readers: Readers,
+    ) -> None:
+        """`held` has the locks, which are released when the store is closed."""
+        self._held = held
+        self._counters = counters
+        self._catalog = catalog
+        self._writer = writer
+        self._readers = readers
+        self._is_closed = False
+        writer.start()
+        readers.start()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        fingerprint: str,
+        limits: DiskLimits,
+        files: OsFiles | None = None,
+        clock: Callable[[], float] = time.time,
+        daemon: str = "",
+    ) -> "DiskStore":
+        """Open the directory for the model and format that `fingerprint` names.
+
+        Stores with the same `daemon`, a name, share the directory, its limit and its daily budget;
+        without a name it is shared with nobody. A directory that holds more than its limit shrinks
+        before this returns. Raises DiskError when another daemon has it or it cannot be used.
+        """
+        files = files or OsFiles()
+        with ExitStack() as held, wrap_errors(directory), collector_paused():
+            lock = held.enter_context(joined(directory, daemon or new_daemon()))
+            keep_out_of_backups(directory)
+            counters, catalog = DiskCounters(), Catalog()
+            with lock:
+                remove_old_formats(directory, files)
+                folder, own = take_folder(directory, fingerprint)
+                held.callback(own.close)
+                for unfinished in folder.glob(f"*{UNFINISHED}"):
+                    files.remove(unfinished)
+                found, damaged = _find(files, folder)
+                counters.faults.update(damaged.values())
+                for name in (*damaged, *catalog.load(found)):
+                    files.remove(folder / name)
+            space = Space(files, directory, folder, limits)
+            budget = DailyBudget(files, directory, limits.daily_bytes, clock)
+            writer = Writer(catalog, space, budget, lock, limits, counters, clock)
+            writer.turn()
+            readers = Readers(
+                catalog,
+                space,
+                limits,
+                counters,
+                lambda extent: writer.remove([extent]),
+                writer.now_ns,
+            )
+            return cls(held.pop_all(), catalog, counters, writer, readers)
+
+    def known(self, hashes: Sequence[Digest]) -> int:
+        """How many of a path's entries, from the first on, can be read."""
+        return self._catalog.known(hashes)
+
+    def held(self, hashes: Sequence[Digest]) -> int:
+        """How many of a path's entries, from the first on, are stored or being written."""
+        return self._catalog.held(hashes)
+
+    def lacks(self, block_hash: Digest, has: Sequence[bool]) -> bool:
+        """Whether an entry that `has` these parts brings one that is neither stored nor being
+        written.
+        """
+        return any(self._catalog.missing(block_hash, has))
+
+    def entry(self, block_hash: Digest) -> EntryInfo | None:
+        """What is known of an entry that can be read."""
+        record = self._catalog.get(block_hash)
+        return record.info if record is not None and record.is_written else None
+
+    def lengths_below(self, block_hash: Digest) -> frozenset[int]:
+        """The lengths in tokens of the readable entries right below this entry or root, as far as
+        they are shorter than a block; some of whole blocks, too.
+        """
+        return self._catalog.lengths_below(block_hash)
+
+    def roots(self) -> frozenset[Digest]:
+        """The roots of the namespaces of which something is stored or being written."""
+        return self._catalog.roots()
+
+    @property
+    def room(self) -> int:
+        """Bytes that `offer` would accept now: none when today's budget is spent or the disk is
+        full, and for a while after it has failed.
+        """
+        return self._writer.room
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was accepted has been written, so that waiting makes no room."""
+        return not self._writer.n_bytes
+
+    def path_room(self, block_hash: Digest) -> int:
+        """Bytes that a path may still take below this entry, stored or being written, or below this
+        root. A longer path would push its own beginning out.
+        """
+        return self._writer.path_room(block_hash)
+
+    def offer(self, extent: Extent) -> bool:
+        """Hand over entries to be written. Their buffers must not change any more.
+
+        False when there is no room, no `path_room`, or no parent: come again, with the first entry
+        that is not `held`. What was accepted may still be lost, with all below it. Of an entry that
+        is stored only the parts that are missing are written.
+        """
+        return self._writer.offer(extent)
+
+    def read(self, hashes: Sequence[Digest], deliver: Deliver) -> Ticket:
+        """Read these entries, root to leaf. A reader thread delivers them in runs, in order.
+
+        It ends when as many entries have been delivered as there are hashes, or with a ReadFailure.
+        Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead, or
+        what it is told to `keep_ahead`.
+        """
+        return self._readers.read(hashes, deliver)
+
+    def touch(self, hashes: Sequence[Digest]) -> None:
+        """A path was used in memory, so it is as recently used on disk."""
+        if n_known := self._catalog.known(hashes):
+            self._catalog.touch(hashes[n_known - 1], self._writer.now_ns())
+
+    def forget(self, block_hash: Digest) -> None:
+        """Remove the extents that have an entry, if there are any, and all below them."""
+        if (record := self._catalog.get(block_hash)) is not None:
+            self._writer.remove([piece.extent for piece in record.pieces])
+
+    def clear(self, root: Digest | None = None) -> None:
+        """Remove a namespace, or all. Not readable any more when this returns, and deleted with the
+        next `flush`.
+        """
+        self._writer.clear(root)
+
+    def upkeep(self) -> None:
+        """Do now what is done every ten seconds: measure, shrink, note what was used."""
+        self._writer.upkeep()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the operating system has all that was accepted. False if that took longer."""
+        return self._writer.flush(timeout)
+
+    @property
+    def read_rate(self) -> float | None:
+        """Bytes a second that were recently read and verified; None before anything was."""
+        return self._readers.read_rate
+
+    def stats(self) -> DiskStats:
+        return DiskStats(
+            counters=self._counters.copy(),
+            entries=len(self._catalog),
+            used_bytes=self._writer.own_bytes,
+            shared_bytes=self._writer.shared_bytes,
+            buffered_bytes=self._writer.n_bytes,
+            read_rate=self._readers.read_rate,
+            write_fault=self._writer.fault,
+            is_day_spent=self._writer.is_day_spent,
+            ended_threads=() if self._is_closed else self._ended_threads(),
+        )
+
+    def problems(self) -> Iterator[str]:
+        """What does not add up in memory. For tests."""
+        return self._catalog.problems()
+
+    def close(self) -> None:
+        """Drop what waits to be written, finish what is being written, and end all reads without
+        notice.
+        """
+        self._is_closed = True
+        self._writer.close()
+        self._readers.close()
+        self._held.close()
+
+    def _ended_threads(self) -> tuple[str, ...]:
+        writer = () if self._writer.is_alive else ("disk-writer",)
+        return writer + self._readers.ended
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Have Python not look for garbage while it makes many objects of which none is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderUse:
+    """One model's folder. `allocated_bytes` are those that `du` counts."""
+
+    folder: Path
+    fingerprint: str
+    n_extents: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCheck:
+    """What reading all of a folder has found.
+
+    `damaged`: the hashes of entries whose bytes are not what was written, and the names of files
+    with a damaged header. `orphans`: extents whose parents are missing. The daemon drops both when
+    it comes upon them.
+    """
+
+    folder: Path
+    fingerprint: str
+    entries: int
+    n_bytes: int
+    damaged: tuple[str, ...]
+    orphans: int
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged and not self.orphans
+
+
+def du(directory: Path) -> list[FolderUse]:
+    """What each model takes, also while a daemon runs. Raises DiskError."""
+    with wrap_errors(directory):
+        return [_use_of(folder) for folder in _folders_in(directory)]
+
+
+def verify(directory: Path) -> Iterator[FolderCheck]:
+    """Read everything and change nothing. Raises DiskError, also while a daemon runs."""
+    with _alone(directory):
+        for folder in _folders_in(directory):
+            yield _check(folder)
+
+
+def clear(directory: Path) -> int:
+    """Remove all that is stored, of all models. Returns how many bytes of disk that frees. Raises
+    DiskError, also while a daemon runs.
+    """
+    with _alone(directory):
+        found = du(directory)
+        for use in found:
+            OsFiles().remove(use.folder)
+        return sum(use.allocated_bytes for use in found)
+
+
+def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:
+    """The sound extents of a folder, and the names of the damaged ones with what is wrong. What
+    cannot be read at all is left alone.
+    """
+    found, damaged = list[FoundExtent](), dict[str, Fault]()
+    for use in files.scan(folder):
+        if EXTENTS.fullmatch(use.name) is None:
+            continue
+        try:
+            header = read_header(files, folder / use.name)
+        except DamagedHeader:
+            damaged[use.name] = Fault.HEADER
+        except OSError as error:
+            logger.warning("disk cache: %s cannot be read: %s", folder / use.name, error)
+        else:
+            if use.size < header.end:
+                damaged[use.name] = Fault.SHORT_READ
+            else:
+                found.append(FoundExtent(use.name, use.used_ns, header))
+    return found, damaged
+
+
+def _use_of(folder: Path) -> FolderUse:
+    found = OsFiles().scan(folder)
+    n_extents = sum(use.name.endswith(SUFFIX) for use in found)
+    return FolderUse(folder, fingerprint_of(folder), n_extents, sum(use.n_bytes for use in found))
+
+
+def _check(folder: Path) -> FolderCheck:
+    files, catalog = OsFiles(), Catalog()
+    found, damaged = _find(files, folder)
+    orphans = catalog.load(found)
+    unsound, n_bytes = list(damaged), 0
+    for name, _, header in found:
+        if name in orphans:
+            continue
+        for entry in header.entries:
+            n_bytes += entry.n_bytes
+            if entry.parse(files.read(folder / name, entry.offset, entry.n_bytes)) is None:
+                unsound.append(entry.block_hash.hex())
+    return FolderCheck(
+        folder, fingerprint_of(folder), len(catalog), n_bytes, tuple(unsound), len(orphans)
+    )
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    with wrap_errors(directory):
+        _folders_in(directory)
+        with joined(directory, new_daemon()):
+            yield
+
+
+def _folders_in(directory: Path) -> list[Path]:
+    found = folders(directory) if directory.is_dir() else []
+    if not found and not (directory / LOCK).is_file():
+        raise DiskError(f"there is no disk cache in {directory}")
+    return found

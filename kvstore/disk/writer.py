@@ -1,0 +1,380 @@
+"""The queue of extents to write, and the one thread that writes them.
+
+Of the processes that share a directory one writes at a time, and what it leaves is within the
+limit. Small extents are joined: one that continues another which still waits is appended to it, and
+what is shorter than a disk likes waits a moment for more of its path.
+"""
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from kvstore.disk.catalog import Catalog, CatalogExtent
+from kvstore.disk.extent import SUFFIX, encode
+from kvstore.disk.folder import DailyBudget, FileLock
+from kvstore.disk.space import Space, longest_path
+from kvstore.disk.types import DiskCounters, DiskLimits, Entry, Extent, Fault, fault_of
+from kvstore.tokens import Digest
+
+UPKEEP_SECONDS = 10.0
+"""How often uses are noted and the folder is measured, and how soon a disk that failed is tried."""
+
+JOIN_SECONDS = 1.0
+"""How long a short extent may wait for more of its path."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A pending extent, with what is to be written. `since`: a monotonic time in seconds."""
+
+    extent: CatalogExtent
+    since: float
+    entries: list[Entry] = field(default_factory=list)
+    n_bytes: int = 0
+
+
+class Writer:
+    """Any thread may call the methods above `run`. None of them waits for the disk, except `flush`
+    and `close`.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        space: Space,
+        budget: DailyBudget,
+        lock: FileLock,
+        limits: DiskLimits,
+        counters: DiskCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._catalog = catalog
+        self._space = space
+        self._budget = budget
+        self._lock = lock
+        self._limits = limits
+        self._counters = counters
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue = deque[_Waiting]()
+        self._last = dict[Digest, _Waiting]()  # by the hash of the last entry
+        self._at_work: _Waiting | None = None
+        self._doomed = list[str]()  # files to be deleted
+        self._n_bytes = 0  # waiting or being written
+        self._allowance = 0.0  # that may be waiting or being written
+        self._longest_path = 0
+        self._undeleted = list[str]()  # those of them that the thread has taken
+        self._is_working = False
+        self._upkeep_at = 0.0
+        self._wants_upkeep = True
+        self._n_flushing = 0
+        self._is_closed = False
+        self.fault: Fault | None = None  # of the last write; None: it succeeded
+        self.is_day_spent = False
+        self._thread = threading.Thread(target=self.run, name="disk-writer", daemon=True)
+
+    @property
+    def n_bytes(self) -> int:
+        """Accepted and not yet written."""
+        return self._n_bytes
+
+    @property
+    def room(self) -> int:
+        """Bytes that `offer` would accept now."""
+        with self._changed:
+            return self._room()
+
+    @property
+    def own_bytes(self) -> int:
+        """That this model's folder took when it was last measured."""
+        return self._space.own_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """That all models' folders took when they were last measured."""
+        return self._space.used_bytes
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def now_ns(self) -> int:
+        return int(self._clock() * 1e9)
+
+    def path_room(self, block_hash: Digest) -> int:
+        """Bytes that a path may still take below this entry, or below this root."""
+        return max(0, self._longest_path - self._catalog.path_bytes(block_hash))
+
+    def offer(self, extent: Extent) -> bool:
+        """See `DiskStore.offer`."""
+        with self._changed:
+            if extent.n_bytes > min(self._room(), self.path_room(extent.parent)):
+                return False
+            if not self._catalog.parent_exists(extent.root, extent.parent):
+                return False
+            now_ns = self.now_ns()
+            for parent, entry in extent.with_parents():
+                missing = self._catalog.missing(entry.block_hash, entry.has)
+                if any(missing):
+                    parts = tuple(
+                        part if lacks else None
+                        for part, lacks in zip(entry.parts, missing, strict=True)
+                    )
+                    self._enqueue(extent.root, parent, replace(entry, parts=parts), now_ns)
+            self._changed.notify_all()
+            return True
+
+    def remove(self, extents: Sequence[CatalogExtent]) -> int:
+        """Remove extents and all that hangs from them: from the catalog now, from the disk soon.
+        Returns how many entries that takes away.
+        """
+        with self._changed:
+            removed = self._catalog.remove(extents)
+            self._doom(removed)
+            return sum(len(extent.hashes) for extent in removed if not extent.is_supplement)
+
+    def clear(self, root: Digest | None) -> None:
+        """Remove a namespace, or all."""
+        with self._changed:
+            self._doom(self._catalog.remove_namespace(root))
+
+    def upkeep(self) -> None:
+        """Do soon what is done every UPKEEP_SECONDS."""
+        with self._changed:
+            self._wants_upkeep = True
+            self._changed.notify_all()
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until all is done. Returns whether it was in time."""
+        with self._changed:
+            self._n_flushing += 1
+            self._changed.notify_all()
+            is_done = self._changed.wait_for(self._is_idle, timeout)
+            self._n_flushing -= 1
+            return is_done
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. What waits is dropped; what is being written is finished."""
+        with self._changed:
+            self._doom(self._catalog.remove([waiting.extent for waiting in self._queue]))
+            self._is_closed = True
+        self._thread.join()
+
+    # The thread.
+
+    def run(self) -> None:
+        """Until the writer is closed. A job that fails leaves the next one its chance."""
+        while self._wait():
+            self.turn()
+        self.upkeep()
+        self.turn()
+
+    def turn(self) -> None:
+        """Do what there is to do, while no other process changes the directory. Does not raise."""
+        waiting, is_upkeep = self._at_work, self._wants_upkeep or monotonic() >= self._upkeep_at
+        if is_upkeep:
+            self._wants_upkeep = False
+            self._upkeep_at = monotonic() + UPKEEP_SECONDS
+        try:
+            with self._lock:
+                if is_upkeep:  # people may have changed files
+                    self._space.forget()
+                self._space.refresh()
+                self._notice_evictions()
+                try:
+                    self._delete()
+                    self._shrink()
+                    if is_upkeep:
+                        self._allow()
+                    if waiting is not None and not waiting.extent.is_removed:
+                        self._write(waiting)
+                finally:
+                    self._stamp()
+        except Exception as error:
+            self._failed(error)
+            if waiting is not None and not waiting.extent.name:
+                self.remove([waiting.extent])
+        finally:
+            with self._changed:
+                self._n_bytes -= waiting.n_bytes if waiting else 0
+                self._at_work = None
+                self._is_working = False
+                self._changed.notify_all()
+
+    def _wait(self) -> bool:
+        """Wait for something to do, and take an extent if one is ready. False when closed."""
+        with self._changed:
+            while not (self._doomed or self._wants_upkeep or monotonic() >= self._upkeep_at):
+                ready_in = self._ready_in()
+                if ready_in <= 0:
+                    break
+                if self._is_closed:
+                    return False
+                self._changed.wait(max(min(ready_in, self._upkeep_at - monotonic()), 0.0))
+            if self._queue and self._ready_in() <= 0:
+                self._at_work = self._queue.popleft()
+                self._complete(self._at_work)
+            self._take_doomed()
+            self._is_working = True
+            return True
+
+    def _ready_in(self) -> float:
+        """In how many seconds the first extent of the queue is to be written."""
+        if not self._queue:
+            return UPKEEP_SECONDS
+        is_long = any(it.n_bytes >= self._limits.extent_bytes for it in self._queue)
+        if self._n_flushing or is_long or 2 * self._n_bytes > self._limits.buffer_bytes:
+            return 0.0
+        return self._queue[0].since + JOIN_SECONDS - monotonic()
+
+    def _write(self, waiting: _Waiting) -> None:
+        extent = waiting.extent
+        self._catalog.touch(extent.hashes[-1], self.now_ns())
+        header, encoded = encode(extent.root, extent.parent, waiting.entries)
+        if waiting.n_bytes > self._budget.left() or not self._make_room(header.end, extent):
+            self._counters.refused_entries += self.remove([extent])
+            self._allow()
+            return
+        name = secrets.token_hex(8) + SUFFIX
+        payload = (part for entry in waiting.entries for part in entry.parts if part is not None)
+        self._budget.spend(waiting.n_bytes)
+        self._space.create(name, [encoded, *payload])
+        self._counters.written_bytes += waiting.n_bytes
+        if self._catalog.publish(extent, name, header):
+            self._counters.written_entries += len(header.entries)
+        else:
+            self._space.delete(name)
+        self.fault = None
+        self._allow()
+
+    def _make_room(self, n_bytes: int, extent: CatalogExtent) -> bool:
+        """Whether there is room now. Nothing is evicted where other programs have taken what was to
+        be left free, since they would take what is freed as well; nor what is above the extent.
+        """
+        while self._space.lacks(n_bytes):
+            coldest = self._catalog.coldest()
+            if coldest is not None and self._catalog.hangs_from(extent, coldest):
+                coldest = None
+            if self._space.is_taken or not self._evict(coldest):
+                return False
+        return not extent.is_removed
+
+    def _shrink(self) -> None:
+        while self._space.exceeds() and self._evict(self._catalog.coldest()):
+            continue
+
+    def _evict(self, mine: CatalogExtent | None) -> bool:
+        """Remove what was used longest ago: this extent, or one of another model. False where there
+        is neither.
+        """
+        other = self._space.coldest_of_others()
+        if other is not None and (mine is None or other.used_ns <= mine.used_ns):
+            self._space.remove(other)
+        elif mine is not None:
+            self._counters.evicted_entries += self.remove([mine])
+            self._delete()
+        return other is not None or mine is not None
+
+    def _notice_evictions(self) -> None:
+        """Other processes, or people, may have removed files."""
+        there = self._space.own_names()
+        lost = [it for name, it in self._catalog.names().items() if name not in there]
+        if lost:
+            self._counters.evicted_entries += self.remove(lost)
+
+    def _delete(self) -> None:
+        """Delete the files of what has been removed. One that resists is tried again next time."""
+        with self._changed:
+            self._take_doomed()
+        names, self._undeleted = self._undeleted, []
+        for name in names:
+            try:
+                self._space.delete(name)
+            except OSError as error:
+                self._undeleted.append(name)
+                self._failed(error)
+
+    def _stamp(self) -> None:
+        for extent in self._catalog.take_touched():
+            self._space.stamp(extent.name, extent.used_ns)
+
+    def _allow(self) -> None:
+        """Accept what today's budget has left, or nothing while other programs fill the disk."""
+        left = self._budget.left()
+        is_spent = left <= 0
+        if is_spent and not self.is_day_spent:
+            logger.warning("the disk cache has written as much as it may today, and writes no more")
+        with self._changed:
+            self.is_day_spent = is_spent
+            if self._space.is_taken:
+                self._allowance = 0
+            else:
+                self._allowance = left
+                self._longest_path = longest_path(self._space.allowed_bytes)
+
+    def _failed(self, error: Exception) -> None:
+        """Accept nothing until something is written or the next upkeep. A disk that goes on failing
+        is logged once.
+        """
+        fault = fault_of(error)
+        self._counters.count_fault(fault)
+        with self._changed:
+            self._allowance = 0
+        if fault is Fault.INTERNAL:
+            logger.error("the disk cache's writer failed, and goes on", exc_info=error)
+        elif fault is not self.fault:
+            logger.warning("the disk cache cannot be written (%s): %s", fault, error)
+        self.fault = fault
+
+    # With `_changed` held.
+
+    def _enqueue(self, root: Digest, parent: Digest, entry: Entry, now_ns: int) -> None:
+        """Append to the extent that ends with the parent if it is short, else begin one."""
+        is_supplement = entry.parts[0] is None
+        waiting = None if is_supplement else self._last.pop(parent, None)
+        n_bytes = entry.n_bytes
+        if waiting is None or waiting.n_bytes + n_bytes > self._limits.extent_bytes:
+            waiting = _Waiting(CatalogExtent(root, parent, is_supplement), monotonic())
+            self._queue.append(waiting)
+        self._catalog.add(waiting.extent, entry, now_ns)
+        waiting.entries.append(entry)
+        waiting.n_bytes += n_bytes
+        self._n_bytes += n_bytes
+        if not is_supplement:
+            self._last[entry.block_hash] = waiting
+
+    def _doom(self, removed: Sequence[CatalogExtent]) -> None:
+        """These are not to be written any more, and their files are to be deleted."""
+        self._doomed += [extent.name for extent in removed if extent.name]
+        for waiting in [it for it in self._queue if it.extent.is_removed]:
+            self._queue.remove(waiting)
+            self._n_bytes -= waiting.n_bytes
+            self._complete(waiting)
+        self._changed.notify_all()
+
+    def _complete(self, waiting: _Waiting) -> None:
+        """Nothing is to be appended to it any more."""
+        last = waiting.extent.hashes[-1]
+        if self._last.get(last) is waiting:
+            del self._last[last]
+
+    def _take_doomed(self) -> None:
+        self._undeleted += self._doomed
+        self._doomed = []
+
+    def _room(self) -> int:
+        if self._is_closed:
+            return 0
+        return max(0, int(min(self._limits.buffer_bytes, self._allowance)) - self._n_bytes)
+
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._doomed or self._wants_upkeep or self._is_working)
