@@ -134,7 +134,15 @@ class OfflineDaemon:
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
         path = None if decode is None else decode(model)
-        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch, decode=path))
+        runner = MlxRunner(model, Sampler(vocab_size), launch, decode=path)
+
+        def rest() -> None:
+            if path is not None:
+                path.settle()
+            runner.grow_ahead()
+
+        self.runner = watch(runner)
+        self.storage = model.storage
         self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
         self._limits = Limits(
             vocab_size,
@@ -164,7 +172,7 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
-            None if path is None else path.settle,
+            rest,
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)

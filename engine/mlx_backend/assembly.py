@@ -125,6 +125,11 @@ def assemble_opened(
     report(f"decode: {decode.why}")
     mlx_runner = MlxRunner(model, Sampler(layout.vocab_size), launch, pooled.pooler, decode)
     runner = MeteredRunner(mlx_runner, plan.promise, opened.used_bytes)
+
+    def rest() -> None:
+        decode.settle()
+        mlx_runner.grow_ahead()
+
     card = ModelCard(
         name=config.model or DEFAULT_NAME,
         fingerprint=loaded.fingerprint,
@@ -159,7 +164,7 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=runner.stats,
         decode=decode.stats,
-        rest=decode.settle,
+        rest=rest,
         release_thread=partial(release_thread, decode),
     )
 

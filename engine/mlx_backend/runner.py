@@ -154,7 +154,7 @@ class MlxRunner:
         self._batch.change(plan)
         try:
             if not self._storage.has_room_for(plan):
-                self._grow(plan)
+                self._grow()
             if any(step.reads is not None for step in self._in_flight):
                 mx.synchronize()  # reads refer to the arenas' arrays: a write would copy these
             step = _SubmittedStep(plan.rows)
@@ -226,13 +226,20 @@ class MlxRunner:
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
-    def _grow(self, plan: StepPlan) -> None:
+    def grow_ahead(self) -> None:
+        """Let the arena grow if a step may soon need that: while the engine is idle nobody waits
+        for it. Raises RunnerLost where that fails.
+        """
+        if self._storage.is_nearly_full():
+            self._grow()
+
+    def _grow(self) -> None:
         """Let the arena grow, and forget what was traced for its smaller planes. Raises RunnerLost
         where that fails: some layers may have grown.
         """
         mx.synchronize()
         try:
-            self._storage.grow_for(plan)
+            self._storage.grow()
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot grow: {error}") from error
         if self._decode_path is not None and self._decode_path.compiled is not None:

@@ -44,3 +44,23 @@ def test_what_is_said_does_not_depend_on_when_the_arena_grows(
         compiled = Compiled(served, attention, growing)
         assert scenario(compiled.daemon) == expected
         assert compiled.steps[""] > 20
+
+
+def test_an_arena_that_is_nearly_full_grows_while_the_engine_is_idle(
+    served: Served, attention: Attention
+) -> None:
+    room = replace(ROOM, first_blocks=20)
+    daemon = OfflineDaemon(served, attention, room)
+    full = daemon.storage.full
+    few = Request("few", tuple(random_tokens(8 * 10, seed=1)), 2, ignore_eos=True)
+    more = Request("more", tuple(random_tokens(8 * 5, seed=2)), 2, ignore_eos=True)
+    daemon.serve(few)
+    assert full.n_allocated == 20
+    daemon.serve(more)  # 17 of 20 blocks have been written to, so no step had to wait
+    assert full.n_allocated == 30
+    again = replace(more, id="again")
+    whole = OfflineDaemon(served, attention, ROOM)
+    whole.serve(few)
+    whole.serve(more)
+    assert daemon.serve(again) == whole.serve(again)
+    assert daemon.usage["again"].cached_tokens == whole.usage["again"].cached_tokens > 0

@@ -27,6 +27,9 @@ from kvstore.types import BlockId
 
 FORMAT = "kv1"
 
+NEARLY_FULL = 3 / 4
+"""The used share of its memory from which an arena grows while the engine is idle."""
+
 _WORDS = (mx.uint64, mx.uint32, mx.uint16, mx.uint8)
 
 T = TypeVar("T")
@@ -184,6 +187,7 @@ class Storage:
         )
         n_states = sizes.states.running + sizes.states.saved if sizes.states else 0
         self.states = StateArena(layout.states, n_states)
+        self._last_block = -1  # of those that steps have written to, while the arena grows
         self.kv_format = _kv_format(layout, block_size)
         self.part_bytes = (
             block_bytes(layout.full_layers, block_size),
@@ -194,11 +198,22 @@ class Storage:
     def has_room_for(self, plan: StepPlan) -> bool:
         """Whether memory has been taken for all blocks that a plan writes."""
         full = self.full
-        return full.n_allocated == full.n_blocks or _last_block(plan) < full.n_allocated
+        if full.n_allocated == full.n_blocks:
+            return True
+        self._last_block = max(self._last_block, _last_block(plan))
+        return self._last_block < full.n_allocated
 
-    def grow_for(self, plan: StepPlan) -> None:
-        """Take memory for all blocks that a plan writes. Nothing may be in flight."""
-        self.full.grow(_last_block(plan) + 1)
+    def is_nearly_full(self) -> bool:
+        """Whether a step may soon need memory for more blocks than it has been taken for."""
+        full = self.full
+        used = self._last_block + 1
+        return full.n_allocated < full.n_blocks and used > NEARLY_FULL * full.n_allocated
+
+    def grow(self) -> None:
+        """Take memory for the blocks that steps have written to, and for some more. Nothing may be
+        in flight.
+        """
+        self.full.grow(self._last_block + 1)
 
     def execute(self, ops: Iterable[StorageOp]) -> None:
         """Execute each group's ops one after another; groups do not depend on each other.
