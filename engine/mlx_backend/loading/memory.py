@@ -32,7 +32,7 @@ from kvstore.window import lease_slots
 logger = logging.getLogger(__name__)
 
 USEFUL_STATES = 4
-"""Saved states for each sequence that may run: a conversation leaves two or three of them."""
+"""Saved states for each sequence that may run. A conversation leaves two or three."""
 
 _MOST_LOGICAL_BLOCKS = 1 << 16
 """Blocks of a model without layers that keep every token: they are counted, but take no memory."""
@@ -487,8 +487,7 @@ class MeteredRunner:
     ) -> None:
         """`used_bytes`: what MLX's allocator had given out before the model was loaded."""
         self._runner, self._promise, self._used_bytes = runner, promise, used_bytes
-        self._clock = clock
-        self._peak = 0
+        self._clock, self._peak = clock, 0
         self._warned: float | None = None  # the clock's time of the last warning
         mx.reset_peak_memory()
 
