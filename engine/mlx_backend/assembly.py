@@ -31,7 +31,6 @@ from engine.mlx_backend.loading.loader import (
 )
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
-    MeteredRunner,
     attention_workspace,
     footprint,
 )
@@ -123,12 +122,13 @@ def assemble_opened(
     launch = Launch.on(mx.default_device())
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
-    mlx_runner = MlxRunner(model, Sampler(layout.vocab_size), launch, pooled.pooler, decode)
-    runner = MeteredRunner(mlx_runner, plan.promise, opened.used_bytes)
+    meter = host.MemoryMeter(plan.promise, opened.used_bytes)
+    sampler = Sampler(layout.vocab_size)
+    runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter)
 
     def rest() -> None:
         decode.settle()
-        mlx_runner.grow_ahead()
+        runner.grow_ahead()
 
     card = ModelCard(
         name=config.model or DEFAULT_NAME,
@@ -162,7 +162,7 @@ def assemble_opened(
         kv_format=storage.kv_format,
         software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
         part_bytes=storage.part_bytes,
-        memory=runner.stats,
+        memory=meter.stats,
         decode=decode.stats,
         rest=rest,
         release_thread=partial(release_thread, decode),

@@ -4,10 +4,13 @@ Swap does not count as memory, because weights and KV are read at every step.
 """
 
 import ctypes
+import logging
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -17,6 +20,9 @@ import mlx.core as mx
 import psutil
 
 from engine.process.footprint import footprint_bytes
+from engine.values.stats import MemoryPromise, MemoryStats
+
+logger = logging.getLogger(__name__)
 
 _GPU_SHARE = 0.8
 _CPU_SHARE = 0.1  # other programs use the memory too, and the arena is filled at start
@@ -207,3 +213,53 @@ def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -
     """
     footprint = footprint_bytes(os.getpid(), open_library)
     return int(psutil.Process().memory_info().rss) if footprint is None else footprint
+
+
+QUIET_SECONDS = 600.0
+"""The least time between two warnings."""
+
+
+class MemoryMeter:
+    """Measures the memory of each step, and compares it with what was promised."""
+
+    def __init__(
+        self,
+        promise: MemoryPromise,
+        used_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`used_bytes`: what MLX's allocator had given out before the model was loaded."""
+        self._promise = promise
+        self._used_bytes = used_bytes
+        self._clock = clock
+        self._peak = 0
+        self._warned: float | None = None  # the clock's time of the last warning
+        mx.reset_peak_memory()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measure the peak of a step that ends within the block, also one that fails. Logs a
+        warning if it took more than was promised.
+        """
+        try:
+            yield
+        finally:
+            peak = mx.get_peak_memory()
+            mx.reset_peak_memory()
+            self._peak = max(self._peak, peak)
+            taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
+            now = self._clock()
+            if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
+                self._warned = now
+                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
+                logger.warning(line, taken / 2**20, promised / 2**20)
+
+    def stats(self) -> MemoryStats:
+        """The memory now. Any thread may call it."""
+        return MemoryStats(
+            active=mx.get_active_memory() - self._used_bytes,
+            cached=mx.get_cache_memory(),
+            peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
+            resident=process_bytes(),
+            promise=self._promise,
+        )

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
@@ -30,6 +30,7 @@ from engine.core.step import (
 )
 from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.host import MemoryMeter
 from engine.mlx_backend.kv.storage import PendingReads
 from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
@@ -134,14 +135,16 @@ class MlxRunner:
         launch: Launch,
         pooler: Pooler = HIDDEN_STATES,
         decode: DecodePath | None = None,
+        meter: MemoryMeter | None = None,
     ) -> None:
-        """`decode`: how steady decodes are computed; None: eagerly."""
+        """`decode`: how steady decodes are computed; None: eagerly. `meter` measures each step."""
         self._model = model
         self._storage = model.storage
         self._sampler = sampler
         self._launch = launch
         self._pooler = pooler
         self._decode_path = decode
+        self._meter = meter
         if decode is not None:
             sampler.draw_with = decode.draw
         self._batch = Batch(model.n_groups)
@@ -195,8 +198,9 @@ class MlxRunner:
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""
         step = self._in_flight.popleft()
+        measuring = nullcontext() if self._meter is None else self._meter.step()
         try:
-            with self._computing(step):
+            with measuring, self._computing(step):
                 mx.eval(step.awaited)
             accepted = _accept_tokens(step)
             self._set_tokens_after_verification(step, accepted)

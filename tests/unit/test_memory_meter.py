@@ -5,9 +5,8 @@ import logging
 import mlx.core as mx
 import pytest
 
-from engine.core.step import StepResult
-from engine.mlx_backend.loading import memory
-from engine.mlx_backend.loading.memory import QUIET_SECONDS, MeteredRunner
+from engine.mlx_backend import host
+from engine.mlx_backend.host import QUIET_SECONDS, MemoryMeter
 from engine.values.stats import MemoryPromise
 
 MIB = 1 << 20
@@ -20,43 +19,24 @@ def take(mebibytes: int) -> None:
     mx.synchronize()  # a GPU gives back what a command buffer used when that has completed
 
 
-class Hungry:
-    """A runner that takes memory and then fails, or not."""
-
-    def __init__(self) -> None:
-        self.mebibytes = 0
-        self.error: Exception | None = None
-
-    def collect(self) -> StepResult:
-        take(self.mebibytes)
-        if self.error is not None:
-            raise self.error
-        return StepResult(())
-
-
-class Meter:
-    """A metered runner whose steps take what a test says, and a clock that is set by hand."""
+class Meter(MemoryMeter):
+    """A meter of steps that take what a test says, with a clock that is set by hand."""
 
     def __init__(self, workspace: int) -> None:
         self.now = 0.0
         self.used = mx.get_active_memory()
-        self.hungry = Hungry()
-        promise = MemoryPromise(0, 0, workspace, 0)
-        self.runner = MeteredRunner(
-            self.hungry,  # type: ignore[arg-type]  # it only collects
-            promise,
-            self.used,
-            lambda: self.now,
-        )
+        super().__init__(MemoryPromise(0, 0, workspace, 0), self.used, lambda: self.now)
 
-    def step(self, mebibytes: int, error: Exception | None = None) -> None:
-        self.hungry.mebibytes, self.hungry.error = mebibytes, error
-        self.runner.collect()
+    def take(self, mebibytes: int, error: Exception | None = None) -> None:
+        with self.step():
+            take(mebibytes)
+            if error is not None:
+                raise error
 
 
 def test_a_step_within_its_promise_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     meter = Meter(64 * MIB)
-    meter.step(16)
+    meter.take(16)
     assert not caplog.records
 
 
@@ -67,7 +47,7 @@ def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_ag
     meter = Meter(8 * MIB)
     for now in (0.0, 1.0, QUIET_SECONDS - 1, QUIET_SECONDS):
         meter.now = now
-        meter.step(32)
+        meter.take(32)
     said = [record.getMessage() for record in caplog.records]
     line = "a step took 32 MiB on top of weights and KV cache; 8 MiB were promised"
     assert said == [line, line]
@@ -79,17 +59,17 @@ def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     kept = mx.ones((4, MIB // 4))
     mx.eval(kept)
     meter = Meter(1 << 40)
-    meter.step(32)
-    meter.step(16)
-    stats = meter.runner.stats()
+    meter.take(32)
+    meter.take(16)
+    stats = meter.stats()
     assert 32 * MIB <= stats.peak < 40 * MIB
     assert stats.active == mx.get_active_memory() - meter.used == 0
     assert stats.resident > 0
 
 
 def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "process_bytes", lambda: 110 * MIB)
-    assert Meter(0).runner.stats().resident == 110 * MIB
+    monkeypatch.setattr(host, "process_bytes", lambda: 110 * MIB)
+    assert Meter(0).stats().resident == 110 * MIB
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
@@ -98,8 +78,8 @@ def test_a_step_that_fails_is_measured_as_well(
 ) -> None:
     meter = Meter(8 * MIB)
     if error is None:
-        meter.step(32)
+        meter.take(32)
     else:
         with pytest.raises(RuntimeError, match="out of memory"):
-            meter.step(32, error)
+            meter.take(32, error)
     assert len(caplog.records) == 1

@@ -1,35 +1,30 @@
 """How an engine divides memory among weights, storage, the work of a step and the checks at load.
 
-`MemoryPlan` computes the division from numbers, before anything is loaded. `MeteredRunner` compares
-it with what MLX's allocator has given out. A lease is one sequence's hold on the storage.
+`MemoryPlan` computes the division from numbers, before anything is loaded. A lease is what one
+sequence holds of the storage.
 """
 
-import logging
 import math
 import sys
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import mlx.core as mx
 
 from engine.api import ModelError
-from engine.core.step import ModelRunner, StepMasks, StepPlan, StepResult
-from engine.mlx_backend.host import FusedAttention, Machine, process_bytes
+from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.arena import block_bytes
 from engine.mlx_backend.kv.states import state_bytes
 from engine.mlx_backend.model.batching import FORWARD_TOKENS
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
-from engine.values.stats import MemoryPromise, MemoryStats
+from engine.values.stats import MemoryPromise
 from kvstore.pool import blocks_for
 from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize
 from kvstore.window import lease_slots
-
-logger = logging.getLogger(__name__)
 
 USEFUL_STATES = 4
 """Saved states for each sequence that may run. A conversation leaves two or three."""
@@ -469,57 +464,3 @@ def _settable(n_bytes: int) -> str:
         if steps >= 10:
             return f"{steps}GiB" if step_mib == 1024 else f"{steps * step_mib}MiB"
     return f"{n_bytes >> 10}KiB"
-
-
-QUIET_SECONDS = 600.0
-"""The least time between two warnings."""
-
-
-class MeteredRunner:
-    """A model runner that measures the memory of each step and compares it with the promise."""
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        promise: MemoryPromise,
-        used_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`used_bytes`: what MLX's allocator had given out before the model was loaded."""
-        self._runner, self._promise, self._used_bytes = runner, promise, used_bytes
-        self._clock, self._peak = clock, 0
-        self._warned: float | None = None  # the clock's time of the last warning
-        mx.reset_peak_memory()
-
-    def submit(self, plan: StepPlan) -> None:
-        self._runner.submit(plan)
-
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        self._runner.sample(masks)
-
-    def collect(self) -> StepResult:
-        """Collect the step, also one that fails, and read its peak. Warns if it took more memory
-        than promised.
-        """
-        try:
-            return self._runner.collect()
-        finally:
-            peak = mx.get_peak_memory()
-            mx.reset_peak_memory()
-            self._peak = max(self._peak, peak)
-            taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
-            now = self._clock()
-            if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
-                self._warned = now
-                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
-                logger.warning(line, taken / 2**20, promised / 2**20)
-
-    def stats(self) -> MemoryStats:
-        """The memory now. Any thread may call it."""
-        return MemoryStats(
-            active=mx.get_active_memory() - self._used_bytes,
-            cached=mx.get_cache_memory(),
-            peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
-            resident=process_bytes(),
-            promise=self._promise,
-        )
