@@ -13,7 +13,6 @@ SUMMARIES = {
     "serve": "Load models, then serve them until SIGINT or SIGTERM.",
     "chat": "Talk to a model: the daemon's that runs, or any server's.",
     "launch": "Start a coding agent on the daemon that runs.",
-    "bench": "Measure a server by answers to short and long prompts.",
     "ps": "Show what runs: the daemon, its models, requests.",
     "load": "Have the running daemon load a model.",
     "unload": "Have the running daemon unload a model.",

@@ -163,7 +163,7 @@ def test_flags_become_settings(
         ("rootstock serve --attention ga", ["gather"]),
         ("rootstock cache st", ["stats"]),
         ("rootstock launch co", ["codex", "copilot"]),
-        ("rootstock bench --se", ["--seed"]),
+        ("rootstock chat --se", ["--seed"]),
     ],
 )
 def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: list[str]) -> None:
