@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 
 from engine.values.request import WaitReason
 from engine.values.stats import CacheTier
-from server.cli import app
 from server.schemas.admin import LiveRequest
 from server.settings import Settings
-from server.terminal.client.admin import Admin
+from server.terminal.admin_client import Admin
+from server.terminal.cli import app
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script

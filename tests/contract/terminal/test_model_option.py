@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli import app
 from server.registry import ModelRegistry
+from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.test_several_models import Engines, needs, settings_of
 
