@@ -328,64 +328,28 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-AGENTS: Mapping[str, Agent] = MappingProxyType(
-    {
-        agent.command: agent
-        for agent in (
-            Agent(
-                "claude",
-                "`npm install -g @anthropic-ai/claude-code` brings it",
-                claude_code,
-                first_request_tokens=22_000,
-            ),
-            Agent(
-                "codex",
-                "`npm install -g @openai/codex` brings it",
-                codex,
-                first_request_tokens=11_000,
-            ),
-            Agent(
-                "opencode",
-                "`npm install -g opencode-ai` brings it",
-                opencode,
-                first_request_tokens=8_000,
-            ),
-            Agent(
-                "aider", "`uv tool install aider-chat` brings it", aider, first_request_tokens=1_000
-            ),
-            Agent(
-                "qwen",
-                "`npm install -g @qwen-code/qwen-code` brings it",
-                qwen_code,
-                first_request_tokens=20_000,
-            ),
-            Agent(
-                "copilot",
-                "`npm install -g @github/copilot` brings it",
-                copilot,
-                first_request_tokens=12_000,
-            ),
-            Agent(
-                "pi",
-                "`npm install -g @earendil-works/pi-coding-agent` brings it",
-                pi,
-                first_request_tokens=2_000,
-            ),
-            Agent("cline", "`npm install -g cline` brings it", cline, first_request_tokens=6_000),
-            Agent(
-                "crush",
-                "`npm install -g @charmland/crush` brings it",
-                crush,
-                first_request_tokens=None,
-            ),
-            Agent(
-                "goose",
-                "https://goose-docs.ai/docs/getting-started/installation says how to install it",
-                goose,
-                first_request_tokens=None,
-                usual_arguments=("session",),
-            ),
-        )
-    }
+def _npm(package: str) -> str:
+    return f"`npm install -g {package}` brings it"
+
+
+_AGENTS = (
+    Agent("claude", _npm("@anthropic-ai/claude-code"), claude_code, first_request_tokens=22_000),
+    Agent("codex", _npm("@openai/codex"), codex, first_request_tokens=11_000),
+    Agent("opencode", _npm("opencode-ai"), opencode, first_request_tokens=8_000),
+    Agent("aider", "`uv tool install aider-chat` brings it", aider, first_request_tokens=1_000),
+    Agent("qwen", _npm("@qwen-code/qwen-code"), qwen_code, first_request_tokens=20_000),
+    Agent("copilot", _npm("@github/copilot"), copilot, first_request_tokens=12_000),
+    Agent("pi", _npm("@earendil-works/pi-coding-agent"), pi, first_request_tokens=2_000),
+    Agent("cline", _npm("cline"), cline, first_request_tokens=6_000),
+    Agent("crush", _npm("@charmland/crush"), crush, first_request_tokens=None),
+    Agent(
+        "goose",
+        "https://goose-docs.ai/docs/getting-started/installation says how to install it",
+        goose,
+        first_request_tokens=None,
+        usual_arguments=("session",),
+    ),
 )
+
+AGENTS: Mapping[str, Agent] = MappingProxyType({agent.command: agent for agent in _AGENTS})
 """The agents by their commands."""

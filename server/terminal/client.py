@@ -9,7 +9,6 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -31,13 +30,6 @@ MAX_BODY_BYTES = 16 * 2**20  # of a response that is no stream: lists and errors
 MAX_LINE_BYTES = 16 * 2**20  # of a stream
 MAX_ERROR_CHARACTERS = 500
 DONE = b"[DONE]"
-ERRORS_BY_STATUS: Mapping[int, type[TerminalError]] = MappingProxyType(
-    {
-        httpx.codes.UNAUTHORIZED: KeyRefused,
-        httpx.codes.FORBIDDEN: KeyRefused,
-        httpx.codes.NOT_FOUND: NotFound,
-    }
-)
 
 Message = Mapping[str, str]
 Parameters = Mapping[str, float]  # of sampling, by their names in the API
@@ -320,10 +312,15 @@ def read_body(response: httpx.Response) -> bytes:
 def _refusal(response: httpx.Response) -> TerminalError:
     body = read_body(response)
     message = error_message(body) or response.reason_phrase
-    kind = ERRORS_BY_STATUS.get(response.status_code, TerminalError)
-    match _json(body):
-        case {"error": {"code": "model_not_found"}}:
-            kind = UnknownModel
+    match response.status_code, _json(body):
+        case _, {"error": {"code": "model_not_found"}}:
+            kind: type[TerminalError] = UnknownModel
+        case httpx.codes.UNAUTHORIZED | httpx.codes.FORBIDDEN, _:
+            kind = KeyRefused
+        case httpx.codes.NOT_FOUND, _:
+            kind = NotFound
+        case _:
+            kind = TerminalError
     return kind(f"{message} (HTTP {response.status_code} from {shown_url(response.url)})")
 
 
