@@ -63,6 +63,7 @@ COUNTS = {"prompt_tokens": 9, "completion_tokens": 4}
         (chunk("length", content="a"), ("a", "", "length", None)),
         (chunk(reasoning_content="hm"), ("", "hm", "", None)),
         (chunk(reasoning="hm"), ("", "hm", "", None)),
+        (chunk(reasoning="hm", content="a"), ("a", "hm", "", None)),
         ({"choices": [], "usage": COUNTS}, ("", "", "", (9, None, 4))),
         (
             {"choices": [], "usage": {**COUNTS, "prompt_tokens_details": {"cached_tokens": 0}}},
