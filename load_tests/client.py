@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from server.terminal.client.sse import EventStream
+from server.terminal.client import EventStream
 
 SESSION_HEADER = "X-Session-ID"  # by which a router keeps a conversation on one server
 

@@ -13,7 +13,7 @@ from load_tests.agents.recording import Answer, Recording, Turn
 from load_tests.agents.styles import Style
 from load_tests.agents.tokens import Computed, PromptTokens
 from load_tests.client import Target, TargetError
-from server.terminal.client.sse import EventStream
+from server.terminal.client import EventStream
 
 T = TypeVar("T")
 

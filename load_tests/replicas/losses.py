@@ -17,7 +17,7 @@ import httpx
 
 from load_tests.client import SESSION_HEADER, Target, TargetError
 from load_tests.replicas.fleet import Replica, replicas, routed, urls
-from server.terminal.client.sse import EventStream
+from server.terminal.client import EventStream
 
 USERS = 8
 OUTPUT_TOKENS = 64

@@ -38,7 +38,7 @@ from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
 from server.settings import Settings
-from server.terminal.commands.serve import serve_models
+from server.terminal.serve import serve_models
 from server.transport.listening import listening
 
 STREAM_BYTES = 4 * 2**20

@@ -1,6 +1,5 @@
 """The command line, `rootstock`. It may import everything else of the server.
 
-commands/ has a module for each command, imported when the command is called; client/ is a client of
-this daemon and of all OpenAI-compatible servers. chat/, launch/ and top/ implement the commands of
-these names.
+cli.py lists the commands and imports the module of the one that is called; client.py is a client of
+all OpenAI-compatible servers, admin_client.py one of this daemon; endpoint.py chooses the server.
 """

@@ -23,8 +23,8 @@ def with_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function of Settings into a command with an option for each of these fields.
 
-    An option that is not given leaves the setting to the environment and the YAML file. Parameters
-    that the function has besides are options of their own, before those.
+    An option that is not given leaves the setting to the environment and the YAML file. Further
+    parameters of the function are options of their own, listed first.
     """
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
@@ -51,7 +51,7 @@ def with_settings(
 
 
 def settings_or_exit(flags: dict[str, Any]) -> Settings:
-    """Settings from the flags that were given, or one readable line for each that is wrong."""
+    """Settings from the given flags. For wrong ones, print a line each and exit with status 2."""
     try:
         return load_settings(flags)
     except SettingsError as error:
@@ -61,7 +61,7 @@ def settings_or_exit(flags: dict[str, Any]) -> Settings:
 
 
 def value_text(value: object) -> str:
-    """A setting's value as one would write it in YAML."""
+    """A setting's value in YAML."""
     if isinstance(value, ByteSize):
         unit = next((unit for unit, size in UNITS.items() if value and value % size == 0), "")
         return f"{value // UNITS.get(unit, 1)}{unit}"
@@ -75,14 +75,14 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def flag(name: str, field: FieldInfo) -> str:
-    """The flag of a field; a mapping's is given an entry at a time, and so its name is for one."""
+    """The flag of a field. A mapping's flag takes one entry at a time, so its name is singular."""
     given = name.removesuffix("s") if _kind(field) is Mapping else name
     return f"--{given.replace('_', '-')}"
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:
-    """The option of a field. Pydantic validates the value: to Typer all but switches and files is
-    text.
+    """The option of a field. Pydantic validates the value: to Typer everything is text, except
+    switches and files.
     """
     kind = _kind(field)
     is_repeated = kind in {tuple, Mapping}
@@ -98,7 +98,7 @@ def _option(name: str, field: FieldInfo) -> Parameter:
 
 
 def _kind(field: FieldInfo) -> Any:
-    """The field's type without None; `tuple` for several texts, `Mapping` for texts by name."""
+    """The field's type without None; `tuple` for several strings, `Mapping` for strings by name."""
     origin = get_origin(field.annotation)
     if origin is Literal:
         return str

@@ -9,9 +9,8 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from server.cli import app
 from server.settings import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
-from server.terminal.commands.on_demand import SUMMARIES
+from server.terminal.cli import SUMMARIES, app
 
 ROOT = Path(__file__).parents[2]
 PLACES = (

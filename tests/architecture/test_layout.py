@@ -50,7 +50,9 @@ def test_it_runs_without_mlx(module: str) -> None:
 
 
 def test_help_waits_for_no_import_of_a_command() -> None:
-    program = "import sys; from server.cli import app; app(['--help'], standalone_mode=False)"
+    program = (
+        "import sys; from server.terminal.cli import app; app(['--help'], standalone_mode=False)"
+    )
     after = "sys.exit('pydantic' in sys.modules)"
     subprocess.run([sys.executable, "-c", f"{program}; {after}"], cwd=ROOT, check=True)
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from pydantic import SecretStr
 
 from server.settings import Settings
-from server.terminal.launch.agents import AGENTS
+from server.terminal.agents import AGENTS
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
 from tests.browser.conftest import Serve, Visit

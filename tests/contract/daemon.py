@@ -16,7 +16,7 @@ from server.app import create_app
 from server.lifecycle import DrainingServer
 from server.registry import ModelRegistry, public_name
 from server.settings import Settings
-from server.terminal.launch.agents import AGENTS
+from server.terminal.agents import AGENTS
 from server.transport.listening import listening, url
 
 START_SECONDS = 10

@@ -6,7 +6,7 @@ import threading
 
 from server.log import configure_logging
 from server.settings import load_settings
-from server.terminal.commands.serve import serve_models
+from server.terminal.serve import serve_models
 from server.transport.listening import listening
 from tests.contract.daemon import Starts
 from tests.contract.fake_engine import FakeEngine, Gate, Script

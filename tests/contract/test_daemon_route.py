@@ -6,7 +6,7 @@ import httpx
 from pydantic import SecretStr
 
 from server.settings import Settings
-from server.terminal.launch.agents import AGENTS
+from server.terminal.agents import AGENTS
 from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine

@@ -26,7 +26,7 @@ CONFIG = EngineConfig(model="", kv_cache_bytes=16 << 20)
 LONG = Request("long", (5, 6, 7), 3000, ignore_eos=True)
 WITHOUT_MLX = """
 import sys
-import server.app, server.terminal.commands.serve
+import server.app, server.terminal.serve
 from engine.launch import launch
 from engine.text.tokenizer import CheckpointTokenizer
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")))

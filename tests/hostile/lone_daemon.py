@@ -6,7 +6,7 @@ import sys
 from unittest import mock
 
 from engine.process.child import start_child
-from server.cli import app
+from server.terminal.cli import app
 
 
 def start_lone_engine(module: str) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from server.terminal.client.sse import EventStream
+from server.terminal.client import EventStream
 
 PATIENCE = 1200.0
 """Seconds; nothing takes that long, unless the machine is somebody else's for a while."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from kvstore.disk import store
-from server.cli import app
+from server.terminal.cli import app
 from tests.tier_harness import FaultyFiles
 
 POLL_SECONDS = 0.01

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from engine.process.child import start_child
-from server.cli import app
+from server.terminal.cli import app
 
 HANGING = {
     "step": "engine.mlx_backend.runner.MlxRunner.submit",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from server.lifecycle import DrainingServer
 from server.settings import Settings
-from server.terminal.commands import serve
+from server.terminal import serve
 from tests.contract.daemon import registry_of
 from tests.contract.fake_engine import FakeEngine
 
@@ -93,7 +93,7 @@ def test_what_has_loaded_is_no_work_for_the_garbage_collector(
     models = registry_of(engine, Settings())
     monkeypatch.setattr(serve, "ModelRegistry", lambda settings, start: models)
     monkeypatch.setattr(DrainingServer, "serve", serve_nobody)
-    assert CliRunner().invoke(serve.app, ["--port", "0"]).exit_code == 0
+    assert CliRunner().invoke(serve.serve, ["--port", "0"]).exit_code == 0
     ((is_looked_at, thresholds),) = seen
     assert not is_looked_at
     if not full:

@@ -12,12 +12,10 @@ from rich.console import Console
 
 from engine.api import QueueFull
 from server.settings import Settings
-from server.terminal.chat.conversation import Conversation, Turn
-from server.terminal.chat.screen import Screen
-from server.terminal.chat.session import Session
-from server.terminal.client.chat import ChatClient, connected
-from server.terminal.client.http import Endpoint
-from server.terminal.errors import TerminalError
+from server.terminal.chat import Conversation, Session, Turn
+from server.terminal.chat_screen import Screen
+from server.terminal.client import ChatClient, Endpoint, chat_client
+from server.terminal.console import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
@@ -51,7 +49,7 @@ class Chat:
 
 @contextmanager
 def chatting(url: str, shown: StringIO) -> Iterator[Chat]:
-    with connected(Endpoint(url), None, {}) as client:
+    with chat_client(Endpoint(url), None, {}) as client:
         yield Chat(client, shown)
 
 
@@ -197,7 +195,7 @@ def test_ctrl_c_at_the_prompt_leaves(url: str, engine: FakeEngine) -> None:
         raise KeyboardInterrupt
 
     console = Console(file=StringIO())
-    with connected(Endpoint(url), None, {}) as client:
+    with chat_client(Endpoint(url), None, {}) as client:
         Session(client, Screen(press, console, console), Conversation()).run()
     assert engine.submitted.empty()
 
@@ -211,8 +209,8 @@ def test_control_characters_and_markup_of_a_model_are_text(chat: Chat, engine: F
 
 def test_parameters_are_sent_as_they_are(url: str, engine: FakeEngine) -> None:
     parameters = {"temperature": 0.25, "top_p": 0.5, "seed": 7, "max_tokens": 3}
-    with connected(Endpoint(url), None, parameters) as client:
-        list(client.answer([{"role": "user", "content": "Hi"}]))
+    with chat_client(Endpoint(url), None, parameters) as client:
+        list(client.stream([{"role": "user", "content": "Hi"}]))
     request = engine.submitted.get(timeout=WAIT_SECONDS)
     assert (request.sampling.temperature, request.sampling.top_p) == (0.25, 0.5)
     assert (request.sampling.seed, request.max_tokens) == (7, 3)
@@ -265,7 +263,7 @@ def test_another_servers_errors_in_mid_stream(events: list[object], line: str) -
 
 
 def _connect(endpoint: Endpoint) -> None:
-    with connected(endpoint, None, {}):
+    with chat_client(endpoint, None, {}):
         pass
 
 
@@ -278,10 +276,10 @@ def test_what_is_no_url(url: str) -> None:
 
 
 def test_a_url_without_a_path_means_v1_and_one_without_a_scheme_http(base_url: str) -> None:
-    with connected(Endpoint(base_url), None, {}) as client:
+    with chat_client(Endpoint(base_url), None, {}) as client:
         assert client.base_url == f"{base_url}/v1"
     for given in (base_url, f"{base_url}/v1"):
-        with connected(Endpoint(given.removeprefix("http://")), None, {}) as client:
+        with chat_client(Endpoint(given.removeprefix("http://")), None, {}) as client:
             assert client.base_url == f"{base_url}/v1"
 
 

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
-from server.cli import app
 from server.settings import Settings
-from server.terminal.chat.daemon import STOP_SECONDS, daemon
-from server.terminal.client.http import Endpoint
-from server.terminal.errors import TerminalError
+from server.terminal.cli import app
+from server.terminal.client import Endpoint
+from server.terminal.console import TerminalError
+from server.terminal.local_daemon import STOP_SECONDS, local_daemon
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.pseudo_terminal import read_until, terminal
@@ -177,7 +177,7 @@ def ignore(line: str) -> None:
 
 def test_a_daemon_of_its_own_is_private_and_ends_with_the_chat() -> None:
     """Its gate is open: what it reads from is empty."""
-    with daemon([sys.executable, "-m", "tests.contract.gated_daemon"], ignore) as endpoint:
+    with local_daemon([sys.executable, "-m", "tests.contract.gated_daemon"], ignore) as endpoint:
         models = f"{endpoint.base_url}/models"
         key = {"Authorization": f"Bearer {endpoint.api_key}"}
         assert httpx.get(models, headers=key, trust_env=False).status_code == 200
@@ -192,7 +192,7 @@ def test_a_daemon_that_does_not_start_says_why() -> None:
         pytest.raises(
             TerminalError, match=r"^the daemon that this chat started exited with 3\none\ntwo$"
         ),
-        daemon([sys.executable, "-c", program], ignore),
+        local_daemon([sys.executable, "-c", program], ignore),
     ):
         pass
 
@@ -208,7 +208,7 @@ signal.pause()
 def test_a_daemon_that_ends_badly_says_so() -> None:
     with (
         pytest.raises(TerminalError, match="exited with 3"),
-        daemon([sys.executable, "-c", DIES], ignore),
+        local_daemon([sys.executable, "-c", DIES], ignore),
     ):
         pass
 
@@ -224,7 +224,7 @@ signal.pause()
 def test_a_daemon_that_does_not_end_is_killed() -> None:
     with (
         pytest.raises(TerminalError, match=r"exited with -9\n"),
-        daemon([sys.executable, "-c", STAYS], ignore, stop_seconds=0.0),
+        local_daemon([sys.executable, "-c", STAYS], ignore, stop_seconds=0.0),
     ):
         pass
 
@@ -241,7 +241,7 @@ def test_a_daemon_may_write_its_cache_to_disk_before_it_is_killed(
         given.append(stop_seconds)
         yield Endpoint(url)
 
-    monkeypatch.setattr("server.terminal.chat.run.daemon", recorded)
+    monkeypatch.setattr("server.terminal.chat.local_daemon", recorded)
     monkeypatch.setenv("ROOTSTOCK_PORT", "0")  # where no daemon runs
     monkeypatch.setenv("ROOTSTOCK_DISK_CACHE_SHUTDOWN_SECONDS", "600")
     assert piped("").exit_code == 0

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings import Settings
-from server.terminal.client.http import Endpoint
-from server.terminal.client.models import served_models
-from server.terminal.errors import KeyRefused, TerminalError
-from server.terminal.running import endpoint_at, running_daemon
+from server.terminal.client import Endpoint, served_models
+from server.terminal.console import KeyRefused, TerminalError
+from server.terminal.endpoint import endpoint_at, running_daemon
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
@@ -72,7 +71,7 @@ def test_something_else_there() -> None:
 
 def test_no_other_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a daemon's own address, and may be another machine's: it would get the key."""
-    monkeypatch.setattr("server.terminal.running.served_models", lambda endpoint: ["a model"])
+    monkeypatch.setattr("server.terminal.endpoint.served_models", lambda endpoint: ["a model"])
     settings = Settings(host="192.0.2.1", port=8000, api_key="k")
     assert running_daemon(settings, model=None) is None
 

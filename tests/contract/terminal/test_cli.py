@@ -21,12 +21,10 @@ from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB, DiskLimits
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from server import __version__
-from server.cli import app
 from server.settings import Settings
-from server.terminal.commands.doctor import machine_table
-from server.terminal.commands.on_demand import SUMMARIES
+from server.terminal.cli import SUMMARIES, app
+from server.terminal.doctor import machine_table, to_markdown
 from server.terminal.flags import IN_YAML_ALONE, flag, with_settings
-from server.terminal.measured import to_markdown
 
 pytestmark = pytest.mark.process
 
@@ -163,7 +161,7 @@ def test_flags_become_settings(
         ("rootstock serve --attention ga", ["gather"]),
         ("rootstock cache st", ["stats"]),
         ("rootstock launch co", ["codex", "copilot"]),
-        ("rootstock bench --se", ["--seed"]),
+        ("rootstock chat --se", ["--seed"]),
     ],
 )
 def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: list[str]) -> None:
@@ -253,7 +251,7 @@ def test_a_command_imports_no_other(words: list[str]) -> None:
     """What serve needs takes longer to import than most commands take."""
     program = f"""
 import sys
-from server.cli import app
+from server.terminal.cli import app
 try:
     app({words!r}, prog_name="rootstock")
 finally:
@@ -330,7 +328,7 @@ def test_doctor_writes_its_measurements_for_people_and_for_programs(
         report("step, at most 91 s")
         return MEASURED
 
-    monkeypatch.setattr("server.terminal.commands.doctor.take_measurements", measure)
+    monkeypatch.setattr("server.terminal.doctor.take_measurements", measure)
     arguments = ["doctor", "--measure", "--into", str(tmp_path), "--max-running", "7"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

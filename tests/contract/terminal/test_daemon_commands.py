@@ -1,33 +1,22 @@
-"""`rootstock ps`, `cache` and `bench` against a daemon on a real socket."""
+"""`rootstock ps` and `cache` against a daemon on a real socket."""
 
-import random
-import re
 import threading
-import time
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from openai import OpenAI
 from typer.testing import CliRunner, Result
 
-from engine.api import QueueFull
 from engine.values.request import WaitReason
 from engine.values.stats import CacheTier
-from server.cli import app
 from server.schemas.admin import LiveRequest
 from server.settings import Settings
-from server.terminal.bench import Load, loads, play
-from server.terminal.client.admin import Admin
-from server.terminal.client.chat import ChatClient, Message, connected
-from server.terminal.client.events import Event, Text
-from server.terminal.client.http import Endpoint
-from server.terminal.errors import TerminalError
+from server.terminal.admin_client import Admin
+from server.terminal.cli import app
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
+from tests.contract.fake_engine import FakeEngine, Gate, Script
 
 WAIT_SECONDS = 20
 
@@ -241,92 +230,3 @@ def test_cache_probe_of_too_much(url: str) -> None:
     assert result.exit_code == 1
     assert "(HTTP 400 from " in result.stderr
     assert not result.stderr.startswith("error: HTTP")
-
-
-def test_bench_is_a_table_of_loads(url: str) -> None:
-    result = run("bench", url, "--prompt-words", "20", "--max-tokens", "8")
-    head, *rows = result.stdout.splitlines()
-    assert head.split() == ["load", "prompt", "cached", "first", "token", "tokens/s", "in", "all"]
-    assert [row[:24].strip() for row in rows] == [
-        "short, 1 at a time",
-        "short, 8 at a time",
-        "long, cold",
-        "long, warm, 1 at a time",
-        "long, warm, 8 at a time",
-    ]
-    cold, warm = (list(map(float, re.findall(r"[\d.]+", row[24:]))) for row in rows[2:4])
-    assert cold[0] > 200  # prompt
-    assert cold[1] < 40  # cached
-    assert warm[1] > 120
-
-
-@pytest.mark.parametrize("context_tokens", [1024, 8192])
-def test_bench_fits_a_short_context(context_tokens: int) -> None:
-    card = replace(CARD, max_context_tokens=context_tokens, arena_tokens=2 * context_tokens)
-    with running(FakeEngine(card=card), Settings(port=0)) as base_url:
-        result = run("bench", f"{base_url}/v1", "--max-tokens", "4", "--seed", "1")
-    assert result.exit_code == 0
-    figures = re.findall(r"  ([\d,]+)  ", result.stdout)
-    longest = max(int(figure.replace(",", "")) for figure in figures)
-    assert context_tokens / 2 < longest < context_tokens
-
-
-def test_loads_have_as_many_under_way_as_they_say(url: str, engine: FakeEngine) -> None:
-    engine.script = Script(gate=(gate := Gate()))
-    load = list(loads(3, random.Random(1)))[1]
-    with connected(Endpoint(url), None, {}) as client, ThreadPoolExecutor(1) as thread:
-        measured = thread.submit(play, load, client)
-        for _ in range(load.at_once):
-            engine.at_gate.get(timeout=WAIT_SECONDS)
-        gate.open()
-        assert measured.result().prompt_tokens is not None
-    assert (load.at_once, engine.submitted.qsize()) == (8, len(load.prompts))
-
-
-def test_the_same_seed_asks_the_same() -> None:
-    once, again, other = (list(loads(3, random.Random(seed))) for seed in (1, 1, 2))
-    assert once == again
-    asked = [prompt for load in (*once, *other) for prompt in load.prompts]
-    assert len(set(asked)) == len(asked) == 2 * 41
-
-
-def test_bench_of_a_server_that_reports_nothing() -> None:
-    text = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
-    with canned(text) as server:
-        rows = lines_of(run("bench", server.url))[1:]
-    assert rows[2][:4] == ["long,", "cold", "-", "-"]
-    assert rows[2][-2:] == ["-", "-"]
-
-
-def test_bench_ends_with_the_first_failure(url: str, engine: FakeEngine) -> None:
-    engine.script = Script(refusal=QueueFull("no room", 3))
-    result = run("bench", url)
-    assert result.exit_code == 1
-    assert "no room" in result.stderr
-    assert result.stdout == ""
-
-
-LONG = 3_000
-
-
-def test_a_failure_ends_the_answers_that_are_under_way() -> None:
-    pieces: list[Event] = []
-    begun = threading.Event()
-
-    class Uneven(ChatClient):
-        """A server that refuses one prompt and answers the other for long."""
-
-        def answer(self, messages: Sequence[Message]) -> Generator[Event, None, None]:
-            if messages[0]["content"] == "refused":
-                assert begun.wait(WAIT_SECONDS)
-                raise TerminalError("no room")
-            while len(pieces) < LONG:
-                pieces.append(Text("a"))
-                yield pieces[-1]
-                begun.set()
-                time.sleep(0.001)
-
-    load = Load("uneven", ("refused", "answered"), at_once=2)
-    with httpx.Client() as http, pytest.raises(TerminalError, match="no room"):
-        play(load, Uneven(http, "m", {}))
-    assert len(pieces) < LONG

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvstore.disk.store import DiskStore
-from server.cli import app
+from server.terminal.cli import app
 from tests.tier_harness import LIMITS, Chain, allocated, extent_files, flip, stored
 
 N_ENTRIES, ENTRY_BYTES = 30, 40_960

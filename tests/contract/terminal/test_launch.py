@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli import app
 from server.settings import Settings
-from server.terminal.launch.agents import AGENTS
+from server.terminal.agents import AGENTS
+from server.terminal.cli import app
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.cli import app
 from server.registry import ModelRegistry
+from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.test_several_models import Engines, needs, settings_of
 
@@ -107,7 +107,7 @@ def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None
     assert run("load", "two", "--url", url).exit_code == 0
     shown = run("top", "--model", "two", "--url", url)
     assert shown.exit_code == 0
-    assert "two" in shown.stdout.splitlines()[0]
+    assert f"two at {url}" in shown.stdout
     assert [engine.looks for engine in engines.made] == [1, 1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
-from server.cli import app
+from server.terminal.cli import app
 
 Put = Callable[..., Path]
 

@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
-from server.cli import app
 from server.pool.states import State
 from server.schemas.cache_tree import CacheTree
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.settings import Settings
+from server.terminal.cli import app
 from tests.cache_trees import cache_tree, counted, node
 from tests.contract.canned_server import CannedServer, canned
 from tests.contract.daemon import running

@@ -17,8 +17,8 @@ from server.access.keys import (
     new_secret,
     read_keys,
 )
-from server.cli import app
 from server.settings import SettingsError, load_settings
+from server.terminal.cli import app
 
 DIGEST = sha256(b"alice's").hexdigest()
 OTHER_DIGEST = sha256(b"bob's").hexdigest()

@@ -5,19 +5,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.terminal.chat.conversation import Conversation
-from server.terminal.client.answer import Answer
-from server.terminal.client.events import Event, Finish, Reasoning, Text, Usage
-from server.terminal.client.sse import EventStream
-from server.terminal.client.wire import (
+from server.terminal.chat import Conversation
+from server.terminal.client import (
     MAX_ERROR_CHARACTERS,
-    ServedModel,
-    chunk_events,
+    Answer,
+    EventStream,
     error_message,
-    listed_models,
+    parse_chunk,
+    parse_models,
 )
-from server.terminal.errors import TerminalError
-from server.terminal.text import printable
+from server.terminal.console import TerminalError, printable
+
+JsonObject = dict[str, object]
 
 
 def in_pieces(stream: bytes, size: int) -> Iterator[bytes]:
@@ -48,7 +47,7 @@ def test_events_whatever_the_pieces_they_come_in(stream: str, data: list[str], s
     assert [d.decode() for d in fed] == data
 
 
-def chunk(finish_reason: str | None = None, **delta: str | None) -> dict[str, object]:
+def chunk(finish_reason: str | None = None, **delta: str | None) -> JsonObject:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
 
@@ -56,26 +55,36 @@ COUNTS = {"prompt_tokens": 9, "completion_tokens": 4}
 
 
 @pytest.mark.parametrize(
-    ("content", "events"),
+    ("content", "parts"),
     [
-        (chunk(role="assistant", content=""), []),
-        (chunk(role="assistant", content=None), []),
-        (chunk(content="a"), [Text("a")]),
-        (chunk("length", content="a"), [Text("a"), Finish("length")]),
-        (chunk(reasoning_content="hm"), [Reasoning("hm")]),
-        (chunk(reasoning="hm"), [Reasoning("hm")]),
-        ({"choices": [], "usage": COUNTS}, [Usage(9, None, 4)]),
+        (chunk(role="assistant", content=""), ("", "", "", None)),
+        (chunk(role="assistant", content=None), ("", "", "", None)),
+        (chunk(content="a"), ("a", "", "", None)),
+        (chunk("length", content="a"), ("a", "", "length", None)),
+        (chunk(reasoning_content="hm"), ("", "hm", "", None)),
+        (chunk(reasoning="hm"), ("", "hm", "", None)),
+        (chunk(reasoning="hm", content="a"), ("a", "hm", "", None)),
+        ({"choices": [], "usage": COUNTS}, ("", "", "", (9, None, 4))),
         (
             {"choices": [], "usage": {**COUNTS, "prompt_tokens_details": {"cached_tokens": 0}}},
-            [Usage(9, 0, 4)],
+            ("", "", "", (9, 0, 4)),
         ),
-        ({"choices": [], "usage": {**COUNTS, "prompt_tokens_details": None}}, [Usage(9, None, 4)]),
-        ({**chunk("stop"), "usage": COUNTS}, [Finish("stop"), Usage(9, None, 4)]),
-        ({**chunk(content="a"), "usage": None, "error": None, "other": 1}, [Text("a")]),
+        (
+            {"choices": [], "usage": {**COUNTS, "prompt_tokens_details": None}},
+            ("", "", "", (9, None, 4)),
+        ),
+        ({**chunk("stop"), "usage": COUNTS}, ("", "", "stop", (9, None, 4))),
+        ({**chunk(content="a"), "usage": None, "error": None, "other": 1}, ("a", "", "", None)),
     ],
 )
-def test_the_news_in_a_chunk(content: object, events: list[Event]) -> None:
-    assert list(chunk_events(json.dumps(content).encode())) == events
+def test_the_parts_of_a_chunk(content: object, parts: tuple[object, ...]) -> None:
+    chunk = parse_chunk(json.dumps(content).encode())
+    usage = chunk.usage and (
+        chunk.usage.prompt_tokens,
+        chunk.usage.cached_tokens,
+        chunk.usage.completion_tokens,
+    )
+    assert (chunk.text, chunk.reasoning, chunk.finish_reason, usage) == parts
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_the_news_in_a_chunk(content: object, events: list[Event]) -> None:
 )
 def test_what_is_no_chunk(data: bytes) -> None:
     with pytest.raises(TerminalError, match="not a chunk"):
-        list(chunk_events(data))
+        parse_chunk(data)
 
 
 @pytest.mark.parametrize(
@@ -120,30 +129,36 @@ def test_an_error_that_is_a_page_is_cut() -> None:
 
 def test_an_error_in_a_chunk() -> None:
     with pytest.raises(TerminalError, match=r"^it broke$"):
-        list(chunk_events(b'{"error": {"message": "it broke"}, "choices": []}'))
+        parse_chunk(b'{"error": {"message": "it broke"}, "choices": []}')
 
 
 def test_the_models_listed() -> None:
     body = b'{"object": "list", "data": [{"id": "a/b", "max_model_len": 64}, {"id": "c"}]}'
-    assert listed_models(body) == [ServedModel("a/b", 64), ServedModel("c", None)]
+    listed = [(model.name, model.context_tokens) for model in parse_models(body)]
+    assert listed == [("a/b", 64), ("c", None)]
     with pytest.raises(TerminalError, match="not a list of models"):
-        listed_models(b'{"data": []}')
+        parse_models(b'{"data": []}')
 
 
-def heard(*events: tuple[Event, float]) -> Answer:
+def usage(prompt_tokens: int, cached_tokens: int | None, completion_tokens: int) -> JsonObject:
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {"usage": {**counts, "prompt_tokens_details": {"cached_tokens": cached_tokens}}}
+
+
+def received(*chunks: tuple[JsonObject, float]) -> Answer:
     """An answer to a question asked at ten seconds past."""
     answer = Answer(asked_at=10.0)
-    for event, now in events:
-        answer.add(event, now)
+    for content, now in chunks:
+        answer.add(parse_chunk(json.dumps(content).encode()), now)
     return answer
 
 
 def test_an_answer_is_its_text_and_a_line_about_it() -> None:
-    answer = heard(
-        (Text("Hel"), 10.5),
-        (Text("lo"), 11.0),
-        (Finish("stop"), 12.5),
-        (Usage(1234, 1000, 5), 12.6),
+    answer = received(
+        (chunk(content="Hel"), 10.5),
+        (chunk(content="lo"), 11.0),
+        (chunk("stop"), 12.5),
+        (usage(1234, 1000, 5), 12.6),
     )
     assert answer.text == "Hello"
     assert answer.summary() == (
@@ -152,7 +167,9 @@ def test_an_answer_is_its_text_and_a_line_about_it() -> None:
 
 
 def test_reasoning_takes_time_but_is_not_the_answer() -> None:
-    answer = heard((Reasoning("hm"), 11.0), (Text("Yes"), 13.0), (Usage(8, 0, 5), 13.0))
+    answer = received(
+        (chunk(reasoning="hm"), 11.0), (chunk(content="Yes"), 13.0), (usage(8, 0, 5), 13.0)
+    )
     assert answer.text == "Yes"
     assert answer.summary() == (
         "prompt 8 tokens (0 cached) · answer 5 tokens · 2.0 tokens/s · first after 1.00 s"
@@ -160,24 +177,29 @@ def test_reasoning_takes_time_but_is_not_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "summary"),
+    ("chunks", "summary"),
     [
         ([], ""),
-        ([(Text("a"), 11.0), (Text("b"), 12.0)], "first after 1.00 s"),
+        ([(chunk(content="a"), 11.0), (chunk(content="b"), 12.0)], "first after 1.00 s"),
         (
-            [(Text("ab"), 11.0), (Finish("stop"), 11.1), (Usage(8, None, 9), 12.0)],
+            [(chunk(content="ab"), 11.0), (chunk("stop"), 11.1), (usage(8, None, 9), 12.0)],
             "prompt 8 tokens · answer 9 tokens · first after 1.00 s",
         ),
         (
-            [(Finish("stop"), 11.0), (Usage(8, None, 1), 11.0)],
+            [(chunk("stop"), 11.0), (usage(8, None, 1), 11.0)],
             "prompt 8 tokens · answer 1 tokens",
         ),
-        ([(Text("a"), 11.0), (Finish("length"), 11.0)], "first after 1.00 s · cut off by the"),
-        ([(Finish("content_filter"), 11.0)], "ended by content_filter"),
+        (
+            [(chunk(content="a"), 11.0), (chunk("length"), 11.0)],
+            "first after 1.00 s · cut off by the",
+        ),
+        ([(chunk("content_filter"), 11.0)], "ended by content_filter"),
     ],
 )
-def test_what_is_not_known_is_left_out(events: list[tuple[Event, float]], summary: str) -> None:
-    assert heard(*events).summary().removesuffix(" token limit") == summary
+def test_what_is_not_known_is_left_out(
+    chunks: list[tuple[JsonObject, float]], summary: str
+) -> None:
+    assert received(*chunks).summary().removesuffix(" token limit") == summary
 
 
 def test_a_conversation_is_system_turns_and_the_question() -> None:

@@ -10,9 +10,8 @@ from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from server.terminal.chat.history import MOST_BYTES, history_file, history_in
-from server.terminal.chat.lines import line_reader
-from server.terminal.chat.session import COMMANDS
+from server.terminal.chat import COMMANDS
+from server.terminal.chat_screen import MAX_HISTORY_BYTES, history_file, history_in, line_reader
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
 
@@ -76,9 +75,12 @@ def test_a_history_that_cannot_be_kept_is_no_reason_not_to_chat(
 
 def test_a_large_history_is_put_aside(tmp_path: Path) -> None:
     file = tmp_path / "history"
-    file.write_bytes(bytes(MOST_BYTES + 1))
+    file.write_bytes(bytes(MAX_HISTORY_BYTES + 1))
     history_in(file)
-    assert (file.stat().st_size, (tmp_path / "history.old").stat().st_size) == (0, MOST_BYTES + 1)
+    assert (file.stat().st_size, (tmp_path / "history.old").stat().st_size) == (
+        0,
+        MAX_HISTORY_BYTES + 1,
+    )
 
 
 @pytest.mark.parametrize(

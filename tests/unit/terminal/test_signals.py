@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.terminal.signals import terminal_restored
+from server.terminal.console import terminal_restored
 
 
 @pytest.fixture

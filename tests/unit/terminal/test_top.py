@@ -9,9 +9,8 @@ from rich.console import Console
 
 from engine.values.tree import HiddenRequests, TreeSnapshot
 from server.schemas.cache_tree import CacheTree
-from server.terminal.top.drawing import Size, drawn
-from server.terminal.top.prefixes import heaviest
-from server.terminal.top.watch import Rates, Seen, Watch
+from server.terminal.prefixes import heaviest
+from server.terminal.top import Frame, Rates, Size, Watch, drawn
 from tests.cache_scenes import agent_beside_short_prompts, many_leaves
 from tests.cache_trees import cache_tree, counted, node
 from tests.contract.fake_engine import PICTURE
@@ -30,7 +29,7 @@ class Clock:
 
 
 def rates_of(watch: Watch) -> Rates:
-    rates = watch.seen().rates
+    rates = watch.frame().rates
     assert rates is not None
     return rates
 
@@ -101,10 +100,12 @@ def crowded() -> TreeSnapshot:
 @pytest.mark.parametrize("scene", [agent_beside_short_prompts(), many_leaves(), crowded()])
 @pytest.mark.parametrize("size", [Size(60, 15), Size(80, 24), Size(200, 60)])
 def test_it_fits_the_terminal(scene: TreeSnapshot, size: Size) -> None:
-    seen = Seen(CacheTree.of(scene, "a/model-with-a-long-name"), 3.0, Rates(123.4, 56_789, 43_210))
+    frame = Frame(
+        CacheTree.of(scene, "a/model-with-a-long-name"), 3.0, Rates(123.4, 56_789, 43_210)
+    )
     console = Console(width=size.columns, height=size.lines, file=StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(drawn(seen, "http://127.0.0.1:8000/v1", size))
+        console.print(drawn(frame, "http://127.0.0.1:8000/v1", size))
     lines = captured.get().splitlines()
     assert len(lines) <= size.lines
     assert max(map(len, lines)) <= size.columns
@@ -117,10 +118,10 @@ def test_it_fits_the_terminal(scene: TreeSnapshot, size: Size) -> None:
 
 def test_a_low_terminal_says_what_matters_most() -> None:
     scene = agent_beside_short_prompts()
-    seen = Seen(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3))
+    frame = Frame(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3))
     console = Console(width=60, height=15, file=StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(drawn(seen, "http://127.0.0.1:8000/v1", Size(60, 15)))
+        console.print(drawn(frame, "http://127.0.0.1:8000/v1", Size(60, 15)))
     said = captured.get()
     for what in (
         "requests ",

@@ -1,0 +1,182 @@
+"""A client of a daemon's `/admin` routes, and which of the daemon's models a command means."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import httpx
+import typer
+from pydantic import BaseModel, ValidationError
+
+from server.pool.states import State
+from server.schemas.admin import LiveRequest, LiveRequests
+from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, RecentHits
+from server.schemas.cache_tree import CacheTree
+from server.schemas.pool import PooledModelInfo, PooledModels
+from server.terminal.client import (
+    UNLIMITED,
+    Endpoint,
+    EventStream,
+    fetch,
+    http_client,
+    one_line,
+    open_response,
+)
+from server.terminal.console import NotFound, NotLoaded, TerminalError, printable
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # some answers wait for the end of the running step
+
+LOADED = frozenset({State.READY, State.DRAINING})
+"""The states in which a model has a cache to look into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """A client of one daemon. A method that takes a model's name means the daemon's first model
+    without one. Every method raises TerminalError.
+    """
+
+    http: httpx.Client
+
+    def cache_stats(self, model: str | None = None) -> CacheStatsResponse:
+        return self._fetch(CacheStatsResponse, "GET", _path("cache/stats", model=model))
+
+    def clear_cache(
+        self, tiers: str | None = None, what: str | None = None, model: str | None = None
+    ) -> ClearResponse:
+        path = _path("cache/clear", tiers=tiers, what=what, model=model)
+        return self._fetch(ClearResponse, "POST", path)
+
+    def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
+        return self._fetch(ProbeResponse, "POST", "cache/probe", body)
+
+    def models(self) -> PooledModels:
+        try:
+            return self._fetch(PooledModels, "GET", "models")
+        except NotFound:
+            raise TerminalError(
+                "this server lists no models at /admin/models: it is no Rootstock daemon, or an "
+                "older one"
+            ) from None
+
+    def load(self, model: str) -> PooledModelInfo:
+        """Load the model, and wait until it is ready."""
+        return self._change("load", model)
+
+    def unload(self, model: str) -> PooledModelInfo:
+        """Unload the model, and wait until its memory is free."""
+        return self._change("unload", model)
+
+    def requests(self) -> list[LiveRequest]:
+        return self._fetch(LiveRequests, "GET", "requests").requests
+
+    def picture(self, model: str | None = None) -> CacheTree:
+        """The cache as it is now."""
+        with _pictures_needed():
+            return self._fetch(CacheTree, "GET", _path("cache/tree", model=model))
+
+    def pictures(self, model: str | None = None) -> Generator[CacheTree]:
+        """Yield the cache each time it has changed, until the daemon ends."""
+        stream, path = EventStream(), _path("cache/tree/stream", model=model)
+        with (
+            _pictures_needed(),
+            open_response(self.http, "GET", path, timeout=UNLIMITED) as response,
+        ):
+            for piece in response.iter_bytes():
+                for data in stream.feed(piece):
+                    yield _parse(CacheTree, data)
+
+    def _change(self, action: str, model: str) -> PooledModelInfo:
+        path = _path(f"models/{action}", model=model)
+        with open_response(self.http, "POST", path, timeout=UNLIMITED) as response:
+            return _parse(PooledModelInfo, response.read())
+
+    def _fetch(self, model: type[AnswerT], method: str, path: str, body: object = None) -> AnswerT:
+        return _parse(model, fetch(self.http, method, path, body))
+
+
+@contextmanager
+def admin_client(endpoint: Endpoint) -> Iterator[Admin]:
+    """A client of the daemon whose /v1 is at the endpoint."""
+    root = endpoint.base_url.rstrip("/").removesuffix("/v1")
+    with http_client(Endpoint(f"{root}/admin", endpoint.api_key), TIMEOUT) as http:
+        yield Admin(http)
+
+
+def loaded_model(daemon: Admin, name: str | None) -> str:
+    """The name of the model to look into: the given one, or else the first that is loaded.
+
+    Where that is not the daemon's first model, a line on standard error says so. Raises NotLoaded
+    where the model, or every model, is not loaded. A name that the daemon does not list is returned
+    as it is: the daemon refuses it.
+    """
+    models = daemon.models().models
+    loaded = [model.id for model in models if model.state in LOADED]
+    if name is not None:
+        named = next((model for model in models if name in _names(model)), None)
+        if named is None or named.id in loaded:
+            return name
+        hint = f"; loaded: {', '.join(loaded)}" if loaded else _how_to_load([named])
+        raise NotLoaded(f"{name} {named.state.words}{hint}")
+    if not loaded:
+        raise none_loaded(models)
+    first = models[0]
+    if first.id != loaded[0]:
+        note = f"{first.id} {first.state.words}; showing {loaded[0]}"
+        typer.echo(printable(note), err=True)
+    return loaded[0]
+
+
+def none_loaded(models: list[PooledModelInfo]) -> NotLoaded:
+    """The error where no model of the daemon is loaded."""
+    return NotLoaded(f"no model is loaded{_how_to_load(models)}")
+
+
+def recent_text(recent: Sequence[RecentHits]) -> str:
+    """The share of prompt tokens found in the cache, such as `75.0% in 5 min, 60.1% in 15 min`.
+    Windows without prompts are left out.
+    """
+    return ", ".join(
+        f"{hits.hit_tokens / hits.queried_tokens:.1%} in {hits.seconds // 60} min"
+        for hits in recent
+        if hits.queried_tokens
+    )
+
+
+def _names(model: PooledModelInfo) -> set[str]:
+    names = {model.id, *model.aliases}
+    return names | {f"{name}:{adapter}" for name in names for adapter in model.adapters}
+
+
+def _how_to_load(models: list[PooledModelInfo]) -> str:
+    if len(models) == 1:
+        return f"; `rootstock load {models[0].id}` loads it"
+    return f"; `rootstock load NAME` loads one of {', '.join(model.id for model in models)}"
+
+
+def _path(path: str, **query: str | None) -> str:
+    """The path with the query parameters that are not None."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError:
+        raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
+
+
+@contextmanager
+def _pictures_needed() -> Iterator[None]:
+    try:
+        yield
+    except NotFound:
+        raise TerminalError(
+            "this daemon shows no picture of its cache: it is an older one, or runs with "
+            "--no-dashboard"
+        ) from None

@@ -1,0 +1,274 @@
+"""`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.disk_cache import folder as disk_folder
+from engine.disk_cache.folder import DiskError, FolderCheck
+from server.schemas.cache import CacheStatsResponse, ClearResponse, DiskCache, MemoryUse
+from server.terminal.admin_client import LOADED, Admin, loaded_model, none_loaded, recent_text
+from server.terminal.cli import command_group
+from server.terminal.console import (
+    TerminalError,
+    bytes_text,
+    errors_printed,
+    facts,
+    fullness_text,
+    listing,
+    printable,
+    replace_bad_text,
+    show,
+)
+from server.terminal.endpoint import (
+    ApiKey,
+    DaemonUrl,
+    EachModelName,
+    LoadedModelName,
+    ModelName,
+    daemon_at,
+)
+
+DIRECTORY = "What --disk-cache names."
+
+KV = "kv"
+"""The kind of state that `clear` can only forget of a loaded model."""
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
+
+cache = command_group()
+
+
+@cache.callback(no_args_is_help=True)
+def about() -> None:
+    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
+
+
+@cache.command()
+def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+    """Show what the cache holds, and how much it has saved."""
+    with daemon_at(url, api_key) as (daemon, _):
+        counts = daemon.cache_stats(loaded_model(daemon, model))
+    show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
+    if counts.groups:
+        heads = ("slots", "total", "free", "cached", "held", "evicted", "tokens lost")
+        rows = [
+            (
+                group.name,
+                f"{group.total:,}",
+                f"{group.free:,}",
+                f"{group.cached:,}",
+                f"{group.held:,}",
+                f"{group.evictions:,}",
+                f"{group.unresumable_tokens:,}",
+            )
+            for group in counts.groups
+        ]
+        show(listing(heads, rows))
+
+
+@cache.command()
+def clear(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+    ] = None,
+    tiers: Annotated[
+        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
+            "responses (stored ones), with commas between them. Without it kv."
+        ),
+    ] = None,
+    model: EachModelName = None,
+    url: DaemonUrl = None,
+    api_key: ApiKey = "",
+) -> None:
+    """Forget every prompt that no live request holds, in memory and on disk, of each loaded model
+    or of the one that --model names; or empty a disk cache's directory, of all models.
+    """
+    if directory is not None:
+        others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
+        _clear_directory(directory, others)
+        return
+    with daemon_at(url, api_key) as (daemon, _):
+        cleared = _clear_models(daemon, tiers, (what or KV).split(","), model)
+    for name, one in cleared.items():
+        freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
+        typer.echo(f"{name}: {freed}")
+    replays = sum(one.forgotten.replays for one in cleared.values())
+    responses = sum(one.forgotten.responses for one in cleared.values())
+    typer.echo(f"forgotten: {_remembered_text(replays, responses)}")
+    replays = sum(one.kept.replays for one in cleared.values())
+    responses = max((one.kept.responses for one in cleared.values()), default=0)
+    typer.echo(f"kept: {_remembered_text(replays, responses)}")  # responses are of all models
+
+
+@cache.command()
+def du(directory: Directory) -> None:
+    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
+    with _disk_errors_printed():
+        uses = disk_folder.du(directory)
+    if uses:
+        heads = ("folder", "files", "size", "of")
+        rows = [
+            (
+                use.folder.name,
+                f"{use.n_extents:,}",
+                bytes_text(use.allocated_bytes),
+                use.fingerprint,
+            )
+            for use in uses
+        ]
+        show(listing(heads, rows))
+    typer.echo(f"{bytes_text(sum(use.allocated_bytes for use in uses))} in all")
+
+
+@cache.command()
+def verify(directory: Directory) -> None:
+    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+
+    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    """
+    is_sound = True
+    with _disk_errors_printed():
+        for check in disk_folder.verify(directory):
+            typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
+            is_sound = is_sound and check.is_sound
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@cache.command()
+def probe(
+    text: Annotated[
+        str | None, typer.Argument(help="A user's message. Without it standard input is read.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
+    cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    model: ModelName = None,
+    url: DaemonUrl = None,
+    api_key: ApiKey = "",
+) -> None:
+    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
+    loaded for it.
+    """
+    replace_bad_text()
+    text = sys.stdin.read() if text is None else text
+    prompt = {"prompt": text} if raw else {"messages": _messages(system, text)}
+    with daemon_at(url, api_key) as (daemon, _):
+        probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **prompt})
+    typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
+
+
+def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
+    """Empty the directory. `others` are options that only a daemon takes, with their values."""
+    if given := [flag for flag, value in others.items() if value is not None]:
+        raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
+    with _disk_errors_printed():
+        n_bytes = disk_folder.clear(directory)
+    typer.echo(f"{bytes_text(n_bytes)} freed")
+
+
+def _clear_models(
+    daemon: Admin, tiers: str | None, what: list[str], model: str | None
+) -> dict[str, ClearResponse]:
+    """Clear the named model, or else each model. Only a loaded model's KV can be cleared.
+
+    Raises NotLoaded where only KV is to be cleared and the model, or every model, is not loaded.
+    """
+    if model is not None:
+        name = loaded_model(daemon, model) if KV in what else model
+        return {name: daemon.clear_cache(tiers, ",".join(what), name)}
+    cleared, models = {}, daemon.models().models
+    if what == [KV] and not any(each.state in LOADED for each in models):
+        raise none_loaded(models)
+    for each in models:
+        name, kinds = each.id, what
+        if KV in what and each.state not in LOADED:
+            typer.echo(f"{name} {each.state.words}: what it has on disk stays", err=True)
+            kinds = [kind for kind in what if kind != KV]
+        if kinds:
+            cleared[name] = daemon.clear_cache(
+                tiers if kinds == what else None, ",".join(kinds), name
+            )
+    return cleared
+
+
+def _remembered_text(replays: int, responses: int) -> str:
+    return f"{replays:,} replays, {responses:,} stored responses"
+
+
+@contextmanager
+def _disk_errors_printed() -> Iterator[None]:
+    with errors_printed():
+        try:
+            yield
+        except DiskError as error:
+            raise TerminalError(str(error)) from error
+
+
+def _messages(system: str, text: str) -> list[dict[str, str]]:
+    turns = [("system", system)] if system else []
+    return [{"role": role, "content": content} for role, content in [*turns, ("user", text)]]
+
+
+def _verdict(check: FolderCheck) -> str:
+    """The result of a check, in one line."""
+    found = [f"{check.entries:,} entries, {bytes_text(check.n_bytes)}"]
+    if check.damaged:
+        found.append(f"{len(check.damaged):,} damaged")
+    if check.orphans:
+        found.append(f"{check.orphans:,} that nothing leads to")
+    return ", ".join([*found, "sound"] if check.is_sound else found)
+
+
+def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
+    share = counts.hit_tokens / max(counts.queried_tokens, 1)
+    return [
+        ("arena", f"{bytes_text(counts.arena_bytes)}, {counts.blocks_total:,} blocks"),
+        ("memory", _memory_text(counts.memory)),
+        ("block", f"{counts.block_size} tokens"),
+        ("free", f"{counts.blocks_free:,} blocks"),
+        ("cached", f"{counts.blocks_cached:,} blocks, kept for later"),
+        ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
+        ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
+        ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
+        ("lately", recent_text(counts.recent_hits)),
+        ("tails", f"{counts.tail_hit_tokens:,} tokens found beyond whole blocks"),
+        ("evictions", f"{counts.evictions:,} blocks"),
+        (
+            "copies",
+            f"{counts.prefix_copies:,} blocks of prefixes, {counts.fork_copies:,} of forks",
+        ),
+    ]
+
+
+def _memory_text(memory: MemoryUse) -> str:
+    promise = memory.promise
+    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
+    return (
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
+        f"of {most} promised; {bytes_text(memory.resident)} resident"
+    )
+
+
+def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
+    if disk is None:
+        return []
+    failures = ", ".join(f"{count:,} {fault}" for fault, count in disk.failures.items() if count)
+    return [
+        ("on disk", fullness_text(disk.used_bytes, disk.shared_bytes, disk.limit_bytes)),
+        ("loaded", f"{disk.loaded_tokens:,} tokens of {disk.hits:,} prompts"),
+        ("read", bytes_text(disk.read_bytes)),
+        ("written", bytes_text(disk.written_bytes)),
+        ("failures", failures),
+    ]

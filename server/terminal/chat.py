@@ -1,0 +1,226 @@
+"""`rootstock chat`: a conversation with any server that speaks OpenAI's chat completions.
+
+The server is the one at --url, else the daemon that runs, else a daemon of the chat's own.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from server.settings import Settings
+from server.terminal.chat_screen import (
+    Screen,
+    history_file,
+    history_in,
+    is_terminal,
+    line_reader,
+    pipe_screen,
+    terminal_screen,
+)
+from server.terminal.cli import command
+from server.terminal.client import Answer, ChatClient, Endpoint, Parameters, chat_client
+from server.terminal.console import (
+    TERMINAL_ENDS,
+    TerminalError,
+    exiting_on,
+    replace_bad_text,
+    terminal_restored,
+)
+from server.terminal.endpoint import ApiKey, endpoint_at, running_daemon
+from server.terminal.flags import settings_or_exit
+from server.terminal.local_daemon import STOP_SECONDS, local_daemon, serve_command
+
+PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
+
+COMMANDS = {
+    "/clear": "forget the conversation",
+    "/system": "set the system prompt to the text after it; without one remove it",
+    "/help": "show this",
+    "/exit": "leave; so do Ctrl-D and Ctrl-C",
+}
+KEYS = {
+    "Alt-Enter": "break the line; Enter sends",
+    "Ctrl-R": "search what was typed before",
+    "Ctrl-C": "while an answer comes: stop it, and keep what came",
+}
+HELP = "\n".join(
+    [f"{name:11}{about}" for name, about in {**COMMANDS, **KEYS}.items()]
+    + ["A line that begins with a space is never a command."]
+)
+
+
+@command
+def chat(
+    url: Annotated[
+        str | None,
+        typer.Option(help="Any OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
+    ] = None,
+    api_key: ApiKey = "",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="As the daemon that runs, or the server at --url, lists it; without it the first. "
+            "Where no daemon runs that has it: what the chat's own serves."
+        ),
+    ] = None,
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same again.")] = None,
+) -> None:
+    """Talk to a model: at a URL, on the daemon that runs, or on one for as long as the chat."""
+    parameters = {
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    given = {name: value for name, value in parameters.items() if value is not None}
+    settings = settings_or_exit({})
+    replace_bad_text()
+    with ExitStack() as stack:
+        if is_terminal():
+            screen = terminal_screen(line_reader(COMMANDS, history_in(history_file())))
+            stack.enter_context(terminal_restored(sys.stdin.fileno()))
+            stack.enter_context(exiting_on(TERMINAL_ENDS))
+        else:
+            screen = pipe_screen()
+            stack.enter_context(exiting_on(PIPE_ENDS))
+        try:
+            endpoint = (
+                running_daemon(settings, model, api_key)
+                if url is None
+                else endpoint_at(url, api_key, settings)
+            )
+            with _connected(endpoint, settings, model, given, screen) as client:
+                screen.note(f"{client.model} at {client.base_url}; /help lists the commands")
+                session = Session(client, screen, Conversation(system))
+                session.run()
+        except TerminalError as error:
+            screen.error(str(error))
+            raise typer.Exit(1) from None
+        if session.failures:
+            raise typer.Exit(1)
+
+
+@contextmanager
+def _connected(
+    endpoint: Endpoint | None,
+    settings: Settings,
+    model: str | None,
+    parameters: Parameters,
+    screen: Screen,
+) -> Iterator[ChatClient]:
+    """A client of the server at the endpoint, or of a daemon that ends with the block."""
+    with ExitStack() as stack:
+        if endpoint is None:
+            stop_seconds = STOP_SECONDS + settings.disk_cache_shutdown_seconds
+            with screen.busy("starting a daemon") as progress:
+                own = local_daemon(serve_command(model), progress, stop_seconds)
+                endpoint = stack.enter_context(own)
+            model = None  # the daemon may serve it by another name
+        yield stack.enter_context(chat_client(endpoint, model, parameters))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question and its answer."""
+
+    user: str
+    assistant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Complete turns, and the system prompt above them ("" is none). Immutable: a turn that fails
+    never becomes part of it.
+    """
+
+    system: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    def asking(self, text: str) -> list[dict[str, str]]:
+        """The messages of a request for an answer to `text`."""
+        messages = [_message("system", self.system)] if self.system else []
+        for turn in self.turns:
+            messages += [_message("user", turn.user), _message("assistant", turn.assistant)]
+        return [*messages, _message("user", text)]
+
+    def answered(self, text: str, answer: str) -> "Conversation":
+        """The conversation with one more turn."""
+        return replace(self, turns=(*self.turns, Turn(text, answer)))
+
+    def cleared(self) -> "Conversation":
+        """The conversation without its turns; the system prompt stays."""
+        return replace(self, turns=())
+
+    def with_system(self, system: str) -> "Conversation":
+        """The conversation with another system prompt."""
+        return replace(self, system=system)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+class Session:
+    """The loop of a chat: reads a line, runs it as a command or sends it to the model. `failures`
+    counts the questions that were not answered.
+    """
+
+    def __init__(self, client: ChatClient, screen: Screen, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.failures = 0
+        self._client = client
+        self._screen = screen
+
+    def run(self) -> None:
+        """Read lines until the input ends, /exit, or Ctrl-C outside an answer."""
+        try:
+            while (line := self._screen.read()) != "/exit":
+                self._take(line)
+        except (EOFError, KeyboardInterrupt):
+            return
+
+    def _take(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        match name:
+            case "/clear":
+                self.conversation = self.conversation.cleared()
+                self._screen.note("forgotten")
+            case "/system":
+                self.conversation = self.conversation.with_system(argument.strip())
+                self._screen.note("system prompt " + ("set" if argument.strip() else "removed"))
+            case "/help":
+                self._screen.note(HELP)
+            case _ if name.startswith("/"):
+                self._screen.error(f"there is no {name}; /help lists what there is")
+            case _ if line.strip():
+                self._ask(line.strip())
+
+    def _ask(self, text: str) -> None:
+        answer = Answer(time.perf_counter())
+        try:
+            with closing(self._client.stream(self.conversation.asking(text))) as chunks:
+                for chunk in chunks:
+                    answer.add(chunk, time.perf_counter())
+                    self._screen.reasoning(chunk.reasoning)
+                    self._screen.answer(chunk.text)
+        except KeyboardInterrupt:
+            answer.interrupted = True
+            self._screen.interrupted()
+        except TerminalError as error:
+            self.failures += 1
+            self._screen.error(str(error))
+            return
+        if answer.text or not answer.interrupted:
+            self.conversation = self.conversation.answered(text, answer.text)
+        if summary := answer.summary():
+            self._screen.note(summary)

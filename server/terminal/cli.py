@@ -1,0 +1,116 @@
+"""The `rootstock` command: the list of its commands, each imported when it is called.
+
+So `ls` does not wait for the server's imports, and `--help` and `--version` for none.
+"""
+
+from collections import UserDict
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from server import __version__
+
+SUMMARIES = {
+    "serve": "Load models, then serve them until SIGINT or SIGTERM.",
+    "chat": "Talk to a model: the daemon's that runs, or any server's.",
+    "launch": "Start a coding agent on the daemon that runs.",
+    "ps": "Show what runs: the daemon, its models, requests.",
+    "load": "Have the running daemon load a model.",
+    "unload": "Have the running daemon unload a model.",
+    "top": "Watch the cache and what runs.",
+    "cache": "Look into the KV cache of the daemon, or a disk cache.",
+    "pull": "Fetch a model into the Hugging Face cache.",
+    "ls": "List the models in the Hugging Face cache.",
+    "rm": "Delete models from the Hugging Face cache.",
+    "doctor": "Print what the machine offers, or measure it.",
+    "key": "Make an API key.",
+}
+"""What help says of each command, in the order in which help lists them."""
+
+SHARED_MODULES = {
+    **dict.fromkeys(("ps", "load", "unload"), "daemon"),
+    **dict.fromkeys(("pull", "ls", "rm"), "models"),
+}
+"""The modules of the commands that have none of their own name."""
+
+
+def command(run: Callable[..., None]) -> typer.Typer:
+    """Make a command of a function. The module's attribute of the command's name is the result."""
+    app = command_group()
+    app.command()(run)
+    return app
+
+
+def command_group() -> typer.Typer:
+    """A Typer to add subcommands to."""
+    return typer.Typer(add_completion=False, no_args_is_help=False, rich_markup_mode=None)
+
+
+class CommandsOnDemand(TyperGroup):
+    """A group that makes its help of SUMMARIES, and imports a command when it is looked up."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported(
+            {name: f"{__package__}.{SHARED_MODULES.get(name, name)}" for name in SUMMARIES}
+        )
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Of the options that are carried out here, --install-completion alone
+        writes files; where it cannot, an error says what to do instead.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:
+            if error.filename is None:  # the output is closed, or full
+                raise
+            typer.echo(
+                f"error: cannot write {error.filename}: {error.strerror}; "
+                f"`{ctx.info_name} --show-completion` prints what a shell has to read",
+                err=True,
+            )
+            raise typer.Exit(1) from None
+
+
+class _Imported(UserDict[str, Any]):
+    """Commands by name, imported at look-up from the modules that the values name."""
+
+    def __getitem__(self, name: str) -> Any:
+        return typer.main.get_command(getattr(import_module(super().__getitem__(name)), name))
+
+
+app = typer.Typer(
+    cls=CommandsOnDemand,
+    help="Serve language models with MLX behind the APIs of OpenAI and Anthropic.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # tables cut the names of flags short
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"rootstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def rootstock(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which it is."),
+    ] = False,
+) -> None:
+    """Every flag of serve and doctor can be set as ROOTSTOCK_NAME and in the YAML file, too; a
+    flag wins.
+    """

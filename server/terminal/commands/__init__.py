@@ -1,1 +1,0 @@
-"""The commands of `rootstock`, a module for each. Its Typer is `app`."""

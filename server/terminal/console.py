@@ -1,0 +1,174 @@
+"""A command's side of the terminal: safe text, tables, errors, signals, and a folder for its files.
+
+Text of a model, a server or a file name is untrusted. It is printed without control characters, and
+never read as rich's markup.
+"""
+
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
+CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+LEAST_OTHERS_BYTES = 2**20
+"""Other models' share of a disk cache is shown from this size on: directories alone take less."""
+
+PADDING = (0, 2, 0, 0)  # top, right, bottom, left
+TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
+
+Cell: TypeAlias = Callable[[str], Text]
+"""Makes a table's cell of text: `folded` or `cut`."""
+
+
+class TerminalError(Exception):
+    """A command failed. The text says why, in one line for the user."""
+
+
+class Unreachable(TerminalError):
+    """No server answers at the address."""
+
+
+class KeyRefused(TerminalError):
+    """The server refuses the API key (401, 403)."""
+
+
+class NotFound(TerminalError):
+    """The server does not have the path (404)."""
+
+
+class NotLoaded(TerminalError):
+    """The daemon has the model, but not in memory."""
+
+
+class UnknownModel(TerminalError):
+    """The server has no model of that name (404)."""
+
+
+@contextmanager
+def errors_printed() -> Iterator[None]:
+    """Print a TerminalError as a line on standard error, and exit with status 1."""
+    try:
+        yield
+    except TerminalError as error:
+        typer.echo(f"error: {printable(str(error))}", err=True)
+        raise typer.Exit(1) from None
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than newline and tab."""
+    return text.translate(CONTROL_CHARACTERS)
+
+
+def bytes_text(n_bytes: int) -> str:
+    """A size in the largest unit that it fills, such as `1.50 GiB`."""
+    for unit, size in UNITS.items():
+        if n_bytes >= size:
+            return f"{n_bytes / size:.2f} {unit}"
+    return f"{n_bytes} bytes"
+
+
+def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
+    """How full a disk cache is: one model's bytes, of the limit for all models, and the bytes of
+    the other models. `shared_bytes` counts all models.
+    """
+    others = shared_bytes - used_bytes
+    others_text = f", other models {bytes_text(others)}" if others >= LEAST_OTHERS_BYTES else ""
+    return f"{bytes_text(used_bytes)} of {bytes_text(limit_bytes)}{others_text}"
+
+
+def replace_bad_text() -> None:
+    """Replace characters that the locale's encoding lacks by `?` or U+FFFD, instead of raising."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def folded(text: str) -> Text:
+    """A cell whose text continues in the next line where it is too long for one."""
+    return Text(printable(text), overflow="fold")
+
+
+def cut(text: str) -> Text:
+    """A cell whose text is cut short where it is too long for one line."""
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def facts(rows: Sequence[tuple[str, str]], cell: Cell = folded) -> Table:
+    """A table of names and values, one to a line, without the lines of empty values."""
+    table = Table(show_header=False, box=None, padding=PADDING)
+    for name, value in rows:
+        if value:
+            table.add_row(Text(name, style="bold"), cell(value))
+    return table
+
+
+def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], cell: Cell = folded) -> Table:
+    """A table with a head. The first column is a name, all others are figures."""
+    table = Table(box=None, padding=PADDING, header_style="bold")
+    for position, head in enumerate(heads):
+        table.add_column(cell(head), justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
+
+
+def show(table: Table) -> None:
+    """Print the table on standard output."""
+    Console().print(table)
+
+
+@contextmanager
+def exiting_on(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Turn the signals into SystemExit while the block runs, so that contexts are left in order.
+
+    A signal that is ignored, as nohup arranges for SIGHUP, stays ignored.
+    """
+    before = {number: signal.getsignal(number) for number in signals}
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def terminal_restored(descriptor: int) -> Iterator[None]:
+    """Restore the settings of the terminal at this file descriptor when the block ends. A signal
+    may arrive while a prompt changes them, before the prompt knows what to undo.
+    """
+    before = termios.tcgetattr(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def state_folder() -> Path:
+    """The folder for files that stay between commands; it may not exist yet.
+
+    https://specifications.freedesktop.org/basedir-spec/latest/
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        state = Path.home() / ".local" / "state"
+    return state / "rootstock"

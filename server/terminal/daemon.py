@@ -1,0 +1,117 @@
+"""`rootstock ps`, `load` and `unload`: the models and requests of the daemon that runs."""
+
+from typing import Annotated
+
+import typer
+
+from server.pool.states import RESIDENT, State
+from server.schemas.admin import LiveRequest
+from server.schemas.cache import CacheStatsResponse
+from server.schemas.pool import PooledModelInfo, PooledModels
+from server.terminal.cli import command
+from server.terminal.console import bytes_text, facts, listing, show
+from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at
+
+ID_CHARACTERS = 8
+CLIENT_CHARACTERS = 14
+"""Enough to tell requests and clients apart, and to leave each request a line of 80."""
+
+MODEL_HEADS = ("model", "state", "memory", "requests", "idle")
+HEADS = ("request", "status", "client", "prompt", "cached", "answer", "age")
+
+DaemonModel = Annotated[
+    str, typer.Argument(help="As the daemon calls it; `rootstock ps` lists all.")
+]
+
+
+@command
+def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+    """Have the running daemon load a model, and wait until it is ready.
+
+    Others make room as they would for a request.
+    """
+    with daemon_at(url, api_key) as (daemon, _):
+        loaded = daemon.load(model)
+    memory = f", {bytes_text(loaded.memory_bytes)}" if loaded.memory_bytes else ""
+    typer.echo(f"{loaded.id} is {loaded.state}{memory}")
+
+
+@command
+def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+    """Have the running daemon unload a model, and wait until its memory is free.
+
+    What it has accepted ends before. The next request that names it loads it again.
+    """
+    with daemon_at(url, api_key) as (daemon, _):
+        unloaded = daemon.unload(model)
+    typer.echo(f"{unloaded.id} is {unloaded.state}")
+
+
+@command
+def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+    """Show what runs: the daemon, its models, the cache of the first, and every live request."""
+    with daemon_at(url, api_key) as (daemon, endpoint):
+        live, pool = daemon.requests(), daemon.models()
+        first_is_ready = pool.models[0].state is State.READY
+        cache = daemon.cache_stats() if first_is_ready else None
+    running = sum(request.status == "running" for request in live)
+    show(
+        facts(
+            [
+                ("daemon", endpoint.base_url),
+                ("model", _names(pool)),
+                ("requests", f"{running} running, {len(live) - running} waiting"),
+                ("cache", "" if cache is None else _use(cache)),
+                ("memory", _budget(pool)),
+            ]
+        )
+    )
+    if len(pool.models) > 1:
+        show(listing(MODEL_HEADS, [_model_row(model) for model in pool.models]))
+    if live:
+        show(listing(HEADS, [_row(request) for request in live]))
+
+
+def _names(pool: PooledModels) -> str:
+    """All names of the only model; several models have a table instead."""
+    if len(pool.models) > 1:
+        return ""
+    return ", ".join((pool.models[0].id, *pool.models[0].aliases))
+
+
+def _budget(pool: PooledModels) -> str:
+    if pool.budget_bytes is None:
+        return ""
+    resident = (model for model in pool.models if model.state in RESIDENT)
+    taken = sum(model.memory_bytes or 0 for model in resident)
+    return f"{bytes_text(taken)} of {bytes_text(pool.budget_bytes)} taken by models"
+
+
+def _model_row(model: PooledModelInfo) -> tuple[str, ...]:
+    return (
+        model.id,
+        model.state,
+        bytes_text(model.memory_bytes) if model.memory_bytes else "",
+        f"{model.requests + model.waiting:,}",
+        "" if model.idle_seconds is None else f"{model.idle_seconds:,.0f} s",
+    )
+
+
+def _use(cache: CacheStatsResponse) -> str:
+    held, cached = (
+        f"{blocks / max(cache.blocks_total, 1):.0%}"
+        for blocks in (cache.blocks_held, cache.blocks_cached)
+    )
+    return f"{held} in use, {cached} kept for later, of {bytes_text(cache.arena_bytes)}"
+
+
+def _row(request: LiveRequest) -> tuple[str, ...]:
+    return (
+        request.id[:ID_CHARACTERS],
+        f"{request.status}: {request.waits_for}" if request.waits_for else request.status,
+        request.client[:CLIENT_CHARACTERS],
+        f"{request.prompt_tokens:,}",
+        f"{request.cached_tokens:,}",
+        f"{request.output_tokens:,}",
+        f"{request.age_seconds:,.0f} s",
+    )

@@ -1,0 +1,157 @@
+"""`rootstock doctor`: what the machine offers, and a report of measurements."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter
+from rich.table import Table
+
+from engine.launch import describe_machine
+from engine.values.settings import EngineConfig
+from engine.values.stats import MachineReport
+from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
+from measuring.doctor import measure as take_measurements
+from server.settings import Settings
+from server.terminal.cli import command
+from server.terminal.console import facts, show
+from server.terminal.flags import with_settings
+
+REPORT = "rootstock-measurements"
+"""The name of both files of a report, without the suffix."""
+
+_ADAPTER = TypeAdapter(Measurements)
+
+
+def _writable(folder: Path) -> Path:
+    """Check the folder first: ten minutes of measurements must not be lost at the end."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise typer.BadParameter(f"{folder} is no folder that can be written to")
+    return folder
+
+
+@command
+@with_settings({"config", *(field.name for field in fields(EngineConfig))})
+def doctor(
+    settings: Settings,
+    *,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure for ten minutes at most, and write a report to send with an issue.",
+        ),
+    ] = False,
+    into: Annotated[
+        Path, typer.Option(help="The folder of the report.", callback=_writable)
+    ] = Path(),
+) -> None:
+    """Print what the machine offers, and what the KV budget comes to in tokens.
+
+    With --measure: how fast the device attends, decodes and gathers, what memory that takes, and
+    whether every architecture passes the check at load. The report has no path, no name of a user,
+    a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
+    """
+    config = settings.config_of(settings.each_model()[0])
+    report = describe_machine(config)
+    show(machine_table(report))
+    if report.problem:
+        raise typer.Exit(1)
+    if measure:
+        _measure(config, into)
+
+
+def _measure(config: EngineConfig, into: Path) -> None:
+    found = take_measurements(MeasureConfig(config), typer.echo)
+    for ending, text in (("md", to_markdown(found)), ("json", to_json(found))):
+        path = into / f"{REPORT}.{ending}"
+        path.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {path}")
+
+
+def machine_table(report: MachineReport) -> Table:
+    """What the machine offers the configured model, as names and values."""
+    rows = [
+        ("device", report.device),
+        ("memory", f"{_gib(report.memory_bytes)}, {_gib(report.left_bytes)} not in use"),
+        ("BLAS", report.blas),
+        ("advice", report.advice),
+        ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
+        ("model", report.model),
+    ]
+    if report.problem:
+        rows.append(("problem", report.problem))
+    else:
+        tokens = f"{report.arena_tokens:,} tokens"
+        rows.append(("weights", _gib(report.weight_bytes)))
+        rows.append(("KV cache", f"{_gib(report.arena_bytes)}, which holds {tokens}"))
+    return facts(rows)
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB"
+
+
+def to_json(found: Measurements) -> str:
+    """The measurements for programs."""
+    return _ADAPTER.dump_json(found, indent=2).decode() + "\n"
+
+
+def to_markdown(found: Measurements) -> str:
+    """The measurements for people: a heading for each section, and under it a table, or a list
+    where the section's cases have different figures.
+    """
+    head = f"# Measurements of Rootstock\n\nTaken in {found.seconds:,.0f} s by `doctor --measure`."
+    return "\n\n".join([head, *map(_section, found.sections)]) + "\n"
+
+
+def _section(section: Section) -> str:
+    parts = [f"## {section.name}", section.about]
+    if section.cases:
+        parts.append("\n".join(_cases(section.cases)))
+    ended = f"{section.seconds:,.0f} s" + (f"; {section.cut}" if section.cut else "") + "."
+    return "\n\n".join([*parts, ended])
+
+
+def _cases(cases: Sequence[MeasuredCase]) -> Iterator[str]:
+    names = {tuple(case.figures) for case in cases if case.figures}
+    if len(names) > 1:
+        return _list(cases)
+    return _table(cases, next(iter(names), ()))
+
+
+def _table(cases: Sequence[MeasuredCase], names: Sequence[str]) -> Iterator[str]:
+    """A row for each case. Problems are a column where there are any."""
+    has_problems = any(case.problem for case in cases)
+    yield _line(["case", *map(_words, names), *(["problem"] if has_problems else [])])
+    yield _line(["---", *("---:" for _ in names), *(["---"] if has_problems else [])])
+    for case in cases:
+        figures = [_figure(case.figures[name]) if case.figures else "" for name in names]
+        yield _line([case.case, *figures, *([case.problem] if has_problems else [])])
+
+
+def _list(cases: Sequence[MeasuredCase]) -> Iterator[str]:
+    for case in cases:
+        yield f"- {case.case}" + (f": {case.problem}" if case.problem else "")
+        for name, value in case.figures.items():
+            yield f"  - {_words(name)}: {_figure(value)}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _figure(value: float | int | str) -> str:
+    """Three digits of a measured figure, all digits of a count."""
+    if isinstance(value, str):
+        return value or "-"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
