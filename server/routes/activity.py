@@ -8,11 +8,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
 from server.activity.live import live_requests
+from server.dialects.delivery import STREAM_HEADERS
+from server.dialects.endpoint import errors, stream_of_data
 from server.errors import ClientLeft
-from server.openapi import errors, stream_of_data
 from server.routes.admin_models import pooled_models
 from server.routes.cache_tree import EventStream
-from server.routes.delivery import STREAM_HEADERS
 from server.schemas.admin import Activity
 from server.service import Service, ServiceDependency
 from server.transport.sse import sse_data

@@ -7,8 +7,8 @@ from starlette.status import HTTP_204_NO_CONTENT
 
 from server.activity.live import live_requests
 from server.activity.series import INTERVAL_SECONDS
+from server.dialects.endpoint import errors
 from server.errors import ApiError
-from server.openapi import errors
 from server.schemas.admin import FinishedRequests, LiveRequests, Series
 from server.service import ServiceDependency
 

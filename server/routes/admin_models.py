@@ -8,8 +8,8 @@ from anyio import current_time
 from fastapi import APIRouter, Query
 
 from engine.values.stats import EngineStats
+from server.dialects.endpoint import errors
 from server.models import KnownModel, LoadedModel
-from server.openapi import errors
 from server.pool.pooled_model import PooledModel
 from server.pool.states import Measuring, State
 from server.schemas.pool import PooledModelInfo, PooledModels

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from server.dialects.endpoint import errors, json_body
+from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.responses.store import StoreDependency
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt
-from server.generation.tokens import prompt_tokens
-from server.openapi import errors, json_body
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
-from server.schemas.prompt import PromptOrChat
 from server.service import (
     JsonBody,
     LoadedDependency,
@@ -72,6 +72,7 @@ What = Annotated[
 @router.post("/clear", responses=errors(400, 404, 409, 503))
 async def clear_cache(
     service: ServiceDependency,
+    responses: StoreDependency,
     model: ModelName = "",
     namespace: NamespaceId = None,
     tiers: Tiers = None,
@@ -83,6 +84,7 @@ async def clear_cache(
     """
     _check_scope(namespace, tiers, what)
     own = service.models.find(model)
+    known = service.models.known[own]
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
         engine = service.models.loaded(own).engine
@@ -90,14 +92,14 @@ async def clear_cache(
             namespace, ALL_TIERS if tiers is None else frozenset(tiers)
         )
     forgotten = Remembered(
-        replays=service.models.known[own].forget_replays() if Clearable.REPLAYS in what else 0,
-        responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
+        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
+        responses=responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
         blocks_freed=cleared.blocks,
         bytes_freed=cleared.bytes,
         forgotten=forgotten,
-        kept=service.remembered(own),
+        kept=Remembered(replays=known.n_replays, responses=len(responses)),
     )
 
 

@@ -10,9 +10,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
 from server.cache_feed import CacheFeed, Frame
+from server.dialects.delivery import STREAM_HEADERS, json_response
+from server.dialects.endpoint import errors, stream_of_data
 from server.errors import ApiError, ClientLeft
-from server.openapi import errors, stream_of_data
-from server.routes.delivery import STREAM_HEADERS, json_response
 from server.schemas.cache_tree import CacheTree, NodeText
 from server.service import LoadedDependency, ServiceDependency
 from server.transport.sse import KEEP_ALIVE

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from server.openapi import errors
+from server.dialects.endpoint import errors
 from server.schemas.models import Model, ModelList
 from server.service import RecordDependency, Service, ServiceDependency
 

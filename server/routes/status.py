@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from engine.api import EngineStopped
 from engine.values.stats import EngineStats
 from server import __version__
-from server.openapi import errors
+from server.dialects.endpoint import errors
 from server.schemas.status import Health, Load, Version
 from server.service import ServiceDependency
 

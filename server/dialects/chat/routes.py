@@ -1,0 +1,82 @@
+"""`POST /v1/chat/completions`, and its `/render`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi import Request as HttpRequest
+from starlette.responses import Response
+
+from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
+from server.dialects.chat.write import ChatBuilder
+from server.dialects.delivery import respond, respond_without_engine
+from server.dialects.endpoint import errors, json_body, stream_of
+from server.dialects.loading import stream_when_loaded, when_loaded
+from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
+from server.generation.chat import Chat
+from server.generation.chat_task import chat_task
+from server.generation.models import ServedModel
+from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.transport.unsent import TOKEN_BYTES
+
+router = APIRouter()
+
+ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
+
+render_router = APIRouter()
+
+
+def as_chat(body: ChatRequest) -> Chat:
+    """The older of two names counts where the newer is silent."""
+    return Chat(
+        conversation=body.conversation,
+        sampling=body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        n=body.n,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structure=body.structure,
+        parallel_calls=body.parallel_tool_calls and not body.functions,  # room for one call
+        thinking_budget=body.thinking_budget,
+        prediction=body.prediction.text if body.prediction else "",
+        tools_field="functions" if body.functions else "tools",
+    )
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses=stream_of(ChatChunk) | errors(400, 403, 404, 408, 410, 413, 429, 503),
+    openapi_extra=json_body(ChatRequest),
+)
+async def create_chat_completion(
+    body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await chat_task(as_chat(body), model, record)
+        return await respond(ChatBuilder(body, task), http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)
+
+
+@render_router.post(
+    "/v1/chat/completions/render",
+    response_model=RenderedRequest,
+    responses=errors(400, 403, 404, 408, 413, 503),
+    openapi_extra=json_body(ChatRequest),
+)
+async def render_chat_completion(
+    body: ChatBody, http: HttpRequest, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    """What is refused in a chat is refused here; nothing is generated."""
+    model = await service.model(body.model, record)
+    service.check_priority(body.priority)
+    task = await chat_task(as_chat(body), model, record)
+    await check_requests([task.request], model, record)
+    return await respond_without_engine(
+        lambda: rendered_request(task.request, body, model.name),
+        TOKEN_BYTES * len(task.request.prompt),
+        http,
+        service,
+    )

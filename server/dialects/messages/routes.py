@@ -1,0 +1,64 @@
+"""`POST /v1/messages`, `/v1/messages/count_tokens`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from server.dialects.delivery import respond
+from server.dialects.endpoint import errors, json_body, stream_of_events
+from server.dialects.loading import stream_when_loaded, when_loaded
+from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
+from server.dialects.messages.read import as_chat, conversation
+from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
+from server.dialects.messages.write import MessagesBuilder
+from server.generation.chat_task import chat_task, chat_tokens
+from server.generation.models import ServedModel
+from server.service import JsonBody, RecordDependency, ServiceDependency
+
+router = APIRouter()
+
+MessagesBody = Annotated[MessagesRequest, Depends(JsonBody(MessagesRequest))]
+CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]
+
+
+@router.post(
+    "/v1/messages",
+    response_model=MessageBody,
+    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
+    openapi_extra=json_body(MessagesRequest),
+)
+async def create_message(
+    body: MessagesBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    settings = service.settings
+    service.check_priority(body.priority)
+    record.cache_marks = body.marks
+    is_marked = settings.prefix_cache and record.cache_marks > 0
+
+    async def begin(model: ServedModel) -> Response:
+        strips = settings.strip_billing_header
+        chat = await as_chat(body, model, record, strip_billing_header=strips)
+        task = await chat_task(chat, model, record)
+        if body.max_tokens == 0:
+            task = task.without_answer()
+        builder = MessagesBuilder(task, body.max_tokens, is_marked=is_marked)
+        return await respond(builder, http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    responses=errors(400, 403, 404, 408, 413, 503),
+    openapi_extra=json_body(CountTokensRequest),
+)
+async def count_tokens(
+    body: CountTokensBody, service: ServiceDependency, record: RecordDependency
+) -> TokenCount:
+    """Those of the prompt that the same request to /v1/messages would have."""
+    model, settings = await service.model(body.model, record), service.settings
+    strip = settings.strip_billing_header
+    prompt = await conversation(body, model, record, strip_billing_header=strip)
+    return TokenCount(input_tokens=len(await chat_tokens(prompt, model, record)))

@@ -1,0 +1,197 @@
+"""`/v1/responses`: create, count, get, delete, cancel, and what a response is made from."""
+
+import json
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.responses import Response
+
+from server.dialects.delivery import respond
+from server.dialects.endpoint import errors, json_body, stream_of_events
+from server.dialects.loading import stream_when_loaded, when_loaded
+from server.dialects.responses.answer import (
+    RESPONSE_EVENTS,
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseBody,
+)
+from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoreDependency,
+    StoredResponse,
+)
+from server.dialects.responses.task import ResponsesBuilder, input_tokens, responses_task
+from server.errors import UNSUPPORTED, ApiError, invalid
+from server.generation.models import ServedModel
+from server.service import JsonBody, RecordDependency, ServiceDependency
+
+router = APIRouter(prefix="/v1/responses")
+
+
+class ResponseId(StringConvertor):
+    """A path's part that is the id of a response: all but the names that stand beside it."""
+
+    regex = "(?!(?:input_tokens|compact)$)[^/]+"
+
+
+register_url_convertor("response", ResponseId())
+
+ResponsesBody = Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))]
+InputTokensBody = Annotated[InputTokensRequest, Depends(JsonBody(InputTokensRequest))]
+
+NO_COMPACTING = (
+    "compact: OpenAI's servers shorten a conversation here, into items that they alone can read. "
+    "In its place ask for a summary with POST /v1/responses, and begin the next conversation with "
+    "that; or let the client compact, as Codex does for other servers."
+)
+
+
+@router.post(
+    "",
+    response_model=ResponseBody,
+    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
+    openapi_extra=json_body(ResponsesRequest),
+)
+async def create_response(
+    body: ResponsesBody,
+    http: Request,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+) -> Response:
+    service.check_priority(body.priority)
+    max_bytes = service.settings.max_body_bytes
+
+    async def begin(model: ServedModel) -> Response:
+        task = await responses_task(body, model, record, store, max_bytes)
+        builder = ResponsesBuilder(task)
+        if body.background:
+            return _json(background.start(builder))
+        return await respond(builder, http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)
+
+
+@router.post(
+    "/input_tokens",
+    responses=errors(400, 403, 404, 408, 413, 503),
+    openapi_extra=json_body(InputTokensRequest),
+)
+async def count_input_tokens(
+    body: InputTokensBody,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+) -> InputTokens:
+    """Those of the prompt that the same request to /v1/responses would have."""
+    model, max_bytes = await service.model(body.model, record), service.settings.max_body_bytes
+    tokens = await input_tokens(body, model, record, store, max_bytes)
+    return InputTokens(object="response.input_tokens", input_tokens=tokens)
+
+
+@router.post("/compact", include_in_schema=False)
+async def compact() -> None:
+    """Refused, in words that say what to do."""
+    raise invalid(NO_COMPACTING, None, UNSUPPORTED)
+
+
+@router.head("/{id:response}", include_in_schema=False)
+@router.get("/{id:response}", response_model=ResponseBody, responses=errors(400, 404, 503))
+async def get_response(
+    id: str,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+    stream: Annotated[bool, Query(include_in_schema=False)] = False,
+) -> Response:
+    if stream:
+        message = "stream: a response is streamed where it is made, and not again"
+        raise invalid(message, "stream", UNSUPPORTED)
+    running = background.json(record.key, id)
+    return _json(running or _stored(store, record.key, id).json)
+
+
+@router.delete("/{id:response}", responses=errors(404, 503))
+async def delete_response(
+    id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
+) -> DeletedResponse:
+    """One that is being made is cancelled."""
+    await background.cancel(record.key, id)
+    if not store.delete(record.key, id):
+        raise _not_found(id)
+    return DeletedResponse(id=id, object="response", deleted=True)
+
+
+@router.post("/{id:response}/cancel", response_model=ResponseBody, responses=errors(400, 404, 503))
+async def cancel_response(
+    id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
+) -> Response:
+    """One that is complete, or cancelled already, stays as it is."""
+    await background.cancel(record.key, id)
+    stored = _stored(store, record.key, id)
+    if not stored.is_background:
+        raise invalid("Only responses made with background can be cancelled.", "response_id")
+    return _json(stored.json)
+
+
+@router.head("/{id:response}/input_items", include_in_schema=False)
+@router.get(
+    "/{id:response}/input_items", response_model=InputItemList, responses=errors(400, 404, 503)
+)
+async def list_input_items(
+    id: str,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+    after: Annotated[str, Query(max_length=256)] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Annotated[Literal["asc", "desc"], Query()] = "desc",
+) -> Response:
+    """All that the model is given but instructions, with what came before a response that this
+    one continues.
+    """
+    running = background.input(record.key, id)
+    stored = running or _stored(store, record.key, id).input
+    page = partial(_page, stored, order, after, limit)
+    return _json(await service.workers.run(record.client, stored.total_bytes, page))
+
+
+def _page(stored: StoredConversation, order: str, after: str, limit: int) -> bytes:
+    """Raises ApiError (400) for an `after` that is none of them."""
+    items = list(stored) if order == "asc" else list(stored)[::-1]
+    first = 0
+    if after:
+        first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)
+        if first < 0:
+            raise invalid("after: there is no such item", "after")
+    page = items[first : first + limit]
+    ends = [page[0].id, page[-1].id] if page else [None, None]
+    rest = {"first_id": ends[0], "last_id": ends[1], "has_more": first + limit < len(items)}
+    data = b",".join(item.json for item in page)
+    return b'{"object":"list","data":[' + data + b"]," + json.dumps(rest).encode()[1:]
+
+
+def _stored(store: ResponseStore, owner: str, id: str) -> StoredResponse:
+    """Raises ApiError (404)."""
+    stored = store.get(owner, id)
+    if stored is None:
+        raise _not_found(id)
+    return stored
+
+
+def _not_found(id: str) -> ApiError:
+    message = f"Response with id '{id[:64]}' not found."
+    return ApiError(404, message, param="response_id", code="response_not_found")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
