@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 
 from anyio import create_task_group
 from fastapi import FastAPI
@@ -105,10 +106,11 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     app.add_exception_handler(404, handle_unknown_url)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
-    for section, routers in (SECTIONS | (DASHBOARD if settings.dashboard else {})).items():
+    sections = SECTIONS | (DASHBOARD if settings.dashboard else {})
+    for section, routers in sections.items():
         for router in routers:
             app.include_router(router, tags=[section])
-    described = OpenApiDocument(app, settings).answer
+    described = OpenApiDocument(app, settings, list(chain(*sections.values()))).answer
     methods = ["GET", "HEAD"]
     app.add_api_route("/openapi.json", described, methods=methods, include_in_schema=False)
     return app

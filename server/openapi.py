@@ -1,7 +1,7 @@
 """`/openapi.json`: what FastAPI derives from the routes, completed and corrected."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 from anyio import Lock, to_thread
@@ -13,36 +13,11 @@ from starlette.responses import Response
 
 from server.access.areas import is_limited, needed_role
 from server.access.keys import Role
-from server.dialects.chat.schema import ChatChunk, ChatRequest
-from server.dialects.completions.schema import CompletionChunk
-from server.dialects.embeddings.schema import RerankRequest, ScoreRequest
-from server.dialects.endpoint import SCHEMAS, Document, error_answer, json_content
-from server.dialects.errors import ErrorResponse, OllamaError, error_shape
-from server.dialects.messages.answer import MESSAGE_EVENTS
-from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
-from server.dialects.ollama.schema import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-    OllamaModelRequest,
-    OllamaProgress,
-    OllamaPullRequest,
-    OllamaShowRequest,
-)
-from server.dialects.prompt import PromptOrChat
-from server.dialects.responses.answer import RESPONSE_EVENTS
-from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
-from server.dialects.tokens import DetokenizeRequest, TokenizeRequest
-from server.generation.completion_request import CompletionRequest
-from server.generation.embedding_task import EmbeddingRequest
-from server.schemas.admin import Activity
+from server.dialects.endpoint import SCHEMAS, Document, Endpoints, error_answer, json_content
+from server.dialects.errors import ErrorResponse, error_shape
 from server.settings import Settings
 
 NEVER_SENT = ("ValidationError", "HTTPValidationError")  # FastAPI's own, with its 422
-
-STREAMED = (ChatChunk, CompletionChunk, Activity, OllamaProgress, OllamaError)
-"""What streams alone are made of."""
 
 SECURITY_SCHEMES: Document = {
     "Bearer": {"type": "http", "scheme": "bearer"},
@@ -57,9 +32,10 @@ class OpenApiDocument:
     A worker thread makes it: the schemas of all models take too long for the event loop.
     """
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, endpoints: Sequence[Endpoints]) -> None:
         self._app = app
         self._settings = settings
+        self._endpoints = endpoints
         self._making = Lock()
         self._text: str | None = None
 
@@ -70,14 +46,16 @@ class OpenApiDocument:
         return Response(self._text, media_type="application/json")
 
     def _made(self) -> str:
-        return json.dumps(document(self._app, self._settings))
+        return json.dumps(document(self._app, self._settings, self._endpoints))
 
 
-def document(app: FastAPI, settings: Settings) -> Document:
-    """The OpenAPI 3.1 description of a daemon with these settings."""
+def document(app: FastAPI, settings: Settings, endpoints: Sequence[Endpoints]) -> Document:
+    """The OpenAPI 3.1 description of a daemon with these settings, and with the models of these
+    endpoints, which FastAPI does not see.
+    """
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = described["components"]
-    components["schemas"] |= _schemas(settings)
+    components["schemas"] |= _schemas(settings, endpoints)
     for name in NEVER_SENT:
         components["schemas"].pop(name, None)
     if settings.keys:
@@ -119,22 +97,15 @@ def _operations(described: Document) -> Iterator[tuple[str, str, Document]]:
             yield method.upper(), path, operation
 
 
-def _schemas(settings: Settings) -> Document:
+def _schemas(settings: Settings, endpoints: Sequence[Endpoints]) -> Document:
     """Of the models that FastAPI does not see. What the settings refuse is not in them."""
-    bodies: list[type[BaseModel]] = [
-        *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
-        *(MessagesRequest, CountTokensRequest),
-        *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
-        *(OllamaModelRequest, OllamaPullRequest, OllamaEmbedRequest, OllamaEmbeddingsRequest),
-        *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
-        *(EmbeddingRequest, RerankRequest, ScoreRequest),
-    ]
+    bodies = [body for each in endpoints for body in each.bodies]
+    streamed = [model for each in endpoints for model in each.streamed]
     _, schemas = models_json_schema(
         [
             *((body, "validation") for body in bodies),
-            *((model, "serialization") for model in STREAMED),
+            *((model, "serialization") for model in streamed),
             (ErrorResponse, "serialization"),
-            *((event, "serialization") for event in (*MESSAGE_EVENTS, *RESPONSE_EVENTS)),
         ],
         ref_template=SCHEMAS,
     )

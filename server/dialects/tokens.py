@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.delivery import respond_without_engine
-from server.dialects.endpoint import errors, json_body
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.dialects.logprobs import token_text
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.errors import UNSUPPORTED
@@ -19,7 +19,7 @@ from server.generation.engine_requests import check_token_ids
 from server.generation.models import ServedModel
 from server.generation.request_fields import TokenId
 from server.json_model import RequestModel
-from server.service import JsonBody, ModelName, RecordDependency, ServiceDependency
+from server.service import ModelName, RecordDependency, ServiceDependency
 from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 
 TokenIds = Annotated[
@@ -73,20 +73,12 @@ class TokenizerInfo(BaseModel):
     unk_token: str | None
 
 
-router = APIRouter()
-
-TokenizeBody = Annotated[TokenizeRequest, Depends(JsonBody(TokenizeRequest))]
-DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest))]
+router = Endpoints()
 
 
-@router.post(
-    "/tokenize",
-    response_model=TokenizeResponse,
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(TokenizeRequest),
-)
+@router.endpoint("POST", "/tokenize", answer=TokenizeResponse, errors=MODEL_ERRORS)
 async def tokenize(
-    body: TokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: TokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     model = await service.model(body.model, record)
     with_special = body.add_special_tokens is not False
@@ -97,14 +89,9 @@ async def tokenize(
     )
 
 
-@router.post(
-    "/detokenize",
-    response_model=DetokenizeResponse,
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(DetokenizeRequest),
-)
+@router.endpoint("POST", "/detokenize", answer=DetokenizeResponse, errors=MODEL_ERRORS)
 async def detokenize(
-    body: DetokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: DetokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     model = await service.model(body.model, record)
     text = await model.prompts.decode(record, body.tokens, "tokens")
@@ -113,8 +100,7 @@ async def detokenize(
     )
 
 
-@router.head("/tokenizer_info", include_in_schema=False)
-@router.get("/tokenizer_info", responses=errors(400, 403, 404, 503))
+@router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404))
 async def tokenizer_info(
     service: ServiceDependency, record: RecordDependency, model: ModelName = ""
 ) -> TokenizerInfo:

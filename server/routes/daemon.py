@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter
-
 from server import __version__
-from server.dialects.endpoint import errors
+from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
 from server.schemas.cache import MemoryUse, Remembered
 from server.schemas.daemon import Daemon, DaemonModel, SettingInForce
 from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 
-router = APIRouter(prefix="/admin")
+router = Endpoints(prefix="/admin")
 
 
-@router.head("/daemon", include_in_schema=False)
-@router.get("/daemon", responses=errors(400, 404, 503))
+@router.endpoint("GET", "/daemon", errors=(400, 404))
 async def daemon(
     service: ServiceDependency, responses: StoreDependency, model: ModelName = ""
 ) -> Daemon:

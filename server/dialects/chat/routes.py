@@ -1,28 +1,22 @@
 """`POST /v1/chat/completions`, and its `/render`."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
-from fastapi import Request as HttpRequest
+from fastapi import Request
 from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import ChatBuilder
 from server.dialects.delivery import respond, respond_without_engine
-from server.dialects.endpoint import errors, json_body, stream_of
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
 from server.generation.chat import Chat
 from server.generation.chat_task import chat_task
 from server.generation.models import ServedModel
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import RecordDependency, ServiceDependency
 from server.transport.unsent import TOKEN_BYTES
 
-router = APIRouter()
-
-ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
-
-render_router = APIRouter()
+router = Endpoints()
+render_router = Endpoints()
 
 
 def as_chat(body: ChatRequest) -> Chat:
@@ -41,14 +35,15 @@ def as_chat(body: ChatRequest) -> Chat:
     )
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/v1/chat/completions",
-    response_model=ChatCompletion,
-    responses=stream_of(ChatChunk) | errors(400, 403, 404, 408, 410, 413, 429, 503),
-    openapi_extra=json_body(ChatRequest),
+    answer=ChatCompletion,
+    stream=chunks(ChatChunk),
+    errors=GENERATION_ERRORS,
 )
 async def create_chat_completion(
-    body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_priority(body.priority)
 
@@ -60,14 +55,11 @@ async def create_chat_completion(
     return await answer(body.model, begin, http, service)
 
 
-@render_router.post(
-    "/v1/chat/completions/render",
-    response_model=RenderedRequest,
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(ChatRequest),
+@render_router.endpoint(
+    "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
 )
 async def render_chat_completion(
-    body: ChatBody, http: HttpRequest, service: ServiceDependency, record: RecordDependency
+    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     """What is refused in a chat is refused here; nothing is generated."""
     model = await service.model(body.model, record)

@@ -1,9 +1,8 @@
 """`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`, and the other paths of the last two."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from server.dialects.delivery import respond_whole
@@ -20,27 +19,20 @@ from server.dialects.embeddings.write import (
     ScoreBuilder,
     check_not_empty,
 )
-from server.dialects.endpoint import errors, json_body
+from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
 from server.dialects.loading import when_loaded
 from server.errors import invalid
 from server.generation.embedding_task import EmbeddingRequest, embedding_task
 from server.generation.models import ServedModel
 from server.generation.ranking_task import Pair, ranking_task
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import RecordDependency, ServiceDependency
 
-router = APIRouter()
-
-EmbeddingBody = Annotated[EmbeddingRequest, Depends(JsonBody(EmbeddingRequest))]
+router = Endpoints()
 
 
-@router.post(
-    "/v1/embeddings",
-    response_model=EmbeddingList,
-    responses=errors(400, 403, 404, 408, 410, 413, 429, 503),
-    openapi_extra=json_body(EmbeddingRequest),
-)
+@router.endpoint("POST", "/v1/embeddings", answer=EmbeddingList, errors=GENERATION_ERRORS)
 async def create_embeddings(
-    body: EmbeddingBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: EmbeddingRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_priority(body.priority)
     check_not_empty(body)
@@ -52,27 +44,11 @@ async def create_embeddings(
     return await when_loaded(body.model, begin, http, service)
 
 
-RerankBody = Annotated[RerankRequest, Depends(JsonBody(RerankRequest))]
-ScoreBody = Annotated[ScoreRequest, Depends(JsonBody(ScoreRequest))]
-
-_ERRORS = errors(400, 403, 404, 408, 410, 413, 429, 503)
-_RERANK: dict[str, Any] = {
-    "response_model": RerankResponse,
-    "responses": _ERRORS,
-    "openapi_extra": json_body(RerankRequest),
-}
-_SCORE: dict[str, Any] = {
-    "response_model": ScoreResponse,
-    "responses": _ERRORS,
-    "openapi_extra": json_body(ScoreRequest),
-}
-
-
-@router.post("/rerank", **_RERANK)
-@router.post("/v2/rerank", **_RERANK)
-@router.post("/v1/rerank", **_RERANK)
+@router.endpoint(
+    "POST", "/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse, errors=GENERATION_ERRORS
+)
 async def rerank(
-    body: RerankBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: RerankRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_priority(body.priority)
     pairs = [
@@ -87,10 +63,9 @@ async def rerank(
     return await when_loaded(body.model, begin, http, service)
 
 
-@router.post("/score", **_SCORE)
-@router.post("/v1/score", **_SCORE)
+@router.endpoint("POST", "/v1/score", "/score", answer=ScoreResponse, errors=GENERATION_ERRORS)
 async def score(
-    body: ScoreBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: ScoreRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_priority(body.priority)
 

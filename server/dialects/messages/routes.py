@@ -1,12 +1,10 @@
 """`POST /v1/messages`, `/v1/messages/count_tokens`."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from server.dialects.delivery import respond
-from server.dialects.endpoint import errors, json_body, stream_of_events
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.dialects.messages.read import as_chat, conversation
@@ -14,22 +12,20 @@ from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.dialects.messages.write import MessagesBuilder
 from server.generation.chat_task import chat_task, chat_tokens
 from server.generation.models import ServedModel
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import RecordDependency, ServiceDependency
 
-router = APIRouter()
-
-MessagesBody = Annotated[MessagesRequest, Depends(JsonBody(MessagesRequest))]
-CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]
+router = Endpoints()
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/v1/messages",
-    response_model=MessageBody,
-    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
-    openapi_extra=json_body(MessagesRequest),
+    answer=MessageBody,
+    stream=named_events(MESSAGE_EVENTS),
+    errors=GENERATION_ERRORS,
 )
 async def create_message(
-    body: MessagesBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: MessagesRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     settings = service.settings
     service.check_priority(body.priority)
@@ -49,13 +45,9 @@ async def create_message(
     return await answer(body.model, begin, http, service)
 
 
-@router.post(
-    "/v1/messages/count_tokens",
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(CountTokensRequest),
-)
+@router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
 async def count_tokens(
-    body: CountTokensBody, service: ServiceDependency, record: RecordDependency
+    body: CountTokensRequest, service: ServiceDependency, record: RecordDependency
 ) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
     model, settings = await service.model(body.model, record), service.settings

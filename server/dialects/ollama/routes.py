@@ -1,16 +1,15 @@
 """Ollama's API: `/api/chat`, `generate`, `embed`, `embeddings`, and those on models."""
 
 from functools import partial
-from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
 from engine.launch import local_checkpoint
 from server.dialects.base import wire_json
 from server.dialects.delivery import json_response, respond, respond_whole
-from server.dialects.endpoint import errors, json_body, stream_of_lines
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
 from server.dialects.errors import OllamaError
 from server.dialects.loading import Begin, stream_when_loaded, when_loaded
 from server.dialects.ollama.models import (
@@ -65,27 +64,22 @@ from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
 from server.model_cache import NotCached, deletions
 from server.record import RequestRecord
-from server.service import JsonBody, RecordDependency, Service, ServiceDependency
+from server.service import RecordDependency, Service, ServiceDependency
 from server.transport.sse import NDJSON
 
-router = APIRouter()
-
-models_router = APIRouter()
-
-ChatBody = Annotated[OllamaChatRequest, Depends(JsonBody(OllamaChatRequest))]
-GenerateBody = Annotated[OllamaGenerateRequest, Depends(JsonBody(OllamaGenerateRequest))]
-
-STATUSES = (400, 403, 404, 408, 410, 413, 429, 503)
+router = Endpoints()
+models_router = Endpoints()
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/api/chat",
-    response_model=OllamaChatAnswer,
-    responses=stream_of_lines(OllamaChatAnswer, OllamaError) | errors(*STATUSES),
-    openapi_extra=json_body(OllamaChatRequest),
+    answer=OllamaChatAnswer,
+    stream=json_lines(OllamaChatAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
 )
 async def create_chat(
-    body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: OllamaChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     watch = Stopwatch()
     record.keep_alive_seconds = body.keep_alive
@@ -102,14 +96,15 @@ async def create_chat(
     return await _when_loaded(body, chat_answer, begin, http, service)
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/api/generate",
-    response_model=OllamaGenerateAnswer,
-    responses=stream_of_lines(OllamaGenerateAnswer, OllamaError) | errors(*STATUSES),
-    openapi_extra=json_body(OllamaGenerateRequest),
+    answer=OllamaGenerateAnswer,
+    stream=json_lines(OllamaGenerateAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
 )
 async def generate(
-    body: GenerateBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: OllamaGenerateRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     watch = Stopwatch()
     record.keep_alive_seconds = body.keep_alive
@@ -173,18 +168,9 @@ def _answer_of(name: str, shape: Shape, reason: DoneReason) -> Response:
     return json_response(wire_json(without_answer(name, shape, reason)))
 
 
-EmbedBody = Annotated[OllamaEmbedRequest, Depends(JsonBody(OllamaEmbedRequest))]
-EmbeddingsBody = Annotated[OllamaEmbeddingsRequest, Depends(JsonBody(OllamaEmbeddingsRequest))]
-
-
-@router.post(
-    "/api/embed",
-    response_model=OllamaVectors,
-    responses=errors(*STATUSES),
-    openapi_extra=json_body(OllamaEmbedRequest),
-)
+@router.endpoint("POST", "/api/embed", answer=OllamaVectors, errors=GENERATION_ERRORS)
 async def embed(
-    body: EmbedBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: OllamaEmbedRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     """Without a text the model is loaded, and no more."""
     watch = Stopwatch()
@@ -200,14 +186,12 @@ async def embed(
     return await when_loaded(named(service, body.model), begin, http, service)
 
 
-@router.post(
-    "/api/embeddings",
-    response_model=OllamaVector,
-    responses=errors(*STATUSES),
-    openapi_extra=json_body(OllamaEmbeddingsRequest),
-)
+@router.endpoint("POST", "/api/embeddings", answer=OllamaVector, errors=GENERATION_ERRORS)
 async def embeddings(
-    body: EmbeddingsBody, http: Request, service: ServiceDependency, record: RecordDependency
+    body: OllamaEmbeddingsRequest,
+    http: Request,
+    service: ServiceDependency,
+    record: RecordDependency,
 ) -> Response:
     """Without a prompt the model is loaded, and no more."""
     watch = Stopwatch()
@@ -237,19 +221,13 @@ def _no_vectors(model: str, watch: Stopwatch) -> OllamaVectors:
 API_VERSION = "0.12.11"
 """Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
 
-ShowBody = Annotated[OllamaShowRequest, Depends(JsonBody(OllamaShowRequest))]
-ModelBody = Annotated[OllamaModelRequest, Depends(JsonBody(OllamaModelRequest))]
-PullBody = Annotated[OllamaPullRequest, Depends(JsonBody(OllamaPullRequest))]
 
-
-@models_router.head("/api/version", include_in_schema=False)
-@models_router.get("/api/version")
+@models_router.endpoint("GET", "/api/version", errors=None)
 async def version() -> OllamaVersion:
     return OllamaVersion(version=API_VERSION)
 
 
-@models_router.head("/api/tags", include_in_schema=False)
-@models_router.get("/api/tags", responses=errors(503))
+@models_router.endpoint("GET", "/api/tags")
 async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
     """The models that are served, under each of their names."""
     models = service.models
@@ -265,8 +243,7 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
     return await service.workers.run(record.client, 0, read)
 
 
-@models_router.head("/api/ps", include_in_schema=False)
-@models_router.get("/api/ps", responses=errors(503))
+@models_router.endpoint("GET", "/api/ps")
 async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
     """The models that are loaded and that the key may use, under the first of their names."""
     found = []
@@ -281,13 +258,9 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     return OllamaRunningModels(models=found)
 
 
-@models_router.post(
-    "/api/show",
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(OllamaShowRequest),
-)
+@models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
 async def show(
-    body: ShowBody, service: ServiceDependency, record: RecordDependency
+    body: OllamaShowRequest, service: ServiceDependency, record: RecordDependency
 ) -> OllamaModelInfo:
     """Loads nothing: it says what the model's files say, loaded or not."""
     name = named(service, body.named)
@@ -297,13 +270,10 @@ async def show(
     return await service.workers.run(record.client, 0, read)
 
 
-@models_router.post(
-    "/api/pull",
-    response_model=OllamaProgress,
-    responses=stream_of_lines(OllamaProgress, OllamaError) | errors(400, 408, 413, 503),
-    openapi_extra=json_body(OllamaPullRequest),
+@models_router.endpoint(
+    "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
-async def pull(body: PullBody, service: ServiceDependency) -> Response:
+async def pull(body: OllamaPullRequest, service: ServiceDependency) -> Response:
     """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
     The name is that of a repository, or of a served model, which may come from a directory.
     """
@@ -325,12 +295,8 @@ async def _download(service: Service, name: str) -> Download | None:
     return models.downloads.start(source)
 
 
-@models_router.delete(
-    "/api/delete",
-    responses=errors(400, 404, 408, 409, 413, 503),
-    openapi_extra=json_body(OllamaModelRequest),
-)
-async def delete(body: ModelBody, service: ServiceDependency) -> Response:
+@models_router.endpoint("DELETE", "/api/delete", errors=(404, 409))
+async def delete(body: OllamaModelRequest, service: ServiceDependency) -> Response:
     """Deletes a repository from Hugging Face's cache, every revision of it, unless it is served."""
     name = repository(body.named)
     if service.models.is_served_from(name):

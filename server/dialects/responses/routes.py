@@ -4,12 +4,12 @@ import json
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from server.dialects.delivery import respond
-from server.dialects.endpoint import errors, json_body, stream_of_events
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
@@ -29,9 +29,9 @@ from server.dialects.responses.store import (
 from server.dialects.responses.task import ResponsesBuilder, input_tokens, responses_task
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.generation.models import ServedModel
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import RecordDependency, ServiceDependency
 
-router = APIRouter(prefix="/v1/responses")
+router = Endpoints(prefix="/v1/responses")
 
 
 class ResponseId(StringConvertor):
@@ -42,8 +42,6 @@ class ResponseId(StringConvertor):
 
 register_url_convertor("response", ResponseId())
 
-ResponsesBody = Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))]
-InputTokensBody = Annotated[InputTokensRequest, Depends(JsonBody(InputTokensRequest))]
 
 NO_COMPACTING = (
     "compact: OpenAI's servers shorten a conversation here, into items that they alone can read. "
@@ -52,14 +50,11 @@ NO_COMPACTING = (
 )
 
 
-@router.post(
-    "",
-    response_model=ResponseBody,
-    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
-    openapi_extra=json_body(ResponsesRequest),
+@router.endpoint(
+    "POST", "", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS), errors=GENERATION_ERRORS
 )
 async def create_response(
-    body: ResponsesBody,
+    body: ResponsesRequest,
     http: Request,
     service: ServiceDependency,
     record: RecordDependency,
@@ -80,13 +75,9 @@ async def create_response(
     return await answer(body.model, begin, http, service)
 
 
-@router.post(
-    "/input_tokens",
-    responses=errors(400, 403, 404, 408, 413, 503),
-    openapi_extra=json_body(InputTokensRequest),
-)
+@router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)
 async def count_input_tokens(
-    body: InputTokensBody,
+    body: InputTokensRequest,
     service: ServiceDependency,
     record: RecordDependency,
     store: StoreDependency,
@@ -103,8 +94,7 @@ async def compact() -> None:
     raise invalid(NO_COMPACTING, None, UNSUPPORTED)
 
 
-@router.head("/{id:response}", include_in_schema=False)
-@router.get("/{id:response}", response_model=ResponseBody, responses=errors(400, 404, 503))
+@router.endpoint("GET", "/{id:response}", answer=ResponseBody, errors=(400, 404))
 async def get_response(
     id: str,
     record: RecordDependency,
@@ -119,7 +109,7 @@ async def get_response(
     return _json(running or _stored(store, record.key, id).json)
 
 
-@router.delete("/{id:response}", responses=errors(404, 503))
+@router.endpoint("DELETE", "/{id:response}", errors=(404,))
 async def delete_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> DeletedResponse:
@@ -130,7 +120,7 @@ async def delete_response(
     return DeletedResponse(id=id, object="response", deleted=True)
 
 
-@router.post("/{id:response}/cancel", response_model=ResponseBody, responses=errors(400, 404, 503))
+@router.endpoint("POST", "/{id:response}/cancel", answer=ResponseBody, errors=(400, 404))
 async def cancel_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> Response:
@@ -142,10 +132,7 @@ async def cancel_response(
     return _json(stored.json)
 
 
-@router.head("/{id:response}/input_items", include_in_schema=False)
-@router.get(
-    "/{id:response}/input_items", response_model=InputItemList, responses=errors(400, 404, 503)
-)
+@router.endpoint("GET", "/{id:response}/input_items", answer=InputItemList, errors=(400, 404))
 async def list_input_items(
     id: str,
     service: ServiceDependency,
