@@ -151,6 +151,12 @@ def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
     assert int(head.headers["content-length"]) > 0
 
 
+def test_head_of_health_has_the_length_of_get(http: httpx.Client) -> None:
+    """GET leaves out what is null, and so must HEAD."""
+    head, get = http.head("/health"), http.get("/health")
+    assert int(head.headers["content-length"]) == len(get.content)
+
+
 def test_head_tells_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = Script(dead=True)
     assert http.head("/health").status_code == 503
