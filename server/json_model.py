@@ -29,7 +29,7 @@ class RequestModel(BaseModel):
     @classmethod
     def _as_json_schema_has_it(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            return {key: whole(value) for key, value in data.items() if value is not None}
+            return {key: integral_to_int(value) for key, value in data.items() if value is not None}
         return data
 
     @classmethod
@@ -62,7 +62,7 @@ class SparseModel(BaseModel):
         return schema
 
 
-def whole(value: object) -> object:
+def integral_to_int(value: object) -> object:
     """A float without a fraction as an integer; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -1,18 +1,20 @@
-"""Sends what a ResponseBuilder makes, whole or as a stream, in any dialect.
+"""Sends what a ResponseBuilder makes, whole or as a stream, in any dialect, once the model is
+loaded.
 
-A client that disconnects ends the generation.
+While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
+generation.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from anyio import current_time, sleep_until
+from anyio import current_time, sleep, sleep_until
 from pydantic import BaseModel
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineError
 from engine.values.output import OutputEvent
@@ -24,10 +26,13 @@ from server.dialects.base import (
     generate_all,
     wire_json,
 )
+from server.dialects.errors import error_event
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import ChoiceEvent, ChoiceT, MergedEvents, generating
+from server.generation.models import ServedModel
 from server.record import RequestRecord, request_record
 from server.service import Service
+from server.transport.sse import EVENT_STREAM, KEEP_ALIVE
 from server.transport.unsent import Unsent, rendering_bytes, unsent_of
 from server.transport.waiting import client_waiting, task_scope
 
@@ -36,12 +41,16 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would hold events back
 }
 
+Begin = Callable[[ServedModel], Awaitable[Response]]
+"""Makes the response when the model is there. Raises what there is to say to the client."""
+
+KeepAlive = Callable[[], bytes]
+"""Makes a part of a stream that clients pass over."""
+
 log = logging.getLogger("rootstock.stream")
 
 
-async def respond(
-    builder: StreamingBuilder[ChoiceT], http: HttpRequest, service: Service
-) -> Response:
+async def respond(builder: StreamingBuilder[ChoiceT], http: Request, service: Service) -> Response:
     """A stream, or the whole response where the client asks for that. Raises what `respond_whole`
     does.
     """
@@ -53,7 +62,7 @@ async def respond(
 
 
 async def respond_whole(
-    builder: ResponseBuilder[ChoiceT], http: HttpRequest, service: Service
+    builder: ResponseBuilder[ChoiceT], http: Request, service: Service
 ) -> Response:
     """Raises what the engine raises, and ApiError when the answer grows too large."""
     record, unsent = request_record(http.scope), unsent_of(http.scope)
@@ -67,14 +76,14 @@ async def respond_whole(
 
 
 async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest, service: Service
+    build: Callable[[], BaseModel], n_bytes: int, http: Request, service: Service
 ) -> Response:
     """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
 
     Raises ApiError when that is too much.
     """
     unsent = unsent_of(http.scope)
-    with unsent.ended_by(_raised_by_add):
+    with unsent.ended_by(_no_callback):
         unsent.add(n_bytes)
     record = request_record(http.scope)
     record.slot.release()
@@ -84,8 +93,8 @@ async def respond_without_engine(
     return json_response(body)
 
 
-def _raised_by_add(error: ApiError) -> None:
-    """An Overrun that does nothing: `Unsent.add` raises the error itself."""
+def _no_callback(error: ApiError) -> None:
+    """Does nothing when the limit is exceeded: `Unsent.add` raises the error itself."""
 
 
 def json_response(body: bytes) -> Response:
@@ -116,7 +125,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
-        body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
+        body = DeferredStart(send, self.raw_headers)
         writer = self._writer
         try:
             await self._stream(writer, receive, body, unsent_of(scope), record)
@@ -124,18 +133,18 @@ class EventStreamResponse(Response):
         except ClientLeft:
             pass  # RequestLog has seen it leave
         except Exception as error:
-            if not body.started:
+            if not body.is_sent:
                 raise
             expected = isinstance(error, ApiError | EngineError)
             log.warning("request %s: %s", record.id, error, exc_info=not expected)
             await body.write(writer.failure(to_api_error(error)))
-        await body.close()
+        await body.end()
 
     async def _stream(
         self,
         writer: StreamWriter,
         receive: Receive,
-        body: "_Body",
+        body: "DeferredStart",
         unsent: Unsent,
         record: RequestRecord,
     ) -> None:
@@ -163,7 +172,7 @@ class EventStreamResponse(Response):
         unsent.add(writer.kept_bytes([event for _, event in batch]))
         return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
 
-    async def _wake(self, events: MergedEvents, body: "_Body") -> None:
+    async def _wake(self, events: MergedEvents, body: "DeferredStart") -> None:
         """Have a keep-alive sent after each silence. One timer, not one for each write."""
         while True:
             due = body.written_seconds + self._keepalive_seconds
@@ -179,24 +188,113 @@ async def _end_at(deadline: float, events: MergedEvents) -> None:
     events.overrun(timed_out())
 
 
-class _Body:
-    """A response body whose status line goes out with its first bytes."""
+async def when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
+    """The response of the model of that name, when it is loaded. A client that leaves before the
+    response is made ends the wait for the model, the preparation and the generation.
 
-    def __init__(self, send: Send, start: Mapping[str, object]) -> None:
+    Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
+    """
+    record = request_record(http.scope)
+    await service.chosen(name, record)
+    async with client_waiting(http.receive):
+        return await begin(await service.hold(name, record))
+
+
+async def stream_when_loaded(
+    name: str,
+    begin: Begin,
+    http: Request,
+    service: Service,
+    media_type: str = EVENT_STREAM,
+    keep_alive: KeepAlive = lambda: KEEP_ALIVE,
+) -> Response:
+    """The response of the model of that name, for a client that reads a stream of `media_type`:
+    what `keep_alive` makes is sent to it while the model is being loaded.
+    """
+    record = request_record(http.scope)
+    own = await service.chosen(name, record)
+    if not service.models.is_ready(own):
+        return LoadingStream(name, begin, service, media_type, keep_alive)
+    async with client_waiting(http.receive):
+        return await begin(await service.hold(name, record))
+
+
+class LoadingStream(Response):
+    """The status line waits for the response, so that it may be an error's, but no longer than
+    `keepalive_seconds`. After it, an error is an event, a missed deadline included.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Begin,
+        service: Service,
+        media_type: str,
+        keep_alive: KeepAlive,
+    ) -> None:
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(STREAM_HEADERS)
+        self._name = name
+        self._begin = begin
+        self._service = service
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        opening = DeferredStart(send, self.raw_headers)
+        try:
+            response = await self._response(scope, receive, opening)
+            await response(scope, receive, opening.send)
+        except ClientLeft:
+            pass  # RequestLog has seen it leave
+        except Exception as error:
+            if not opening.is_sent:
+                raise
+            expected = isinstance(error, ApiError | EngineError)
+            log.warning("request %s: %s", request_record(scope).id, error, exc_info=not expected)
+            await opening.write(error_event(scope, error))
+            await opening.end()
+
+    async def _response(self, scope: Scope, receive: Receive, opening: "DeferredStart") -> Response:
+        record = request_record(scope)
+        with record.time_limit():  # that of TimeLimit ends with the first comment
+            async with client_waiting(receive):
+                async with task_scope() as tasks:
+                    tasks.start_soon(self._comment, opening)
+                    model = await self._service.hold(self._name, record)
+                return await self._begin(model)
+
+    async def _comment(self, opening: "DeferredStart") -> None:
+        while True:
+            await sleep(self._service.settings.keepalive_seconds)
+            await opening.write(self._keep_alive())
+
+
+class DeferredStart:
+    """A response whose status line goes out with its first bytes."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._send = send
-        self._start = start
-        self.started = False
-        self.written_seconds = current_time()  # when there was something to write, or the beginning
+        self._start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
+        self.is_sent = False
+        self.written_seconds = current_time()  # of the last bytes, or of the beginning
+
+    async def send(self, message: Message) -> None:
+        """Send a message of a response that takes this one's place, or goes on with it: without
+        its own status line once there has been one.
+        """
+        if message["type"] != "http.response.start" or not self.is_sent:
+            self.is_sent = True
+            await self._send(message)
 
     async def write(self, data: bytes) -> None:
-        if not data:
-            return
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", **self._start})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self.written_seconds = current_time()
+        if data:
+            await self.send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self.written_seconds = current_time()
 
-    async def close(self) -> None:
-        if self.started:
+    async def end(self) -> None:
+        """End the response if it has begun."""
+        if self.is_sent:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import UNSUPPORTED
 from server.generation.request_fields import GenerationRequest, TokenId, TokenLimit
 from server.generation.tools import MAX_TOOLS
-from server.json_model import whole
+from server.json_model import integral_to_int
 
 MAX_PROMPTS = 256
 
@@ -51,7 +51,7 @@ def _token_ids(value: object) -> list[int] | None:
         return None
     if _is_integers(value):
         return value
-    tokens = [whole(item) for item in value]
+    tokens = [integral_to_int(item) for item in value]
     return tokens if _is_integers(tokens) else None
 
 

@@ -71,7 +71,7 @@ FUNCTION_CALL_ID = "function1"
 """The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
 letters and digits."""
 
-CONTENT_UNLESS_NEEDLESS: JsonSchemaValue = {
+CONTENT_REQUIRED_BY_ROLE: JsonSchemaValue = {
     "anyOf": [
         {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
         {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
@@ -80,7 +80,7 @@ CONTENT_UNLESS_NEEDLESS: JsonSchemaValue = {
 
 
 class Message(RequestModel):
-    model_config = ConfigDict(json_schema_extra=CONTENT_UNLESS_NEEDLESS)
+    model_config = ConfigDict(json_schema_extra=CONTENT_REQUIRED_BY_ROLE)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     refusal: str | None = None  # before content, which it becomes a part of
@@ -115,15 +115,15 @@ class Message(RequestModel):
         return [*texts, _text(refusal)] if refusal else texts
 
     @model_validator(mode="after")
-    def _content_unless_needless(self) -> Self:
+    def _content_required_by_role(self) -> Self:
         if self.content is None and self.role not in NEEDS_NO_CONTENT:
             message = "a message of role '{role}' needs content"
             raise PydanticCustomError("content", message, {"role": self.role})
         return self
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is an answer that can be continued."""
+    def is_prefill(self) -> bool:
+        """Whether it is the beginning of an answer, which the model can continue."""
         return self.role == "assistant" and bool(self.content) and not self.calls
 
     @property
@@ -186,7 +186,7 @@ class Conversation(PromptRequest):
     @classmethod
     def _continuable(cls, value: bool, info: ValidationInfo) -> bool:
         messages = info.data.get("messages")
-        if value and messages and not messages[-1].is_open:
+        if value and messages and not messages[-1].is_prefill:
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value

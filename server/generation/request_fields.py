@@ -28,7 +28,7 @@ from server.generation.structure import (
     of_regex,
     of_schema,
 )
-from server.json_model import RequestModel, whole
+from server.json_model import RequestModel, integral_to_int
 
 NO_LIMIT = -1
 """A token limit as LM Studio sends it: none."""
@@ -68,7 +68,7 @@ StopTexts = Annotated[
     Field(max_length=MAX_STOPS, fail_fast=True),
     AfterValidator(_few_characters),
 ]
-TokenId = Annotated[int, BeforeValidator(whole), Field(ge=0)]
+TokenId = Annotated[int, BeforeValidator(integral_to_int), Field(ge=0)]
 TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[

@@ -5,9 +5,13 @@ from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import ChatBuilder
-from server.dialects.delivery import respond, respond_without_engine
+from server.dialects.delivery import (
+    respond,
+    respond_without_engine,
+    stream_when_loaded,
+    when_loaded,
+)
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
-from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
 from server.generation.chat import Chat
 from server.generation.chat_task import chat_task

@@ -5,9 +5,13 @@ from starlette.responses import Response
 
 from server.dialects.completions.schema import Completion, CompletionChunk
 from server.dialects.completions.write import CompletionBuilder
-from server.dialects.delivery import respond, respond_without_engine
+from server.dialects.delivery import (
+    respond,
+    respond_without_engine,
+    stream_when_loaded,
+    when_loaded,
+)
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
-from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.rendering import RenderedRequests, check_requests, rendered_request
 from server.generation.completion_request import CompletionRequest
 from server.generation.completion_task import completion_task

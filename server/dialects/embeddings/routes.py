@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond_whole
+from server.dialects.delivery import respond_whole, when_loaded
 from server.dialects.embeddings.schema import (
     EmbeddingList,
     RerankRequest,
@@ -20,7 +20,6 @@ from server.dialects.embeddings.write import (
     check_not_empty,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.dialects.loading import when_loaded
 from server.errors import invalid
 from server.generation.embedding_task import EmbeddingRequest, embedding_task
 from server.generation.models import ServedModel

@@ -3,9 +3,8 @@
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond
+from server.dialects.delivery import respond, stream_when_loaded, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
@@ -29,7 +28,7 @@ async def create_message(
 ) -> Response:
     settings = service.settings
     service.check_priority(body.priority)
-    record.cache_marks = body.marks
+    record.cache_marks = body.cache_control_count
     is_marked = settings.prefix_cache and record.cache_marks > 0
 
     async def begin(model: ServedModel) -> Response:

@@ -55,22 +55,22 @@ def _member_of(blocks: object) -> BeforeValidator:
 
 class RequestPart(RequestModel):
     @property
-    def marks(self) -> int:
+    def cache_control_count(self) -> int:
         """The number of `cache_control` fields in it."""
         return 0
 
 
-class Markable(RequestPart):
+class CacheControlled(RequestPart):
     """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
 
     cache_control: dict[str, Any] | None = None
 
     @property
-    def marks(self) -> int:
+    def cache_control_count(self) -> int:
         return int(self.cache_control is not None)
 
 
-class TextBlockParam(Markable):
+class TextBlockParam(CacheControlled):
     type: Literal["text"]
     text: str
 
@@ -90,7 +90,7 @@ class RedactedThinkingBlockParam(RequestPart):
     data: str = ""
 
 
-class ToolUseBlockParam(Markable):
+class ToolUseBlockParam(CacheControlled):
     """A call that an assistant made."""
 
     type: Literal["tool_use"]
@@ -103,7 +103,7 @@ def _text_alone() -> PydanticCustomError:
     return PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
 
 
-class ImageBlockParam(Markable):
+class ImageBlockParam(CacheControlled):
     """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
     finds the block, takes it out and goes on.
     """
@@ -144,7 +144,7 @@ class ContentSourceParam(RequestModel):
         return _joined(self.content)
 
 
-class DocumentBlockParam(Markable):
+class DocumentBlockParam(CacheControlled):
     """A document that is text. Others are refused as images are."""
 
     type: Literal["document"]
@@ -165,7 +165,7 @@ class DocumentBlockParam(Markable):
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
-class SearchResultBlockParam(Markable):
+class SearchResultBlockParam(CacheControlled):
     """A text that a search found, and where."""
 
     type: Literal["search_result"]
@@ -196,15 +196,17 @@ TextBlocks = Annotated[
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
 
 
-class ToolResultBlockParam(Markable):
+class ToolResultBlockParam(CacheControlled):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
     content: Text = Field(default_factory=list)
     is_error: bool = False
 
     @property
-    def marks(self) -> int:
-        return super().marks + sum(block.marks for block in self.content)
+    def cache_control_count(self) -> int:
+        return super().cache_control_count + sum(
+            block.cache_control_count for block in self.content
+        )
 
 
 BlockParam: TypeAlias = (
@@ -226,8 +228,8 @@ class MessageParam(RequestPart):
     content: Content
 
     @property
-    def marks(self) -> int:
-        return sum(block.marks for block in self.content)
+    def cache_control_count(self) -> int:
+        return sum(block.cache_control_count for block in self.content)
 
 
 Messages = Annotated[
@@ -238,7 +240,7 @@ HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "
 """How the types of those begin that Anthropic's servers run themselves."""
 
 
-class ToolParam(Markable):
+class ToolParam(CacheControlled):
     """A tool with a schema is the client's to run. Others Anthropic runs, or has the schema of."""
 
     model_config = ConfigDict(
@@ -325,7 +327,7 @@ class OutputConfigParam(RequestModel):
     format: OutputFormatParam | None = None
 
 
-class CountTokensRequest(Markable):
+class CountTokensRequest(CacheControlled):
     """All that a prompt is made of."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
@@ -372,9 +374,9 @@ class CountTokensRequest(Markable):
         return [tool for tool in self.tools if not tool.is_hosted]
 
     @property
-    def marks(self) -> int:
+    def cache_control_count(self) -> int:
         parts = (*self.system, *self.messages, *self.tools)
-        return super().marks + sum(part.marks for part in parts)
+        return super().cache_control_count + sum(part.cache_control_count for part in parts)
 
 
 class MessagesRequest(CountTokensRequest):

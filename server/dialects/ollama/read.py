@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from server.dialects.ollama.schema import (
-    OllamaAsking,
     OllamaChatRequest,
     OllamaEmbedding,
     OllamaGenerateRequest,
+    OllamaGenerationRequest,
     OllamaMessageParam,
     OllamaToolCallParam,
 )
@@ -39,7 +39,7 @@ def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[Message]:
 class _Reader:
     def __init__(self) -> None:
         self._ids = (f"call{number:05}" for number in count(1))  # nine characters, as Mistral's
-        self._waiting = _Waiting()
+        self._waiting = _UnansweredCalls()
 
     def read(self, message: OllamaMessageParam) -> Message:
         calls: list[ToolCall] = [self._call(call) for call in message.tool_calls]
@@ -61,7 +61,7 @@ class _Reader:
         return made
 
 
-class _Waiting:
+class _UnansweredCalls:
     """The ids of calls without a result, however many there are, found at once."""
 
     def __init__(self) -> None:
@@ -88,7 +88,15 @@ class _Waiting:
         return ids[0] if ids else None
 
 
-SAME = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop"}
+PASSTHROUGH_OPTIONS = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+}
 """Options with the same name in a SampledRequest."""
 
 EFFORTS = {"max": "high"}
@@ -126,7 +134,7 @@ def raw_completion(body: OllamaGenerateRequest) -> CompletionRequest:
 
 
 def _chat(
-    body: OllamaAsking,
+    body: OllamaGenerationRequest,
     messages: Sequence[Message],
     tools: Sequence[ChatFunctionTool],
     model: ServedModel,
@@ -136,7 +144,7 @@ def _chat(
             messages=list(messages),
             tools=list(tools),
             cache_salt=body.cache_salt,
-            continue_final_message=messages[-1].is_open,
+            continue_final_message=messages[-1].is_prefill,
             **_reasoning(body, model),
         )
     except ValidationError as error:
@@ -150,7 +158,7 @@ def _chat(
     )
 
 
-def _reasoning(body: OllamaAsking, model: ServedModel) -> Fields:
+def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
     """The template's fields of reasoning."""
     if body.think and not model.planner.reasons:
         message = f'"{model.name}" does not support thinking'  # the CLI looks for these words
@@ -166,9 +174,9 @@ def _reasoning(body: OllamaAsking, model: ServedModel) -> Fields:
             return {"chat_template_kwargs": {"enable_thinking": switch}}
 
 
-def _sampled(body: OllamaAsking) -> Fields:
+def _sampled(body: OllamaGenerationRequest) -> Fields:
     options = body.options
-    fields: Fields = options.model_dump(include=SAME, exclude_none=True)
+    fields: Fields = options.model_dump(include=PASSTHROUGH_OPTIONS, exclude_none=True)
     return fields | {
         "stream": body.stream,
         "cache_salt": body.cache_salt,
@@ -177,23 +185,23 @@ def _sampled(body: OllamaAsking) -> Fields:
     }
 
 
-def _max_tokens(body: OllamaAsking) -> int:
+def _max_tokens(body: OllamaGenerationRequest) -> int:
     asked = body.options.num_predict
     return asked if asked is not None and asked > 0 else NO_LIMIT
 
 
-def _structure(body: OllamaAsking) -> Structure | None:
+def _structure(body: OllamaGenerationRequest) -> Structure | None:
     schema = _schema(body)
     return None if schema is None else ("format", of_schema(schema))
 
 
-def _response_format(body: OllamaAsking) -> ResponseFormat | None:
+def _response_format(body: OllamaGenerationRequest) -> ResponseFormat | None:
     if (schema := _schema(body)) is None:
         return None
     return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
 
 
-def _schema(body: OllamaAsking) -> dict[str, Any] | None:
+def _schema(body: OllamaGenerationRequest) -> dict[str, Any] | None:
     match body.format:
         case dict(schema):
             return schema

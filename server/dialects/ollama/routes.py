@@ -8,10 +8,16 @@ from starlette.responses import Response, StreamingResponse
 
 from engine.launch import local_checkpoint
 from server.dialects.base import wire_json
-from server.dialects.delivery import json_response, respond, respond_whole
+from server.dialects.delivery import (
+    Begin,
+    json_response,
+    respond,
+    respond_whole,
+    stream_when_loaded,
+    when_loaded,
+)
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
 from server.dialects.errors import OllamaError
-from server.dialects.loading import Begin, stream_when_loaded, when_loaded
 from server.dialects.ollama.models import (
     LATEST,
     SUCCESS,
@@ -25,13 +31,13 @@ from server.dialects.ollama.models import (
 from server.dialects.ollama.read import as_chat, as_embedding, prompt_as_chat, raw_completion
 from server.dialects.ollama.schema import (
     DoneReason,
-    OllamaAsking,
     OllamaChatAnswer,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateAnswer,
     OllamaGenerateRequest,
+    OllamaGenerationRequest,
     OllamaModelInfo,
     OllamaModelRequest,
     OllamaModels,
@@ -121,7 +127,7 @@ async def generate(
 
 
 async def _when_loaded(
-    body: OllamaAsking, shape: Shape, begin: Begin, http: Request, service: Service
+    body: OllamaGenerationRequest, shape: Shape, begin: Begin, http: Request, service: Service
 ) -> Response:
     """The response of the model that the body names. A stream has empty lines while it loads."""
     name = named(service, body.model)
@@ -150,7 +156,7 @@ async def _generate_builder(
 
 
 async def _unloaded(
-    body: OllamaAsking, service: Service, record: RecordDependency, shape: Shape
+    body: OllamaGenerationRequest, service: Service, record: RecordDependency, shape: Shape
 ) -> Response:
     """Answers at once. An admin unloads the model as soon as its running requests have ended. Any
     other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
@@ -207,7 +213,7 @@ async def embeddings(
 
 
 def _no_vectors(model: str, watch: Stopwatch) -> OllamaVectors:
-    watch.asked()
+    watch.submitted()
     durations = watch.durations()
     return OllamaVectors(
         model=model,

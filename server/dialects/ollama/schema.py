@@ -111,7 +111,7 @@ class OllamaOptions(RequestModel):
     stop: StopTexts = Field(default_factory=list)
 
 
-class OllamaAsking(RequestModel):
+class OllamaGenerationRequest(RequestModel):
     """What chats and prompts have in common."""
 
     model: ModelName = ""
@@ -165,7 +165,7 @@ class OllamaMessageParam(RequestModel):
         return _refused_images(images)
 
 
-class OllamaChatRequest(OllamaAsking):
+class OllamaChatRequest(OllamaGenerationRequest):
     EXAMPLE: ClassVar = {
         "messages": [{"role": "user", "content": "What is a radix tree?"}],
         "stream": False,
@@ -183,7 +183,7 @@ class OllamaChatRequest(OllamaAsking):
     )
 
 
-class OllamaGenerateRequest(OllamaAsking):
+class OllamaGenerateRequest(OllamaGenerationRequest):
     EXAMPLE: ClassVar = {"prompt": "What is a radix tree?", "options": {"num_predict": 100}}
 
     prompt: str = Field("", description="Without one the model is loaded, and nothing is answered.")

@@ -40,8 +40,8 @@ from server.transport.sse import NDJSON, json_line
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one line says, or a whole answer. The first of the calls is number `first_call`."""
+class AnswerDelta:
+    """The part of an answer in one line, or all of it. Its first call is number `first_call`."""
 
     content: str = ""
     thinking: str = ""
@@ -50,24 +50,24 @@ class Said:
 
 
 class Shape(Protocol):
-    """Makes an answer of what is said and of the fields around it."""
+    """Makes a line of a part of the answer and the fields around it."""
 
-    def __call__(self, said: Said, /, **fields: Any) -> OllamaAnswer: ...
+    def __call__(self, delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer: ...
 
 
-def chat_answer(said: Said, /, **fields: Any) -> OllamaAnswer:
-    extras: dict[str, Any] = {"thinking": said.thinking} if said.thinking else {}
-    if said.calls:
+def chat_answer(delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer:
+    extras: dict[str, Any] = {"thinking": delta.thinking} if delta.thinking else {}
+    if delta.calls:
         extras["tool_calls"] = [
-            _call(index, call) for index, call in enumerate(said.calls, said.first_call)
+            _call(index, call) for index, call in enumerate(delta.calls, delta.first_call)
         ]
-    message = OllamaMessage(role="assistant", content=said.content, **extras)
+    message = OllamaMessage(role="assistant", content=delta.content, **extras)
     return OllamaChatAnswer(message=message, **fields)
 
 
-def generate_answer(said: Said, /, **fields: Any) -> OllamaAnswer:
-    extras = {"thinking": said.thinking} if said.thinking else {}
-    return OllamaGenerateAnswer(response=said.content, **extras, **fields)
+def generate_answer(delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer:
+    extras = {"thinking": delta.thinking} if delta.thinking else {}
+    return OllamaGenerateAnswer(response=delta.content, **extras, **fields)
 
 
 def _call(index: int, call: WrittenCall) -> OllamaToolCall:
@@ -117,31 +117,28 @@ class TextAnswer:
 
 
 class Stopwatch:
-    """When a request came, when the engine was asked, and when it said something first.
-
-    In nanoseconds of a clock of its own.
-    """
+    """When a request arrived, was submitted to the engine, and had its first token."""
 
     def __init__(self) -> None:
-        self._came = self._asked = time.perf_counter_ns()
-        self._spoke: int | None = None
+        self._arrived_ns = self._submitted_ns = time.perf_counter_ns()
+        self._first_token_ns: int | None = None
 
-    def asked(self) -> None:
-        self._asked = time.perf_counter_ns()
+    def submitted(self) -> None:
+        self._submitted_ns = time.perf_counter_ns()
 
-    def spoke(self) -> None:
-        if self._spoke is None:
-            self._spoke = time.perf_counter_ns()
+    def first_token(self) -> None:
+        if self._first_token_ns is None:
+            self._first_token_ns = time.perf_counter_ns()
 
     def durations(self) -> dict[str, int]:
         """The answer's durations, now that it has ended."""
         now = time.perf_counter_ns()
-        spoke = now if self._spoke is None else self._spoke
+        first = now if self._first_token_ns is None else self._first_token_ns
         return {
-            "total_duration": now - self._came,
-            "load_duration": self._asked - self._came,
-            "prompt_eval_duration": spoke - self._asked,
-            "eval_duration": now - spoke,
+            "total_duration": now - self._arrived_ns,
+            "load_duration": self._submitted_ns - self._arrived_ns,
+            "prompt_eval_duration": first - self._submitted_ns,
+            "eval_duration": now - first,
         }
 
 
@@ -160,7 +157,7 @@ class TimedAnswer:
     def add_all(self, events: Sequence[OutputEvent]) -> list[AnswerPart]:
         """The parts that the events complete together."""
         if generated(events):
-            self._watch.spoke()
+            self._watch.first_token()
         return self.answer.add_all(events)
 
     @property
@@ -182,7 +179,7 @@ class OllamaBuilder:
         *,
         is_streamed: bool,
     ) -> None:
-        watch.asked()
+        watch.submitted()
         self.engine: Engine = model.engine
         self.requests = requests
         self.meter = meter
@@ -201,18 +198,18 @@ class OllamaBuilder:
     def whole(self, choices: Sequence[TimedAnswer]) -> bytes:
         (choice,) = choices
         answer = choice.answer
-        said = Said(answer.content, answer.reasoning, answer.calls)
-        return wire_json(self.last(said, choice.done_reason, **self.logprobs(choice.logprobs)))
+        delta = AnswerDelta(answer.content, answer.reasoning, answer.calls)
+        return wire_json(self.last(delta, choice.done_reason, **self.logprobs(choice.logprobs)))
 
-    def line(self, said: Said, **fields: Any) -> OllamaAnswer:
+    def line(self, delta: AnswerDelta, **fields: Any) -> OllamaAnswer:
         """A part of an answer that goes on."""
-        return self._shape(said, **_head(self._model), done=False, **fields)
+        return self._shape(delta, **_head(self._model), done=False, **fields)
 
-    def last(self, said: Said, reason: DoneReason, **fields: Any) -> OllamaAnswer:
+    def last(self, delta: AnswerDelta, reason: DoneReason, **fields: Any) -> OllamaAnswer:
         """The end of an answer, with what it took."""
         usage = self.meter.total
         return self._shape(
-            said,
+            delta,
             **_head(self._model),
             done=True,
             done_reason=reason,
@@ -255,12 +252,12 @@ def raw_builder(task: CompletionTask, watch: Stopwatch) -> OllamaBuilder:
 
 def without_answer(model: str, shape: Shape, reason: DoneReason) -> OllamaAnswer:
     """The answer to a request that only loads a model, or unloads it."""
-    return shape(Said(), **_head(model), done=True, done_reason=reason)
+    return shape(AnswerDelta(), **_head(model), done=True, done_reason=reason)
 
 
 def empty_line(model: str, shape: Shape) -> bytes:
     """A line of a stream that goes on, without text: every client adds nothing to its answer."""
-    return _line(shape(Said(), **_head(model), done=False))
+    return _line(shape(AnswerDelta(), **_head(model), done=False))
 
 
 def _head(model: str) -> dict[str, Any]:
@@ -283,16 +280,16 @@ class OllamaWriter:
         if not output:
             return b""  # until there is a token, an error has a status of its own
         parts = self._choice.add_all(output)
-        lines = [said for part in parts for said in self._said(part)]
+        lines = [delta for part in parts for delta in self._deltas(part)]
         if output[-1].finish_reason is not None:
             lines += self._calls()
         entries = [entry for event in output for entry in event.logprobs]
         if entries and not lines:
-            lines.append(Said())
+            lines.append(AnswerDelta())
         logprobs = self._builder.logprobs(entries)  # of all the lines, in the first of them
         return b"".join(
-            _line(self._builder.line(said, **({} if index else logprobs)))
-            for index, said in enumerate(lines)
+            _line(self._builder.line(delta, **({} if index else logprobs)))
+            for index, delta in enumerate(lines)
         )
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
@@ -300,33 +297,33 @@ class OllamaWriter:
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""
-        return _line(self._builder.line(Said()))
+        return _line(self._builder.line(AnswerDelta()))
 
     def failure(self, error: ApiError) -> bytes:
         return json_line(wire_json(ollama_error(error)))
 
     def end(self) -> bytes:
-        return _line(self._builder.last(Said(), self._choice.done_reason))
+        return _line(self._builder.last(AnswerDelta(), self._choice.done_reason))
 
-    def _said(self, part: AnswerPart) -> Iterator[Said]:
+    def _deltas(self, part: AnswerPart) -> Iterator[AnswerDelta]:
         match part:
             case Content(text):
                 yield from self._calls()
-                yield Said(content=text)
+                yield AnswerDelta(content=text)
             case Reasoning(text):
                 yield from self._calls()
-                yield Said(thinking=text)
+                yield AnswerDelta(thinking=text)
             case CallBegun():
                 yield from self._calls()
                 self._begun += 1
             case CallArguments():
                 pass  # they are in the answer
 
-    def _calls(self) -> Iterator[Said]:
+    def _calls(self) -> Iterator[AnswerDelta]:
         """The calls that have begun, which are complete."""
         if self._written < self._begun:
             calls = self._choice.answer.calls[self._written : self._begun]
-            yield Said(calls=calls, first_call=self._written)
+            yield AnswerDelta(calls=calls, first_call=self._written)
             self._written = self._begun
 
 
@@ -338,7 +335,7 @@ class OllamaEmbeddingBuilder(ABC):
     """A ResponseBuilder of embeddings, in the order of the texts."""
 
     def __init__(self, task: EmbeddingTask, watch: Stopwatch) -> None:
-        watch.asked()
+        watch.submitted()
         self.engine = task.model.engine
         self.requests = task.requests
         self.meter = task.meter

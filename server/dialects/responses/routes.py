@@ -8,9 +8,8 @@ from fastapi import Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from server.dialects.delivery import respond
+from server.dialects.delivery import respond, stream_when_loaded, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.loading import stream_when_loaded, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
     DeletedResponse,
