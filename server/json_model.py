@@ -36,7 +36,7 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The same in the schema: what may be absent may be null."""
+        """The JSON schema, in which what may be absent may be null."""
         schema = handler(core_schema)
         model = handler.resolve_ref_schema(schema)
         for name, field in model["properties"].items():

@@ -8,6 +8,7 @@ generation.
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from anyio import current_time, sleep, sleep_until
@@ -44,8 +45,16 @@ STREAM_HEADERS = {
 Begin = Callable[[ServedModel], Awaitable[Response]]
 """Makes the response when the model is there. Raises what there is to say to the client."""
 
-KeepAlive = Callable[[], bytes]
-"""Makes a part of a stream that clients pass over."""
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """What a stream is sent while its model loads."""
+
+    media_type: str
+    part: Callable[[], bytes]  # which clients pass over
+
+
+COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 
 log = logging.getLogger("rootstock.stream")
 
@@ -188,33 +197,23 @@ async def _end_at(deadline: float, events: MergedEvents) -> None:
     events.overrun(timed_out())
 
 
-async def when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
-    """The response of the model of that name, when it is loaded. A client that leaves before the
-    response is made ends the wait for the model, the preparation and the generation.
-
-    Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
-    """
-    record = request_record(http.scope)
-    await service.chosen(name, record)
-    async with client_waiting(http.receive):
-        return await begin(await service.hold(name, record))
-
-
-async def stream_when_loaded(
+async def when_loaded(
     name: str,
     begin: Begin,
     http: Request,
     service: Service,
-    media_type: str = EVENT_STREAM,
-    keep_alive: KeepAlive = lambda: KEEP_ALIVE,
+    keep_alive: KeepAlive | None = None,
 ) -> Response:
-    """The response of the model of that name, for a client that reads a stream of `media_type`:
-    what `keep_alive` makes is sent to it while the model is being loaded.
+    """The response of the model of that name, once it is loaded. `keep_alive` is given where the
+    client reads a stream, which it keeps alive until then.
+
+    A client that leaves before the response is made ends the wait for the model, the preparation
+    and the generation. Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if not service.models.is_ready(own):
-        return LoadingStream(name, begin, service, media_type, keep_alive)
+    if keep_alive is not None and not service.models.is_ready(own):
+        return LoadingStream(name, begin, service, keep_alive)
     async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))
 
@@ -224,16 +223,9 @@ class LoadingStream(Response):
     `keepalive_seconds`. After it, an error is an event, a missed deadline included.
     """
 
-    def __init__(
-        self,
-        name: str,
-        begin: Begin,
-        service: Service,
-        media_type: str,
-        keep_alive: KeepAlive,
-    ) -> None:
+    def __init__(self, name: str, begin: Begin, service: Service, keep_alive: KeepAlive) -> None:
         self.status_code = 200
-        self.media_type = media_type
+        self.media_type = keep_alive.media_type
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._name = name
@@ -268,7 +260,7 @@ class LoadingStream(Response):
     async def _comment(self, opening: "DeferredStart") -> None:
         while True:
             await sleep(self._service.settings.keepalive_seconds)
-            await opening.write(self._keep_alive())
+            await opening.write(self._keep_alive.part())
 
 
 class DeferredStart:

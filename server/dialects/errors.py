@@ -173,7 +173,7 @@ def error_response(scope: Scope, error: Exception) -> Response:
 
 
 def error_event(scope: Scope, error: Exception) -> bytes:
-    """The error as the only event of the stream that was asked for."""
+    """The error as the only event of the requested stream."""
     shape = _shape_for_client(scope)
     body = shape.of(to_api_error(error), request_record(scope).id)
     return shape.event(body.model_dump_json().encode())

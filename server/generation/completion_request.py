@@ -17,9 +17,7 @@ Prompt = str | list[int]
 
 
 def parse_prompts(value: object, most: int = MAX_PROMPTS) -> list[Prompt]:
-    """The four shapes of a prompt - text, token ids, and lists of either - as a list of prompts, of
-    which there may be so many.
-    """
+    """Text, token ids, or a list of either, as a list of at most `most` prompts."""
     if not isinstance(value, list) or _token_ids(value) is not None:
         return [_parse(value)]
     if len(value) > most:

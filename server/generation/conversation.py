@@ -65,7 +65,7 @@ Content = Annotated[TextParts, BeforeValidator(as_parts, json_schema_input_type=
 
 
 NEEDS_NO_CONTENT = ("assistant", "tool", "function")
-"""Roles whose content may be null: beside calls, or where a function gave nothing back."""
+"""Roles whose content may be null: there are calls, or a function returned nothing."""
 
 FUNCTION_CALL_ID = "function1"
 """The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
@@ -88,9 +88,9 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
-    function_call: FunctionCall | None = None  # what was there before tool_calls
+    function_call: FunctionCall | None = None  # OpenAI's older form of tool_calls
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, as some clients spell it
+    reasoning: str | None = None  # reasoning_content, as some clients spell it
 
     @field_validator("content", mode="before")
     @classmethod

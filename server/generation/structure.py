@@ -63,7 +63,7 @@ class StructuredOutputs(RequestModel):
     grammar: str | None = None
 
     def grammars(self) -> Iterator[tuple[str, Grammar]]:
-        """What is asked for, by the fields' names."""
+        """The grammars that the fields describe, each with its field's name."""
         if self.json_ is not None:
             yield "json", of_schema(self.json_)
         if self.json_object:

@@ -131,7 +131,7 @@ class ChatCustomTool(RequestModel):
 
     @property
     def function(self) -> FunctionDeclaration:
-        """The function that the model is told of."""
+        """The function that stands for the tool in the prompt."""
         custom = self.custom
         grammar = custom.format.grammar if custom.format else None
         syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, None)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from server.dialects.responses.answer import seal, unseal
 from server.dialects.responses.read import chat_messages
 from server.dialects.responses.schema import (
     ConversationItem,
@@ -14,7 +15,6 @@ from server.dialects.responses.schema import (
     FunctionTool,
     NamespaceTool,
 )
-from server.dialects.responses.sealed import seal, unseal
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import Output, OutputShape
 from server.generation.roles import Roles

@@ -6,9 +6,9 @@ from starlette.responses import Response
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import ChatBuilder
 from server.dialects.delivery import (
+    COMMENTS,
     respond,
     respond_without_engine,
-    stream_when_loaded,
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
@@ -55,8 +55,8 @@ async def create_chat_completion(
         task = await chat_task(as_chat(body), model, record)
         return await respond(ChatBuilder(body, task), http, service)
 
-    answer = stream_when_loaded if body.stream else when_loaded
-    return await answer(body.model, begin, http, service)
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
 
 
 @render_router.endpoint(

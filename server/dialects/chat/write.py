@@ -177,7 +177,7 @@ LogprobRenderer = Callable[[Sequence[TokenLogprob]], ChoiceLogprobs | None]
 
 
 def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
-    """The LogprobRenderer of requests that asked for none."""
+    """The LogprobRenderer of requests without log-probabilities."""
 
 
 class ChatBuilder:
@@ -231,7 +231,7 @@ class ChatBuilder:
 
 
 def _message(answer: ChatAnswer, calls: CallShape) -> AssistantMessage:
-    """The content is null beside calls that have no text, else text, which may be empty."""
+    """The content is null if there are calls and no text, else text, which may be empty."""
     extras: dict[str, Any] = calls.fields(answer.calls) if answer.calls else {}
     if answer.reasoning:
         extras |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}

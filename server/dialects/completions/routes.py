@@ -6,9 +6,9 @@ from starlette.responses import Response
 from server.dialects.completions.schema import Completion, CompletionChunk
 from server.dialects.completions.write import CompletionBuilder
 from server.dialects.delivery import (
+    COMMENTS,
     respond,
     respond_without_engine,
-    stream_when_loaded,
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
@@ -39,8 +39,8 @@ async def create_completion(
         task = await completion_task(body, model, record)
         return await respond(CompletionBuilder(task), http, service)
 
-    answer = stream_when_loaded if body.stream else when_loaded
-    return await answer(body.model, begin, http, service)
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
 
 
 @render_router.endpoint(

@@ -35,7 +35,7 @@ class CompletionLogprobBuilder:
     """Logprobs of one choice, whole or chunk by chunk: `text_offset` counts on through chunks.
 
     Offsets are in characters from the beginning of the choice's text, echoed prompt included; a
-    token that continues a character has the offset behind that character's beginning.
+    token that continues a character has the offset after that character's beginning.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -3,7 +3,7 @@
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond, stream_when_loaded, when_loaded
+from server.dialects.delivery import COMMENTS, respond, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.dialects.messages.read import as_chat, conversation
@@ -40,8 +40,8 @@ async def create_message(
         builder = MessagesBuilder(task, body.max_tokens, is_marked=is_marked)
         return await respond(builder, http, service)
 
-    answer = stream_when_loaded if body.stream else when_loaded
-    return await answer(body.model, begin, http, service)
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
 
 
 @router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)

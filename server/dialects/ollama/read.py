@@ -111,14 +111,14 @@ def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
 
 
 def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:
-    """What the user says, behind what the system does. Raises ApiError (400)."""
-    messages = [_said("user", body.prompt)]
+    """The system message, if there is one, and the prompt as the user's. Raises ApiError (400)."""
+    messages = [_message("user", body.prompt)]
     if body.system:
-        messages.insert(0, _said("system", body.system))
+        messages.insert(0, _message("system", body.system))
     return _chat(body, messages, (), model)
 
 
-def _said(role: Literal["system", "user"], text: str) -> Message:
+def _message(role: Literal["system", "user"], text: str) -> Message:
     return Message(role=role, content=[TextPart(type="text", text=text)])
 
 

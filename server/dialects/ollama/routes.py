@@ -10,10 +10,10 @@ from engine.launch import local_checkpoint
 from server.dialects.base import wire_json
 from server.dialects.delivery import (
     Begin,
+    KeepAlive,
     json_response,
     respond,
     respond_whole,
-    stream_when_loaded,
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
@@ -131,13 +131,12 @@ async def _when_loaded(
 ) -> Response:
     """The response of the model that the body names. A stream has empty lines while it loads."""
     name = named(service, body.model)
-    if not body.stream:
-        return await when_loaded(name, begin, http, service)
 
     def line() -> bytes:
         return empty_line(service.models.naming(name).name, shape)
 
-    return await stream_when_loaded(name, begin, http, service, NDJSON, line)
+    keep_alive = KeepAlive(NDJSON, line) if body.stream else None
+    return await when_loaded(name, begin, http, service, keep_alive)
 
 
 def named(service: Service, name: str) -> str:

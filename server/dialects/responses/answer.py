@@ -1,5 +1,7 @@
 """What `/v1/responses` sends: a response, its output items, and the events of a stream."""
 
+import base64
+import binascii
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, PrivateAttr
@@ -291,3 +293,24 @@ OutputItemEvent: TypeAlias = (
 """An event of a response's output."""
 
 RESPONSE_EVENTS = (StatusEvent, *get_args(OutputItemEvent))
+
+
+_PREFIX = "rootstock1:"  # it tells the content from that of other servers
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`, which clients send back where the server stores nothing.
+
+    It is the text in base64, not encrypted: the client may read it anyway.
+    """
+    return _PREFIX + base64.urlsafe_b64encode(reasoning.encode()).decode()
+
+
+def unseal(content: str) -> str:
+    """The reasoning in `encrypted_content`; empty for content of other servers."""
+    if not content.startswith(_PREFIX):
+        return ""
+    try:
+        return base64.urlsafe_b64decode(content.removeprefix(_PREFIX)).decode()
+    except (binascii.Error, ValueError):
+        return ""

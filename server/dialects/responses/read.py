@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from server.dialects.responses.answer import unseal
 from server.dialects.responses.schema import (
     ConversationItem,
     CustomToolCallItem,
@@ -24,7 +25,6 @@ from server.dialects.responses.schema import (
     ToolOutputItem,
     UnseenPart,
 )
-from server.dialects.responses.sealed import unseal
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
 from server.errors import ApiError, invalid, invalid_field

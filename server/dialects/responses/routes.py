@@ -8,7 +8,7 @@ from fastapi import Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from server.dialects.delivery import respond, stream_when_loaded, when_loaded
+from server.dialects.delivery import COMMENTS, respond, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
@@ -34,7 +34,7 @@ router = Endpoints(prefix="/v1/responses")
 
 
 class ResponseId(StringConvertor):
-    """A path's part that is the id of a response: all but the names that stand beside it."""
+    """The id of a response as part of a path: any text but the names of other routes."""
 
     regex = "(?!(?:input_tokens|compact)$)[^/]+"
 
@@ -70,8 +70,8 @@ async def create_response(
             return _json(background.start(builder))
         return await respond(builder, http, service)
 
-    answer = stream_when_loaded if body.stream else when_loaded
-    return await answer(body.model, begin, http, service)
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
 
 
 @router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)

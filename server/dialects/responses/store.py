@@ -156,7 +156,7 @@ class ResponseStore:
         return len(self._clients)
 
     def clear(self) -> int:
-        """Forget all responses, whoever may retrieve them. Returns how many there were."""
+        """Forget the responses of all clients. Returns how many there were."""
         with self._lock:
             n_responses = len(self._clients)
             self._by_client.clear()

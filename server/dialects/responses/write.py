@@ -34,8 +34,8 @@ from server.dialects.responses.answer import (
     SummaryText,
     SummaryTextDelta,
     SummaryTextDone,
+    seal,
 )
-from server.dialects.responses.sealed import seal
 from server.dialects.responses.tools import RequestTools, ToolName
 from server.generation.answer import ChatAnswer
 from server.generation.tools import custom_input
@@ -239,7 +239,7 @@ class OpenReasoning(OpenThought):
 
 
 class OpenSummary(OpenThought):
-    """Reasoning where a summary was asked for: its full text, sent as the summary."""
+    """Reasoning of a request for a summary: its full text is sent as the summary."""
 
     def opened(self) -> ItemEvents:
         yield self._part("response.reasoning_summary_part.added", "")
