@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 
 from anyio import create_task_group
 from fastapi import FastAPI
@@ -11,12 +12,21 @@ from starlette.exceptions import HTTPException
 from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
+from server.dialects import tokens
+from server.dialects.chat import routes as chat
+from server.dialects.completions import routes as completions
+from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
     handle_client_left,
     handle_unknown_url,
     handle_wrong_method,
 )
+from server.dialects.messages import routes as messages
+from server.dialects.ollama import routes as ollama
+from server.dialects.responses import routes as responses
+from server.dialects.responses.background import BackgroundResponses
+from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientLeft
 from server.metrics.metrics import HttpAnswers, Metrics
 from server.metrics.vllm import vllm_families
@@ -29,43 +39,32 @@ from server.routes import (
     admin_models,
     cache,
     cache_tree,
-    chat,
-    completions,
     daemon,
     dashboard,
-    embeddings,
-    messages,
     metrics,
-    models,
-    ollama,
-    ollama_embed,
-    ollama_models,
     page,
-    render,
-    rerank,
-    responses,
     status,
-    tokens,
 )
+from server.routes import models as model_list
 from server.service import create_service
 from server.settings import Settings
 from server.transport.unsent import UnsentBudget
 from server.transport.waiting import task_scope
 
 SECTIONS = {
-    "Answers, as OpenAI has them": (chat, completions, responses),
-    "Answers, as Anthropic has them": (messages,),
-    "Answers, as Ollama has them": (ollama, ollama_embed),
-    "Embeddings and ranking": (embeddings, rerank),
-    "Models": (models,),
-    "Models, as Ollama has them": (ollama_models,),
-    "Prompts and tokens": (render, tokens),
-    "Watching the daemon": (status, daemon, metrics),
-    "Models in memory": (admin_models,),
-    "The cache and what runs": (admin, cache),
-    "Pages": (dashboard,),
+    "Answers, as OpenAI has them": (chat.router, completions.router, responses.router),
+    "Answers, as Anthropic has them": (messages.router,),
+    "Answers, as Ollama has them": (ollama.router,),
+    "Embeddings and ranking": (embeddings.router,),
+    "Models": (model_list.router,),
+    "Models, as Ollama has them": (ollama.models_router,),
+    "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
+    "Watching the daemon": (status.router, daemon.router, metrics.router),
+    "Models in memory": (admin_models.router,),
+    "The cache and what runs": (admin.router, cache.router),
+    "Pages": (dashboard.router,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree, activity, page)}
+DASHBOARD = {"The cache as it moves": (cache_tree.router, activity.router, page.router)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -82,8 +81,14 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, unsent, tasks, agents)
+            service = create_service(models, settings, metrics_page, tasks, agents)
             app.state.service = service
+            app.state.responses = ResponseStore(
+                settings.max_stored_responses, settings.max_stored_bytes
+            )
+            app.state.background_responses = BackgroundResponses(
+                tasks, unsent, service.workers, service.tracker, settings.max_background_responses
+            )
             async with task_scope() as samplers:
                 samplers.start_soon(service.series.run, models.stats)
                 yield
@@ -101,10 +106,11 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     app.add_exception_handler(404, handle_unknown_url)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
-    for section, modules in (SECTIONS | (DASHBOARD if settings.dashboard else {})).items():
-        for module in modules:
-            app.include_router(module.router, tags=[section])
-    described = OpenApiDocument(app, settings).answer
+    sections = SECTIONS | (DASHBOARD if settings.dashboard else {})
+    for section, routers in sections.items():
+        for router in routers:
+            app.include_router(router, tags=[section])
+    described = OpenApiDocument(app, settings, list(chain(*sections.values()))).answer
     methods = ["GET", "HEAD"]
     app.add_api_route("/openapi.json", described, methods=methods, include_in_schema=False)
     return app

@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
-from server.schemas.errors import UNSUPPORTED
+
+UNSUPPORTED = "unsupported"
+"""Code of what the API knows and this daemon lacks; also the type of pydantic's custom error."""
 
 STOPPED_RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone

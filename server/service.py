@@ -10,8 +10,6 @@ from fastapi import Depends, Query, Request
 
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
-from server.dialects.responses.storage.background import BackgroundResponses
-from server.dialects.responses.storage.store import ResponseStore
 from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
@@ -19,10 +17,8 @@ from server.metrics.models import ModelFigures
 from server.models import LoadedModel
 from server.record import RequestRecord, request_record
 from server.registry import ModelRegistry
-from server.schemas.cache import Remembered
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
-from server.transport.unsent import UnsentBudget
 from server.watch import Watch
 from server.workers import Workers
 
@@ -34,8 +30,6 @@ class Service:
     metrics: Metrics
     workers: Workers
     bodies: BodyReader
-    responses: ResponseStore
-    background: BackgroundResponses
     tracker: RequestTracker
     series: SeriesRecord
     watch: Watch
@@ -86,11 +80,6 @@ class Service:
             for name, known in self.models.known.items()
         ]
 
-    def remembered(self, model: str) -> Remembered:
-        """The replays of the model of that own name; responses are of all models."""
-        replays = self.models.known[model].n_replays
-        return Remembered(replays=replays, responses=len(self.responses))
-
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
         if priority and not self.settings.allow_priority:
@@ -104,7 +93,6 @@ def create_service(
     models: ModelRegistry,
     settings: Settings,
     metrics: Metrics,
-    unsent: UnsentBudget,
     tasks: TaskGroup,
     agents: Sequence[str],
 ) -> Service:
@@ -116,10 +104,6 @@ def create_service(
         metrics=metrics,
         workers=workers,
         bodies=BodyReader(workers),
-        responses=ResponseStore(settings.max_stored_responses, settings.max_stored_bytes),
-        background=BackgroundResponses(
-            tasks, unsent, workers, tracker, settings.max_background_responses
-        ),
         tracker=tracker,
         series=SeriesRecord(),
         watch=Watch(models, tasks),

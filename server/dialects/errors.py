@@ -1,10 +1,12 @@
-"""Errors as the error object of the path's dialect, whether raised in a route, in the middleware or
-during a stream.
+"""The error object of each dialect. It follows the path, so a refusal of the middleware, an error
+of a route and a failure during a stream look alike to a client.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -14,16 +16,119 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.dialects.messages.errors import messages_error
-from server.dialects.ollama.errors import ollama_error
-from server.dialects.openai import openai_error
-from server.dialects.responses.errors import responses_error
-from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+from server.errors import CLIENT_LEFT_STATUS, ApiError, ContextTooLong, ModelNotFound, to_api_error
 from server.record import request_record
-from server.schemas.errors import ErrorResponse
-from server.schemas.messages.answer import MessagesError
-from server.schemas.ollama.answer import OllamaError
 from server.transport.sse import json_line, sse_data, sse_event
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+def openai_error(error: ApiError) -> ErrorResponse:
+    return ErrorResponse(
+        error=ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
+    )
+
+
+_NAMES = (
+    (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+    (re.compile(r"\bmessages(\[\d+\][.\w\[\]]*)?"), "input"),  # they are counted otherwise
+)
+
+
+def renamed(text: str) -> str:
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    return text
+
+
+def responses_error(error: ApiError) -> ErrorResponse:
+    shaped = openai_error(error).error
+    if shaped.param is None or shaped.param == (param := renamed(shaped.param)):
+        return ErrorResponse(error=shaped)
+    message = renamed(shaped.message)
+    return ErrorResponse(error=shaped.model_copy(update={"param": param, "message": message}))
+
+
+class MessagesErrorBody(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """An error, in answer to a request or as the last event of a stream."""
+
+    type: Literal["error"]
+    error: MessagesErrorBody
+    request_id: str
+
+
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+MESSAGES_FIELDS = {
+    "stop": "stop_sequences",
+    "thinking_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "continue_final_message": "messages",
+}
+"""Fields of a chat with another name in a Messages request."""
+
+
+def messages_error(error: ApiError, request_id: str) -> MessagesError:
+    kind = MESSAGES_TYPES.get(
+        error.status, "api_error" if error.status >= 500 else "invalid_request_error"
+    )
+    body = MessagesErrorBody(type=kind, message=_message(error))
+    return MessagesError(type="error", error=body, request_id=request_id)
+
+
+def _message(error: ApiError) -> str:
+    if isinstance(error, ContextTooLong):  # these words make Claude Code compact
+        return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+    text = str(error)
+    if error.param in MESSAGES_FIELDS and text.startswith(error.param):
+        return MESSAGES_FIELDS[error.param] + text.removeprefix(error.param)
+    return text
+
+
+class OllamaError(BaseModel):
+    """An error, in answer to a request or as the last line of a stream."""
+
+    error: str
+
+
+OLLAMA_FIELDS = {"stop": "options.stop", "response_format": "format"}
+"""Fields of a chat, or of a completion, with another name in Ollama's requests."""
+
+
+def ollama_error(error: ApiError) -> OllamaError:
+    if isinstance(error, ModelNotFound):
+        return OllamaError(error=f"model '{error.name}' not found")  # the CLI looks for these words
+    text = str(error)
+    if error.param in OLLAMA_FIELDS and text.startswith(error.param):
+        text = OLLAMA_FIELDS[error.param] + text.removeprefix(error.param)
+    return OllamaError(error=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +173,7 @@ def error_response(scope: Scope, error: Exception) -> Response:
 
 
 def error_event(scope: Scope, error: Exception) -> bytes:
-    """The error as the only event of the stream that was asked for."""
+    """The error as the only event of the requested stream."""
     shape = _shape_for_client(scope)
     body = shape.of(to_api_error(error), request_record(scope).id)
     return shape.event(body.model_dump_json().encode())

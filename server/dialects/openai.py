@@ -1,23 +1,45 @@
-"""What chat and text completions share: the fields, usage, chunks and errors."""
+"""What chat and text completions share: usage, chunks and finish reasons."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from engine.values.output import FinishReason, OutputEvent
-from server.dialects.dialect import wire_json
+from server.dialects.base import wire_json
+from server.dialects.errors import openai_error
 from server.errors import SERVER, ApiError
 from server.generation.events import UsageMeter
-from server.schemas.common import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    UsageBody,
-    WireFinishReason,
-)
-from server.schemas.errors import ErrorBody, ErrorResponse
 from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+
+
+class CompletionTokensDetails(BaseModel):
+    """OpenAI's names. Drafts count whatever they were taken from, a prediction or not."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int = Field(
+        description="Of the completion's tokens, those that a draft had right."
+    )
+    rejected_prediction_tokens: int = Field(
+        description="Drafted tokens that were wrong. They are in no other count."
+    )
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class UsageBody(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+WireFinishReason = Literal["stop", "length"]
 
 DONE = sse_data(b"[DONE]")
 
@@ -78,12 +100,6 @@ class ChunkTemplate:
 def chunk_event(chunk: BaseModel) -> bytes:
     """The chunk as a server-sent event."""
     return sse_data(wire_json(chunk))
-
-
-def openai_error(error: ApiError) -> ErrorResponse:
-    return ErrorResponse(
-        error=ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
-    )
 
 
 def usage_body(meter: UsageMeter) -> UsageBody:

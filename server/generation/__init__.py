@@ -1,4 +1,4 @@
-"""What all dialects share: prompts, engine requests, and answers made of the engine's events.
+"""What all dialects share: conversations, prompts, engine requests, and answers made of events.
 
 Imports settings, parsing and the layers below them.
 """

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from engine.values.request import Grammar
-from server.schemas.chat import Conversation
-from server.schemas.common import SampledRequest
+from server.generation.conversation import Conversation
+from server.generation.request_fields import SampledRequest
 
 Structure = tuple[str, Grammar]
 """What an answer must be, behind the name of the field that says so, for errors."""

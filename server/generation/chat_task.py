@@ -7,13 +7,23 @@ from engine.values.model import Task
 from engine.values.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
+from server.generation.conversation import Conversation
 from server.generation.engine_requests import chat_request, check_token_ids
 from server.generation.events import UsageMeter
+from server.generation.history import found_replays, template_arguments
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.tasks import check_task
-from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
+
+
+async def chat_tokens(
+    conversation: Conversation, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
+    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
+    replays = partial(found_replays, model.replays, messages, salt)
+    return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
 
 
 @dataclass(frozen=True, slots=True)

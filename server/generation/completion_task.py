@@ -6,6 +6,7 @@ from functools import partial
 
 from engine.values.model import Task
 from engine.values.request import Request
+from server.generation.completion_request import CompletionRequest, Prompt
 from server.generation.engine_requests import (
     check_prompt,
     completion_requests,
@@ -16,7 +17,6 @@ from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.tasks import check_task
 from server.record import RequestRecord
-from server.schemas.completions import CompletionRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)

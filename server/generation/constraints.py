@@ -9,12 +9,12 @@ from engine.values.model import Tokenizer
 from engine.values.request import Alternative, Constraint, Grammar, GrammarKind
 from server.errors import invalid
 from server.generation.chat import Chat, Structure
+from server.generation.structure import of_schema
 from server.generation.thinking import Thinking
+from server.generation.tools import must_call
 from server.parsing.answer import ToolFormat
 from server.parsing.closed_schemas import closed
 from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
-from server.schemas.structure import of_schema
-from server.schemas.tools import must_call
 from server.settings.conversation import ConversationSettings
 
 

@@ -3,17 +3,61 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PlainValidator
 
 from engine.values.model import Embedder, ModelCard, Task
 from engine.values.request import Request
 from server.errors import invalid
+from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
-from server.generation.pooled import Tokens, bounded, pooled_requests, text_tokens, token_limit
+from server.generation.pooled import (
+    PooledRequest,
+    Tokens,
+    bounded,
+    pooled_requests,
+    text_tokens,
+    token_limit,
+)
 from server.generation.tasks import check_task
 from server.record import RequestRecord
-from server.schemas.completions import Prompt
-from server.schemas.embeddings import EmbeddingRequest
+
+MAX_INPUTS = 2048
+
+
+def _parse_inputs(value: object) -> list[Prompt]:
+    return parse_prompts(value, MAX_INPUTS)
+
+
+WireInputs = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_INPUTS)]
+Inputs = Annotated[list[Prompt], PlainValidator(_parse_inputs, json_schema_input_type=WireInputs)]
+
+
+class EmbeddingRequest(PooledRequest):
+    EXAMPLE: ClassVar = {"input": ["What is a radix tree?", "A tree that shares beginnings."]}
+
+    input: Inputs
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64 is of little-endian float32."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="As many numbers from the front, of a length of 1 again."
+    )
+    prompt_name: str | None = Field(
+        None,
+        max_length=256,
+        description="Which of the checkpoint's prompts stands before each text, by the name that "
+        "config_sentence_transformers.json gives it. Unset: that file's default, mostly none.",
+    )
+
+    @property
+    def input_names(self) -> list[str]:
+        """What errors call each input."""
+        if len(self.input) == 1:
+            return ["input"]
+        return [f"input[{index}]" for index in range(len(self.input))]
 
 
 @dataclass(frozen=True, slots=True)

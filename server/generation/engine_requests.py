@@ -7,10 +7,10 @@ from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.chat import Chat
+from server.generation.completion_request import MAX_PROMPTS, CompletionRequest
 from server.generation.plan import AnswerPlan
+from server.generation.request_fields import NO_LIMIT, SampledRequest
 from server.record import RequestRecord
-from server.schemas.common import NO_LIMIT, SampledRequest
-from server.schemas.completions import MAX_PROMPTS, CompletionRequest
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_CHOICES = MAX_PROMPTS

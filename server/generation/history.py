@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.values.model import Replay
+from server.generation.conversation import Conversation, Message
 from server.generation.replays import AssistantTurn, Call, Replays
-from server.schemas.chat import Conversation, Message
-from server.schemas.tools import CustomToolCall, FunctionToolCall
+from server.generation.tools import CustomToolCall, FunctionToolCall
 
 NO_EFFORT = "none"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

@@ -6,10 +6,12 @@ from typing import Any
 
 from engine.values.model import Replay, Tokenizer
 from engine.values.request import Constraint, ThinkingBudget
-from server.errors import invalid
+from server.errors import UNSUPPORTED, invalid
 from server.generation.chat import Chat, Structure
 from server.generation.constraints import ConstraintWriter, answer_constraint
+from server.generation.conversation import Conversation
 from server.generation.thinking import Thinking
+from server.generation.tools import chosen_names
 from server.parsing.answer import AnswerFormat
 from server.parsing.calls import Calls, NewId, openai_id
 from server.parsing.lark import Function
@@ -23,9 +25,6 @@ from server.parsing.registry import (
 )
 from server.parsing.stream import AnswerStream
 from server.parsing.typed_values import check_work
-from server.schemas.chat import Conversation
-from server.schemas.errors import UNSUPPORTED
-from server.schemas.tools import chosen_names
 from server.settings.conversation import ConversationSettings
 
 TAIL_TOKENS = 64

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pydantic import Field
+
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
@@ -11,8 +13,24 @@ from engine.values.request import Pooling, Request
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt, too_long
 from server.generation.models import ServedModel
+from server.generation.request_fields import PromptRequest
 from server.record import RequestRecord
-from server.schemas.embeddings import WHOLE_CONTEXT, PooledRequest
+
+WHOLE_CONTEXT = -1
+"""`truncate_prompt_tokens`: to as much as a sequence may have."""
+
+
+class PooledRequest(PromptRequest):
+    """Fields of all requests that ask for vectors or scores."""
+
+    priority: int = Field(0, ge=-1000, le=1000)
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=WHOLE_CONTEXT,
+        description="Cut a text that has more tokens, at its end; -1: to what the model takes. "
+        "Unset, such a text is refused.",
+    )
+
 
 Tokens: TypeAlias = tuple[int, ...]
 

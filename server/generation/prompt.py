@@ -8,6 +8,8 @@ from typing import TypeVar
 from engine.api import PromptTooLong
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
+from server.generation.completion_request import Prompt
+from server.generation.conversation import Message
 from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import (
     WriteArguments,
@@ -19,8 +21,6 @@ from server.generation.history import (
 )
 from server.generation.roles import Roles, roles_of
 from server.record import RequestRecord
-from server.schemas.chat import Message
-from server.schemas.completions import Prompt
 from server.workers import Workers
 
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})

@@ -7,7 +7,9 @@ is the cosine of its two vectors.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
@@ -15,6 +17,7 @@ from server.errors import invalid
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.pooled import (
+    PooledRequest,
     PooledText,
     Tokens,
     bounded,
@@ -25,7 +28,23 @@ from server.generation.pooled import (
 from server.generation.tasks import check_task
 from server.generation.vectors import cosine, score, vector
 from server.record import RequestRecord
-from server.schemas.rerank import RankingRequest
+
+Instruction = Annotated[
+    str | None,
+    Field(
+        description="What a document has to be for the query, where the model's template takes it."
+    ),
+]
+
+
+class RankingRequest(PooledRequest):
+    """Fields that both routes have."""
+
+    instruction: Instruction = None
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="Cut longer documents at their end."
+    )
+
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage")

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from engine.values.model import Tokenizer
 from engine.values.request import ThinkingBlock, ThinkingBudget
-from server.errors import invalid
+from server.errors import UNSUPPORTED, invalid
 from server.parsing.answer import ReasoningFormat
-from server.schemas.errors import UNSUPPORTED
 
 
 class Thinking:

@@ -1,4 +1,4 @@
-"""The HTTP routes, a module for each group of paths, and delivery.py, which sends responses.
+"""The routes that belong to no dialect: health, models, metrics, administration and the dashboard.
 
-Imports service.py and the layers below it.
+Each module is a group of paths. Imports what the dialects share, and the layers below them.
 """

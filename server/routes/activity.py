@@ -2,33 +2,28 @@
 
 from contextlib import suppress
 
-from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
 from server.activity.live import live_requests
+from server.dialects.delivery import STREAM_HEADERS
+from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ClientLeft
-from server.openapi import errors, stream_of_data
 from server.routes.admin_models import pooled_models
 from server.routes.cache_tree import EventStream
-from server.routes.delivery import STREAM_HEADERS
 from server.schemas.admin import Activity
 from server.service import Service, ServiceDependency
 from server.transport.sse import sse_data
 from server.transport.waiting import client_waiting
 from server.watch import Poll
 
-router = APIRouter(prefix="/admin/activity")
+router = Endpoints(prefix="/admin/activity")
 
 SHOWN_REQUESTS = 100
 
 
-@router.get(
-    "/stream",
-    response_class=EventStream,
-    responses={**stream_of_data(Activity), **errors(503)},
-)
+@router.endpoint("GET", "/stream", stream=unnamed_events(Activity), response_class=EventStream)
 async def activity_stream(service: ServiceDependency) -> Response:
     """Live requests and the models each second, and with them what is new in the log and in the
     series.

@@ -5,29 +5,28 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from anyio import current_time
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from engine.values.stats import EngineStats
+from server.dialects.endpoint import Endpoints
 from server.models import KnownModel, LoadedModel
-from server.openapi import errors
 from server.pool.pooled_model import PooledModel
 from server.pool.states import Measuring, State
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
 
-router = APIRouter(prefix="/admin/models")
+router = Endpoints(prefix="/admin/models")
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One of its names.")]
 
 
-@router.head("", include_in_schema=False)
-@router.get("", responses=errors(503))
+@router.endpoint("GET", "")
 async def models(service: ServiceDependency) -> PooledModels:
     """At once, whatever is being loaded."""
     return pooled_models(service, await service.models.stats())
 
 
-@router.post("/load", responses=errors(400, 404, 503))
+@router.endpoint("POST", "/load", errors=(400, 404))
 async def load(
     model: ModelName, service: ServiceDependency, record: RecordDependency
 ) -> PooledModelInfo:
@@ -36,7 +35,7 @@ async def load(
     return await _told(service, model)
 
 
-@router.post("/unload", responses=errors(400, 404, 503))
+@router.endpoint("POST", "/unload", errors=(400, 404))
 async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInfo:
     """Returns when it is gone: what it has accepted ends before. The next request loads it again,
     and one that has failed may be tried again at once.

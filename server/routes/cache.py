@@ -4,25 +4,24 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BeforeValidator
 
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.responses.store import StoreDependency
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt
-from server.generation.tokens import prompt_tokens
-from server.openapi import errors, json_body
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
-from server.schemas.prompt import PromptOrChat
 from server.service import (
-    JsonBody,
     LoadedDependency,
     ModelName,
     RecordDependency,
     ServiceDependency,
 )
 
-router = APIRouter(prefix="/admin/cache")
+router = Endpoints(prefix="/admin/cache")
 
 
 class Clearable(StrEnum):
@@ -40,7 +39,6 @@ def _split(values: object) -> object:
     return [part for value in values for part in str(value).split(",")]
 
 
-ProbeBody = Annotated[PromptOrChat, Depends(JsonBody(PromptOrChat))]
 NamespaceId = Annotated[
     str | None,
     Query(pattern="^[0-9a-f]{1,64}$", description="As `/admin/cache/tree` names it; without, all."),
@@ -69,9 +67,10 @@ What = Annotated[
 ]
 
 
-@router.post("/clear", responses=errors(400, 404, 409, 503))
+@router.endpoint("POST", "/clear", errors=(400, 404, 409))
 async def clear_cache(
     service: ServiceDependency,
+    responses: StoreDependency,
     model: ModelName = "",
     namespace: NamespaceId = None,
     tiers: Tiers = None,
@@ -83,6 +82,7 @@ async def clear_cache(
     """
     _check_scope(namespace, tiers, what)
     own = service.models.find(model)
+    known = service.models.known[own]
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
         engine = service.models.loaded(own).engine
@@ -90,14 +90,14 @@ async def clear_cache(
             namespace, ALL_TIERS if tiers is None else frozenset(tiers)
         )
     forgotten = Remembered(
-        replays=service.models.known[own].forget_replays() if Clearable.REPLAYS in what else 0,
-        responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
+        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
+        responses=responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
         blocks_freed=cleared.blocks,
         bytes_freed=cleared.bytes,
         forgotten=forgotten,
-        kept=service.remembered(own),
+        kept=Remembered(replays=known.n_replays, responses=len(responses)),
     )
 
 
@@ -112,18 +112,15 @@ def _check_scope(
         raise invalid("tiers: only kv has any, and what does not name it", "tiers")
 
 
-@router.head("/stats", include_in_schema=False)
-@router.get("/stats", responses=errors(400, 404, 409, 503))
+@router.endpoint("GET", "/stats", errors=(400, 404, 409))
 async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
     return CacheStatsResponse.of(await loaded.engine.stats())
 
 
-@router.post(
-    "/probe", responses=errors(400, 403, 404, 408, 413, 503), openapi_extra=json_body(PromptOrChat)
-)
+@router.endpoint("POST", "/probe", errors=MODEL_ERRORS)
 async def probe_cache(
-    body: ProbeBody, service: ServiceDependency, record: RecordDependency
+    body: PromptOrChat, service: ServiceDependency, record: RecordDependency
 ) -> ProbeResponse:
     """Of what the requests with the same API key would find, if keys share nothing."""
     model = await service.model(body.model, record)

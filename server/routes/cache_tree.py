@@ -4,22 +4,22 @@ from contextlib import suppress
 from typing import Annotated
 
 from anyio import move_on_after, to_thread
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
 from server.cache_feed import CacheFeed, Frame
+from server.dialects.delivery import STREAM_HEADERS, json_response
+from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError, ClientLeft
-from server.openapi import errors, stream_of_data
-from server.routes.delivery import STREAM_HEADERS, json_response
 from server.schemas.cache_tree import CacheTree, NodeText
 from server.service import LoadedDependency, ServiceDependency
 from server.transport.sse import KEEP_ALIVE
 from server.transport.waiting import client_waiting
 from server.watch import Watch
 
-router = APIRouter(prefix="/admin/cache")
+router = Endpoints(prefix="/admin/cache")
 
 TEXT_TOKENS = 4096
 """How much of a node is shown as text."""
@@ -32,18 +32,19 @@ class EventStream(Response):
 NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
-@router.head("/tree", include_in_schema=False)
-@router.get("/tree", response_model=CacheTree, responses=errors(400, 404, 409, 503))
+@router.endpoint("GET", "/tree", answer=CacheTree, errors=(400, 404, 409))
 async def cache_tree(loaded: LoadedDependency, service: ServiceDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
     async with service.watch.watching(loaded.feed):
         return json_response((await loaded.feed.fresh()).body)
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/tree/stream",
+    stream=unnamed_events(CacheTree),
+    errors=(400, 404, 409),
     response_class=EventStream,
-    responses={**stream_of_data(CacheTree), **errors(400, 404, 409, 503)},
 )
 async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency) -> Response:
     """The cache as it is now and whenever it has changed, once a second at most.
@@ -53,8 +54,7 @@ async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency
     return CacheTreeStream(loaded.feed, service.watch, service.settings.keepalive_seconds)
 
 
-@router.head("/nodes/{id}", include_in_schema=False)
-@router.get("/nodes/{id}", responses=errors(400, 404, 409, 503))
+@router.endpoint("GET", "/nodes/{id}", errors=(400, 404, 409))
 async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
     """A node of the tree. Its text is shown only with `--dashboard-text`."""
     shows_text = service.settings.dashboard_text

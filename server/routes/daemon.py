@@ -2,34 +2,35 @@
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter
-
 from server import __version__
-from server.openapi import errors
-from server.schemas.cache import MemoryUse
+from server.dialects.endpoint import Endpoints
+from server.dialects.responses.store import StoreDependency
+from server.schemas.cache import MemoryUse, Remembered
 from server.schemas.daemon import Daemon, DaemonModel, SettingInForce
 from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 
-router = APIRouter(prefix="/admin")
+router = Endpoints(prefix="/admin")
 
 
-@router.head("/daemon", include_in_schema=False)
-@router.get("/daemon", responses=errors(400, 404, 503))
-async def daemon(service: ServiceDependency, model: ModelName = "") -> Daemon:
+@router.endpoint("GET", "/daemon", errors=(400, 404))
+async def daemon(
+    service: ServiceDependency, responses: StoreDependency, model: ModelName = ""
+) -> Daemon:
     """At once, whatever step is running. Settings are as they were read at start, and no secret is
     among them.
     """
     own = service.models.find(model)
+    known = service.models.known[own]
     loaded = service.models.all_loaded().get(own)
     stats = None if loaded is None else await loaded.engine.stats()
     return Daemon(
         version=__version__,
-        names=list(service.models.known[own].names),
+        names=list(known.names),
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else MemoryUse.model_validate(stats.memory),
-        remembered=service.remembered(own),
+        remembered=Remembered(replays=known.n_replays, responses=len(responses)),
     )
 
 

@@ -3,12 +3,13 @@
 from os import PathLike, stat_result
 from pathlib import Path
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 import server
+from server.dialects.endpoint import Endpoints
 from server.schemas.page import Agents
 from server.service import ServiceDependency
 
@@ -38,7 +39,7 @@ class PageFiles(StaticFiles):
         return response
 
 
-router = APIRouter(include_in_schema=False)
+router = Endpoints(include_in_schema=False)
 files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
 
 

@@ -1,16 +1,15 @@
 """`GET /metrics`, in Prometheus' text format."""
 
-from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
+from server.dialects.endpoint import Endpoints
 from server.service import ServiceDependency
 
-router = APIRouter()
+router = Endpoints()
 
 
-@router.head("/metrics", include_in_schema=False)
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.endpoint("GET", "/metrics", errors=None, response_class=PlainTextResponse)
 async def metrics(service: ServiceDependency) -> Response:
     text = service.metrics.render(await service.figures())
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -3,17 +3,16 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
-from server.openapi import errors
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.schemas.models import Model, ModelList
 from server.service import RecordDependency, Service, ServiceDependency
 
-router = APIRouter()
+router = Endpoints()
 
 
-@router.head("/v1/models", include_in_schema=False)
-@router.get("/v1/models", response_model_exclude_unset=True, responses=errors(400, 503))
+@router.endpoint("GET", "/v1/models", errors=(400,), response_model_exclude_unset=True)
 async def list_models(
     service: ServiceDependency,
     record: RecordDependency,
@@ -40,8 +39,7 @@ async def list_models(
     )
 
 
-@router.head("/v1/models/{id:path}", include_in_schema=False)
-@router.get("/v1/models/{id:path}", responses=errors(403, 404, 503))
+@router.endpoint("GET", "/v1/models/{id:path}", errors=MODEL_ERRORS)
 async def get_model(id: str, service: ServiceDependency, record: RecordDependency) -> Model:
     return _model(service, id, await service.chosen(id, record))
 

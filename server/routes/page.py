@@ -1,11 +1,12 @@
 """`GET /`: the cache as a picture, with a chat beside it. Left out with `--no-dashboard`."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from server.dialects.endpoint import Endpoints
 from server.routes.dashboard import METHODS, files
 
-router = APIRouter(include_in_schema=False)
+router = Endpoints(include_in_schema=False)
 
 
 @router.api_route("/", methods=METHODS)

@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter
-
 from engine.api import EngineStopped
 from engine.values.stats import EngineStats
 from server import __version__
-from server.openapi import errors
+from server.dialects.endpoint import Endpoints
 from server.schemas.status import Health, Load, Version
 from server.service import ServiceDependency
 
-router = APIRouter()
+router = Endpoints()
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health", responses=errors(503), response_model_exclude_none=True)
+@router.endpoint("GET", "/health", response_model_exclude_none=True)
 async def health(service: ServiceDependency) -> Health:
     """Red as soon as no model can be served. Degraded, and still 200, where one of several has
     failed, where one is being loaded again, or where something has been lost that only another
@@ -45,8 +42,7 @@ def _losses(stats: EngineStats) -> Iterator[str]:
         yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
 
 
-@router.head("/load", include_in_schema=False)
-@router.get("/load", responses=errors(503))
+@router.endpoint("GET", "/load")
 async def load(service: ServiceDependency) -> Load:
     """At once, whatever step is running."""
     stats = (await service.models.stats()).values()
@@ -57,7 +53,6 @@ async def load(service: ServiceDependency) -> Load:
     )
 
 
-@router.head("/version", include_in_schema=False)
-@router.get("/version", responses=errors(503))
+@router.endpoint("GET", "/version")
 async def version() -> Version:
     return Version(version=__version__)

@@ -1,1 +1,1 @@
-"""The JSON bodies of requests and responses, as pydantic models. Imports nothing of the server."""
+"""The JSON of the routes that belong to no dialect. Imports nothing of the server."""

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from server.schemas.chat import ChatRequest, Message
+from server.dialects.chat.schema import ChatRequest
+from server.generation.conversation import Message
 from tests.contract.conftest import ChatBody, StrictClient
 from tests.contract.fake_engine import VOCAB_SIZE, FakeEngine, Script
 

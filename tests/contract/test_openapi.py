@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from engine.api import Engine
 from engine.values.settings import EngineConfig
@@ -244,9 +243,9 @@ def test_the_document_is_made_once_and_off_the_event_loop(
 ) -> None:
     made, threads = openapi.document, list[threading.Thread]()
 
-    def noted(app: FastAPI, settings: Settings) -> dict[str, Any]:
+    def noted(*args: Any) -> dict[str, Any]:
         threads.append(threading.current_thread())
-        return made(app, settings)
+        return made(*args)
 
     monkeypatch.setattr(openapi, "document", noted)
     with running(FakeEngine(), Settings(port=0)) as url, ThreadPoolExecutor() as clients:

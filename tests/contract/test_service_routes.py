@@ -130,7 +130,7 @@ def test_health_says_what_has_been_lost_for_good() -> None:
     assert answer.status_code == 200
     assert answer.json() == {
         "status": "degraded",
-        "reason": "threads of the disk cache have ended: tier-writer",
+        "reason": "threads of the disk cache have ended: disk-writer",
     }
     assert stats["disk"]["ended_threads"] == ["disk-writer"]
 
@@ -149,6 +149,12 @@ def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]
     assert int(head.headers["content-length"]) > 0
+
+
+def test_head_of_health_has_the_length_of_get(http: httpx.Client) -> None:
+    """GET leaves out what is null, and so must HEAD."""
+    head, get = http.head("/health"), http.get("/health")
+    assert int(head.headers["content-length"]) == len(get.content)
 
 
 def test_head_tells_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:

@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from server.dialects.responses.input.history import chat_messages
-from server.dialects.responses.output.items import Output, OutputShape
-from server.dialects.responses.sealed import seal, unseal
+from server.dialects.responses.answer import seal, unseal
+from server.dialects.responses.read import chat_messages
+from server.dialects.responses.schema import (
+    ConversationItem,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+)
 from server.dialects.responses.tools import RequestTools
+from server.dialects.responses.write import Output, OutputShape
 from server.generation.roles import Roles
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.schemas.responses.items import ConversationItem
-from server.schemas.responses.tools import CustomTool, FunctionTool, NamespaceTool
 
 ITEMS: TypeAdapter[list[ConversationItem]] = TypeAdapter(list[ConversationItem])
 LOOK = FunctionTool(type="function", name="look")

@@ -3,8 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.responses.storage.store import ResponseStore
-from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 
 MAX_RESPONSES, MAX_BYTES = 8, 20_000
 CLIENTS = ("one", "two", "three")
@@ -22,9 +26,9 @@ Made = tuple[str, str, StoredResponse]  # a client, the response's id, and itsel
 
 def taken(made: list[Made]) -> int:
     """What these take together: of what several continue, one copy for each client."""
-    runs: set[tuple[str, Conversation]] = set()
+    runs: set[tuple[str, StoredConversation]] = set()
     for client, _, response in made:
-        run: Conversation | None = response.conversation
+        run: StoredConversation | None = response.conversation
         while run is not None:
             runs.add((client, run))
             run = run.before
@@ -54,8 +58,8 @@ def test_bytes_are_as_counted_and_who_is_within_its_share_loses_nothing(
             client, continued, sizes, n_bytes = step
             previous = made[continued][2].conversation if continued < len(made) else None
             items = [StoredItem(f"{number}-{size}", b"x" * size) for size in sizes]
-            asked = Conversation(items[:1], previous)
-            whole = Conversation(items[1:], asked)
+            asked = StoredConversation(items[:1], previous)
+            whole = StoredConversation(items[1:], asked)
             made.append((client, str(number), StoredResponse(b"x" * n_bytes, asked, whole)))
             store.put(client, "", str(number), made[-1][2])
             for other in {*CLIENTS} - {client}:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from engine.values.request import Alternative, GrammarKind
-from server.dialects.chat_request import as_chat
+from server.dialects.chat.routes import as_chat
+from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
-from server.schemas.chat import ChatRequest
 from server.settings.conversation import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 

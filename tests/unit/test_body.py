@@ -10,10 +10,10 @@ from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
 
+from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError, ClientLeft
+from server.generation.completion_request import CompletionRequest
 from server.record import RequestRecord
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
 from server.transport.body import MAX_NODES, BodyReader, parse
 from server.workers import LARGE_BYTES, Workers
 

@@ -11,7 +11,7 @@ from anyio import Event, create_task_group, fail_after, sleep_forever
 from engine.api import ModelError, Progress
 from engine.launch import fetch_repository
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from server.dialects.ollama.pull import pull_lines
+from server.dialects.ollama.models import pull_lines
 from server.downloads import Downloads
 from tests.hub import Hub, checkpoint_files, serving_hub
 

@@ -12,11 +12,11 @@ from starlette.types import Message
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
-from server.dialects.dialect import StreamingBuilder
+from server.dialects.base import StreamingBuilder
+from server.dialects.delivery import EventStreamResponse
 from server.errors import ApiError, ClientLeft
 from server.generation.events import MergedEvents, UsageMeter, generating
 from server.record import RequestRecord
-from server.routes.delivery import EventStreamResponse
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from server.transport.waiting import client_waiting
 from tests.contract.fake_engine import FakeEngine

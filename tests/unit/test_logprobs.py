@@ -1,7 +1,7 @@
 """Log-probabilities as completions show them."""
 
 from engine.values.output import TokenLogprob
-from server.dialects.logprobs import CompletionLogprobBuilder
+from server.dialects.completions.write import CompletionLogprobBuilder
 from tests.contract.fake_engine import ByteTokenizer
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from server.dialects.ollama.conversation import chat_messages
-from server.schemas.ollama.request import OllamaChatRequest, OllamaMessageParam
+from server.dialects.ollama.read import chat_messages
+from server.dialects.ollama.schema import OllamaChatRequest, OllamaMessageParam
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from server.errors import ApiError
+from server.generation.conversation import Message
 from server.generation.prompt import PromptEncoder
 from server.record import RequestRecord
-from server.schemas.chat import Message
 from server.workers import Workers
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family

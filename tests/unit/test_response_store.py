@@ -4,8 +4,12 @@ import tracemalloc
 
 import pytest
 
-from server.dialects.responses.storage.store import ResponseStore
-from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 
 MANY = 1 << 30
 
@@ -14,8 +18,8 @@ def response(
     id: str, n_bytes: int = 10, *items: str, before: StoredResponse | None = None
 ) -> StoredResponse:
     """One that continues another, if any."""
-    asked = Conversation((), before.conversation if before else None)
-    whole = Conversation([StoredItem(item, b"{}") for item in items], asked)
+    asked = StoredConversation((), before.conversation if before else None)
+    whole = StoredConversation([StoredItem(item, b"{}") for item in items], asked)
     return StoredResponse(b"x" * n_bytes, asked, whole)
 
 
@@ -32,7 +36,7 @@ def kept(store: ResponseStore, *ids: str) -> list[bool]:
     return [store.get("", id) is not None for id in ids]
 
 
-class Counted(Conversation):
+class Counted(StoredConversation):
     """Counts how often one is looked up, or compared with another."""
 
     __slots__ = ()
@@ -138,7 +142,9 @@ def test_asking_for_an_item_that_two_have_is_asking_for_the_later() -> None:
 def test_of_items_with_one_id_the_last_that_was_said_is_found() -> None:
     store = ResponseStore(10, MANY)
     for id in ("a", "b"):
-        said = Conversation([StoredItem("item", f"{id}{place}".encode()) for place in range(3)])
+        said = StoredConversation(
+            [StoredItem("item", f"{id}{place}".encode()) for place in range(3)]
+        )
         store.put("", "", id, StoredResponse(b"{}", said, said))
     assert store.items("", ["item", "none", "item"]) == {"item": StoredItem("item", b"b2")}
     store.delete("", "b")
@@ -164,7 +170,7 @@ def test_forgetting_takes_work_by_what_is_forgotten(first: str) -> None:
 
 def test_so_does_forgetting_one_of_many_that_continue_one() -> None:
     store, n_responses = ResponseStore(MANY, MANY), 200
-    said = Conversation([StoredItem("item", b"{}")])
+    said = StoredConversation([StoredItem("item", b"{}")])
     for number in range(n_responses):
         one = Counted((), said)
         store.put("", "", str(number), StoredResponse(b"{}", one, one))
@@ -251,7 +257,7 @@ def test_a_long_conversation_can_be_let_go() -> None:
     """However many follow one another: nothing of it is recursive."""
     whole = None
     for _ in range(200_000):
-        whole = Conversation((), whole)
+        whole = StoredConversation((), whole)
     assert list(whole or ()) == []
     del whole
 

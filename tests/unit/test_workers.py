@@ -15,13 +15,17 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from server.dialects.responses.input.references import referenced_bytes
-from server.dialects.responses.storage.store import ResponseStore
-from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.read import referenced_bytes
+from server.dialects.responses.schema import ResponsesRequest
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 from server.errors import ApiError
 from server.fair_limiter import FairLimiter
 from server.record import RequestRecord
-from server.schemas.responses.request import ResponsesRequest
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
@@ -156,7 +160,7 @@ async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> 
 
 def test_what_a_response_names_counts_as_if_it_said_it() -> None:
     store = ResponseStore(10, 1 << 20)
-    before = Conversation([StoredItem("said", b"x" * LARGE_BYTES)])
+    before = StoredConversation([StoredItem("said", b"x" * LARGE_BYTES)])
     store.put("", "me", "resp_a", StoredResponse(b"{}", before, before))
     for names in (
         {"previous_response_id": "resp_a", "input": "Hi"},

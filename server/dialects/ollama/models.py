@@ -1,24 +1,31 @@
-"""The served models as Ollama's clients want to hear of them."""
+"""Models as Ollama lists, describes and pulls them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from anyio import move_on_after
 from blake3 import blake3
 
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.stats import MemoryPromise
-from server.generation.models import ServedModel
-from server.parsing.registry import chosen, detect
-from server.schemas.ollama.models import (
+from server.dialects.base import wire_json
+from server.dialects.errors import ollama_error
+from server.dialects.ollama.schema import (
     OllamaDetails,
     OllamaModel,
     OllamaModelInfo,
+    OllamaProgress,
     OllamaRunningModel,
 )
+from server.downloads import Download
+from server.errors import SERVER, ApiError
+from server.generation.models import ServedModel
+from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
+from server.transport.sse import json_line
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
@@ -201,3 +208,48 @@ def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[s
             yield "thinking"
     elif Task.EMBED in tasks:
         yield "embedding"
+
+
+LINE_SECONDS = 0.25  # between two lines
+
+SUCCESS = OllamaProgress(status="success")
+
+
+async def pulled(download: Download | None) -> None:
+    """Wait for the end; None: there is nothing to fetch. Raises ApiError (500), as Ollama does,
+    with what went wrong.
+    """
+    if download is None:
+        return
+    await download.ended.wait()
+    if download.error:
+        raise ApiError(500, download.error, type=SERVER, code="pull_failed")
+
+
+async def pull_lines(download: Download | None) -> AsyncIterator[bytes]:
+    """Lines up to `success`, or to the error. None: there is nothing to fetch."""
+    yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
+    sent = (0, 0)
+    while download is not None and not download.ended.is_set():
+        with move_on_after(LINE_SECONDS):
+            await download.ended.wait()
+        progress = download.done_bytes, download.total_bytes
+        if progress != sent and not download.ended.is_set():
+            sent = progress
+            yield _line(download)
+    try:
+        await pulled(download)
+    except ApiError as error:
+        yield json_line(wire_json(ollama_error(error)))
+    else:
+        yield json_line(wire_json(SUCCESS))
+
+
+def _line(download: Download) -> bytes:
+    line = OllamaProgress(
+        status=f"pulling {download.repository}",
+        digest=download.repository,
+        total=download.total_bytes,
+        completed=download.done_bytes,
+    )
+    return json_line(wire_json(line))

@@ -1,36 +1,47 @@
-"""A response that is ready for the engine."""
+"""A Responses body as a request to the engine, and its answer as a response, whole or streamed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 from engine.api import InvalidRequest, NoGrammars
-from server.dialects.responses.input.chat_body import as_chat, conversation
-from server.dialects.responses.input.references import (
+from engine.values.output import FinishReason, OutputEvent
+from server.dialects.base import generated
+from server.dialects.openai import wire_finish_reason
+from server.dialects.responses.answer import OutputItem, OutputItemEvent, ResponseState
+from server.dialects.responses.object import (
+    ResponseTemplate,
+    rendered_json,
+    response_head,
+    response_state,
+    response_usage,
+)
+from server.dialects.responses.read import (
     ResolvedInput,
+    as_chat,
+    conversation,
     referenced_bytes,
     resolved_input,
+    stored_items,
 )
-from server.dialects.responses.input.wire_items import stored_items
-from server.dialects.responses.output.items import OutputShape
-from server.dialects.responses.output.rendered_json import rendered_json
-from server.dialects.responses.response_object import ResponseTemplate, response_head
-from server.dialects.responses.storage.store import ResponseStore
-from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
-from server.dialects.responses.tools import (
-    RequestTools,
-    log_dropped,
-    without_default_strict,
+from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
 )
+from server.dialects.responses.tools import RequestTools, log_dropped, without_default_strict
+from server.dialects.responses.write import Output, OutputShape, ResponseAnswer
 from server.errors import ApiError
 from server.generation.chat import Chat
-from server.generation.chat_task import ChatTask, chat_task
+from server.generation.chat_task import ChatTask, chat_task, chat_tokens
+from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
-from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
-from server.schemas.chat import Conversation as ChatConversation
-from server.schemas.responses.output import OutputItem
-from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
-from server.schemas.responses.response import ResponseState
+from server.transport.sse import EVENT_STREAM, sse_event
+from server.transport.unsent import kept_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class ResponsesTask:
     chat: ChatTask
     template: ResponseTemplate
     shape: OutputShape
-    context: Conversation  # the input, with all that it continues
+    context: StoredConversation  # the input, with all that it continues
     record: RequestRecord
     store: ResponseStore
 
@@ -58,7 +69,7 @@ class ResponsesTask:
         """The response as JSON. It is stored unless the request has `store: false`."""
         json = self.template.json(state)
         if self.body.store:
-            whole = Conversation([*map(_stored, state.output)], self.context)
+            whole = StoredConversation([*map(_stored, state.output)], self.context)
             stored = StoredResponse(json, self.context, whole, self.body.background)
             self.store.put(self.record.client, self.owner, self.id, stored)
         return json
@@ -122,7 +133,7 @@ async def input_tokens(
     """
     record.n_bytes += referenced_bytes(body, store, record.key)
 
-    def prepare() -> ChatConversation:
+    def prepare() -> Conversation:
         return _read(body, model, record, store, max_bytes).prompt
 
     chat = await model.workers.prepare(record, prepare)
@@ -135,14 +146,14 @@ class _Read:
 
     resolved: ResolvedInput
     tools: RequestTools
-    prompt: ChatConversation
+    prompt: Conversation
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     chat: Chat
     tools: RequestTools
-    context: Conversation
+    context: StoredConversation
 
 
 def _prepare(
@@ -155,7 +166,7 @@ def _prepare(
     read = _read(body, model, record, store, max_bytes)
     resolved = read.resolved
     new = [*stored_items(resolved.items, record.id)] if body.store else []
-    context = Conversation(new, resolved.before)
+    context = StoredConversation(new, resolved.before)
     return _Prepared(as_chat(body, read.prompt), read.tools, context)
 
 
@@ -174,3 +185,94 @@ def _read(
 
 def _stored(item: OutputItem) -> StoredItem:
     return StoredItem(item.id, rendered_json(item))
+
+
+class ResponsesBuilder:
+    """A StreamingBuilder of one response, which has one sequence."""
+
+    def __init__(self, task: ResponsesTask) -> None:
+        self.task = task
+        self.engine = task.chat.model.engine
+        self.requests = [task.chat.request]
+        self.meter = task.chat.meter
+        self.is_streamed = task.body.stream
+        self.numbers = count()
+
+    def writer(self) -> "ResponsesWriter":
+        return ResponsesWriter(self)
+
+    def new_choice(self) -> ResponseAnswer:
+        output = Output(self.task.shape, self.task.record.id, lambda: next(self.numbers))
+        return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
+
+    def whole(self, choices: Sequence[ResponseAnswer]) -> bytes:
+        """The response, which is stored."""
+        (answer,) = choices
+        return self.task.store_response(self.state(answer))
+
+    def state(self, answer: ResponseAnswer) -> ResponseState:
+        """The response's state at the end of an answer."""
+        wire_finish_reason(answer.finish_reason)  # raises if there is none
+        is_cut_off = answer.finish_reason is FinishReason.LENGTH
+        return response_state(
+            "incomplete" if is_cut_off else "completed",
+            answer.output.items,
+            usage=response_usage(self.meter),
+        )
+
+
+class ResponsesWriter:
+    """A StreamWriter of typed events.
+
+    Codex times out between events and ignores comments, so a keep-alive repeats the event
+    `response.in_progress`.
+    """
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, builder: ResponsesBuilder) -> None:
+        self._builder = builder
+        self._template = builder.task.template
+        self._answer = builder.new_choice()
+        self._has_begun = False
+
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        output = generated(events)
+        if not output:
+            return b""  # until there is a token, an error has a status of its own
+        return self._opening() + b"".join(map(_event, self._answer.events(output)))
+
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        """The last events repeat the whole answer."""
+        return sum(map(kept_bytes, events))
+
+    def keep_alive(self) -> bytes:
+        return self._opening() or self._status("response.in_progress", self._in_progress())
+
+    def failure(self, error: ApiError) -> bytes:
+        state = response_state("failed", self._answer.output.items, error=error)
+        response = self._builder.task.store_response(state)
+        return self._opening() + self._status("response.failed", response)
+
+    def end(self) -> bytes:
+        state = self._builder.state(self._answer)
+        return self._status(f"response.{state.status}", self._builder.task.store_response(state))
+
+    def _opening(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        begun = self._in_progress()
+        return self._status("response.created", begun) + self._status("response.in_progress", begun)
+
+    def _in_progress(self) -> bytes:
+        return self._template.json(response_state("in_progress"))
+
+    def _status(self, type: str, response: bytes) -> bytes:
+        number = next(self._builder.numbers)
+        head = f'{{"type":"{type}","sequence_number":{number},"response":'
+        return sse_event(type, head.encode() + response + b"}")
+
+
+def _event(event: OutputItemEvent) -> bytes:
+    return sse_event(event.type, rendered_json(event))

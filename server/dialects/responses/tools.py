@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from server.parsing.enforced_schemas import is_enforced
-from server.schemas.custom_tools import custom_function
-from server.schemas.responses.tools import (
+from server.dialects.responses.schema import (
     ChosenTool,
     ChosenTools,
     CustomTool,
@@ -18,6 +16,8 @@ from server.schemas.responses.tools import (
     ResponseTool,
     ResponseToolChoice,
 )
+from server.generation.tools import custom_function
+from server.parsing.enforced_schemas import is_enforced
 
 MAX_LOGGED = 8
 

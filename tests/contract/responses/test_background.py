@@ -11,8 +11,8 @@ import pytest
 from openai import BadRequestError, InternalServerError, RateLimitError
 
 from engine.api import QueueFull
+from server.dialects.responses.answer import ResponseState
 from server.dialects.responses.task import ResponsesTask
-from server.schemas.responses.response import ResponseState
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created

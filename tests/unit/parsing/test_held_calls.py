@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from engine.values.request import Constraint, Grammar, Request
-from server.dialects.chat_request import as_chat
+from server.dialects.chat.routes import as_chat
+from server.dialects.chat.schema import ChatRequest
 from server.generation.plan import AnswerPlanner
 from server.parsing.registry import TOOL_FORMATS, answer_format
-from server.schemas.chat import ChatRequest
 from server.settings.conversation import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 from tests.grammars import LocalGrammars, demo_tokenizer

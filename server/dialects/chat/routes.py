@@ -1,0 +1,78 @@
+"""`POST /v1/chat/completions`, and its `/render`."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
+from server.dialects.chat.write import ChatBuilder
+from server.dialects.delivery import (
+    COMMENTS,
+    respond,
+    respond_without_engine,
+    when_loaded,
+)
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
+from server.generation.chat import Chat
+from server.generation.chat_task import chat_task
+from server.generation.models import ServedModel
+from server.service import RecordDependency, ServiceDependency
+from server.transport.unsent import TOKEN_BYTES
+
+router = Endpoints()
+render_router = Endpoints()
+
+
+def as_chat(body: ChatRequest) -> Chat:
+    """The older of two names counts where the newer is silent."""
+    return Chat(
+        conversation=body.conversation,
+        sampling=body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        n=body.n,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structure=body.structure,
+        parallel_calls=body.parallel_tool_calls and not body.functions,  # room for one call
+        thinking_budget=body.thinking_budget,
+        prediction=body.prediction.text if body.prediction else "",
+        tools_field="functions" if body.functions else "tools",
+    )
+
+
+@router.endpoint(
+    "POST",
+    "/v1/chat/completions",
+    answer=ChatCompletion,
+    stream=chunks(ChatChunk),
+    errors=GENERATION_ERRORS,
+)
+async def create_chat_completion(
+    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await chat_task(as_chat(body), model, record)
+        return await respond(ChatBuilder(body, task), http, service)
+
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
+
+
+@render_router.endpoint(
+    "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
+)
+async def render_chat_completion(
+    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    """What is refused in a chat is refused here; nothing is generated."""
+    model = await service.model(body.model, record)
+    service.check_priority(body.priority)
+    task = await chat_task(as_chat(body), model, record)
+    await check_requests([task.request], model, record)
+    return await respond_without_engine(
+        lambda: rendered_request(task.request, body, model.name),
+        TOKEN_BYTES * len(task.request.prompt),
+        http,
+        service,
+    )

@@ -1,0 +1,64 @@
+"""`POST /v1/completions`, and its `/render`."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.write import CompletionBuilder
+from server.dialects.delivery import (
+    COMMENTS,
+    respond,
+    respond_without_engine,
+    when_loaded,
+)
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.rendering import RenderedRequests, check_requests, rendered_request
+from server.generation.completion_request import CompletionRequest
+from server.generation.completion_task import completion_task
+from server.generation.models import ServedModel
+from server.service import RecordDependency, ServiceDependency
+from server.transport.unsent import TOKEN_BYTES
+
+router = Endpoints()
+render_router = Endpoints()
+
+
+@router.endpoint(
+    "POST",
+    "/v1/completions",
+    answer=Completion,
+    stream=chunks(CompletionChunk),
+    errors=GENERATION_ERRORS,
+)
+async def create_completion(
+    body: CompletionRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await completion_task(body, model, record)
+        return await respond(CompletionBuilder(task), http, service)
+
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
+
+
+@render_router.endpoint(
+    "POST", "/v1/completions/render", answer=RenderedRequests, errors=MODEL_ERRORS
+)
+async def render_completion(
+    body: CompletionRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    """One entry for each prompt."""
+    model = await service.model(body.model, record)
+    service.check_priority(body.priority)
+    task = await completion_task(body, model, record)
+    await check_requests(task.requests, model, record)
+    return await respond_without_engine(
+        lambda: RenderedRequests(
+            [rendered_request(each, body, model.name) for each in task.requests]
+        ),
+        TOKEN_BYTES * sum(map(len, task.prompts)),
+        http,
+        service,
+    )

@@ -1,0 +1,1 @@
+"""Embeddings, and texts ranked against each other."""

@@ -1,0 +1,91 @@
+"""`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`, and the other paths of the last two."""
+
+from collections.abc import Sequence
+
+from fastapi import Request
+from starlette.responses import Response
+
+from server.dialects.delivery import respond_whole, when_loaded
+from server.dialects.embeddings.schema import (
+    EmbeddingList,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from server.dialects.embeddings.write import (
+    EmbeddingBuilder,
+    RerankBuilder,
+    ScoreBuilder,
+    check_not_empty,
+)
+from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
+from server.errors import invalid
+from server.generation.embedding_task import EmbeddingRequest, embedding_task
+from server.generation.models import ServedModel
+from server.generation.ranking_task import Pair, ranking_task
+from server.service import RecordDependency, ServiceDependency
+
+router = Endpoints()
+
+
+@router.endpoint("POST", "/v1/embeddings", answer=EmbeddingList, errors=GENERATION_ERRORS)
+async def create_embeddings(
+    body: EmbeddingRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+    check_not_empty(body)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await embedding_task(body, model, record)
+        return await respond_whole(EmbeddingBuilder(task), http, service)
+
+    return await when_loaded(body.model, begin, http, service)
+
+
+@router.endpoint(
+    "POST", "/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse, errors=GENERATION_ERRORS
+)
+async def rerank(
+    body: RerankRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+    pairs = [
+        Pair(body.query, document, "query", f"documents[{index}]")
+        for index, document in enumerate(body.documents)
+    ]
+
+    async def begin(model: ServedModel) -> Response:
+        task = await ranking_task(body, pairs, model, record)
+        return await respond_whole(RerankBuilder(record.id, task, body), http, service)
+
+    return await when_loaded(body.model, begin, http, service)
+
+
+@router.endpoint("POST", "/v1/score", "/score", answer=ScoreResponse, errors=GENERATION_ERRORS)
+async def score(
+    body: ScoreRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_priority(body.priority)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await ranking_task(body, _pairs(body), model, record)
+        return await respond_whole(ScoreBuilder(record.id, task), http, service)
+
+    return await when_loaded(body.model, begin, http, service)
+
+
+def _pairs(body: ScoreRequest) -> Sequence[Pair]:
+    """Raises ApiError (400) where it is not said which text belongs to which."""
+    first, second = body.text_1, body.text_2
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise invalid(
+            f"text_2: {len(first)} texts in text_1 are compared with as many, not {len(second)}",
+            "text_2",
+        )
+    return [
+        Pair(one, other, f"text_1[{index}]", f"text_2[{index}]")
+        for index, (one, other) in enumerate(zip(first, second, strict=True))
+    ]

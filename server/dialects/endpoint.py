@@ -1,0 +1,145 @@
+"""Routes whose OpenAPI description follows from their types."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+
+from server.dialects.errors import ErrorResponse
+from server.json_model import RequestModel
+from server.service import JsonBody
+from server.transport.sse import EVENT_STREAM, NDJSON
+
+SCHEMAS = "#/components/schemas/{model}"
+RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+BUSY_STATUSES = {429, 503}
+
+BODY_ERRORS = (400, 408, 413)
+MODEL_ERRORS = (403, 404)
+"""Errors of routes that a model is named to: the key may not use it, or there is none."""
+GENERATION_ERRORS = (*MODEL_ERRORS, 410, 429)
+
+Document = dict[str, Any]
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A response that is sent piece by piece."""
+
+    media_type: str
+    models: Sequence[type[BaseModel]]  # of which its pieces are the JSON
+    item: Document  # the schema of one piece
+
+
+class Endpoints(APIRouter):
+    """Routes, and the models that FastAPI does not see in them: of bodies, which JsonBody reads,
+    and of streams.
+    """
+
+    def __init__(self, prefix: str = "", *, include_in_schema: bool = True) -> None:
+        super().__init__(prefix=prefix, include_in_schema=include_in_schema)
+        self.bodies: list[type[RequestModel]] = []
+        self.streamed: list[type[BaseModel]] = []
+
+    def endpoint(
+        self,
+        method: str,
+        *paths: str,
+        answer: type[BaseModel] | None = None,
+        stream: Stream | None = None,
+        errors: Sequence[int] | None = (),
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Decorator: the function answers `method` on each of the paths, and HEAD where it answers
+        GET with something that ends.
+
+        A parameter `body` is read from the request's JSON. `answer` is the JSON of a function that
+        returns a Response; otherwise the model that it returns. `stream` is the response's other
+        shape, or its only one. `errors` are the statuses beyond those of every body and of a
+        stopped engine; None: the route has not even these. `options` are FastAPI's.
+        """
+
+        def add(handler: Handler) -> Handler:
+            body = handler.__annotations__.get("body")
+            if answer is not None:
+                options["response_model"] = answer
+            responses: dict[int | str, Document] = {}
+            if stream is not None:
+                self.streamed += stream.models
+                responses[200] = {"content": {stream.media_type: {"itemSchema": stream.item}}}
+            if errors is not None:
+                statuses = {*errors, *(BODY_ERRORS if body else ()), 503}
+                responses |= {status: error_answer(status) for status in sorted(statuses)}
+            if body is not None:
+                self.bodies.append(body)
+                options["openapi_extra"] = _body_content(body)
+                handler.__annotations__["body"] = Annotated[body, Depends(JsonBody(body))]
+            for path in paths:
+                self.add_api_route(path, handler, methods=[method], responses=responses, **options)
+                if method == "GET" and stream is None:
+                    self.add_api_route(
+                        path, handler, methods=["HEAD"], **options | {"include_in_schema": False}
+                    )
+            return handler
+
+        return add
+
+
+def chunks(model: type[BaseModel]) -> Stream:
+    """OpenAI's stream: chunks or an error, and [DONE] after the last."""
+    schema = {"anyOf": [_json_text(model, ErrorResponse), {"const": "[DONE]"}]}
+    return Stream(EVENT_STREAM, [model, ErrorResponse], _event(data=schema))
+
+
+def named_events(models: Sequence[type[BaseModel]]) -> Stream:
+    """A stream of events, each with the name of its kind."""
+    return Stream(EVENT_STREAM, models, _event(event={"type": "string"}, data=_json_text(*models)))
+
+
+def unnamed_events(model: type[BaseModel]) -> Stream:
+    """A stream of events of one kind."""
+    return Stream(EVENT_STREAM, [model], _event(data=_json_text(model)))
+
+
+def json_lines(*models: type[BaseModel]) -> Stream:
+    """A stream of JSON objects, one a line."""
+    return Stream(NDJSON, models, {"anyOf": [_reference(model) for model in models]})
+
+
+def _event(**properties: Document) -> Document:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _json_text(*models: type[BaseModel]) -> Document:
+    return {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_reference(model) for model in models]},
+    }
+
+
+def _body_content(model: type[RequestModel]) -> Document:
+    media = {"schema": _reference(model), "example": model.EXAMPLE}
+    return {"requestBody": {"required": True, "content": {"application/json": media}}}
+
+
+def error_answer(status: int) -> Document:
+    """The description of an error of that status, in OpenAI's shape."""
+    response: Document = {
+        "description": HTTPStatus(status).phrase,
+        "content": json_content(ErrorResponse),
+    }
+    return response | {"headers": RETRY_AFTER} if status in BUSY_STATUSES else response
+
+
+def json_content(model: type[BaseModel]) -> Document:
+    """The description of a response's JSON."""
+    return {"application/json": {"schema": _reference(model)}}
+
+
+def _reference(model: type[BaseModel]) -> Document:
+    return {"$ref": SCHEMAS.format(model=model.__name__)}

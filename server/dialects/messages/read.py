@@ -1,0 +1,306 @@
+"""A Messages body read into a chat."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from server.dialects.messages.schema import (
+    CountTokensRequest,
+    DocumentBlockParam,
+    MessageParam,
+    MessagesRequest,
+    RedactedThinkingBlockParam,
+    SearchResultBlockParam,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ThinkingParam,
+    ToolChoiceParam,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+)
+from server.errors import invalid, invalid_field
+from server.generation.chat import Chat, Structure
+from server.generation.conversation import Conversation, Message, TextPart
+from server.generation.models import ServedModel
+from server.generation.request_fields import SampledRequest
+from server.generation.roles import Roles
+from server.generation.structure import of_schema
+from server.generation.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
+from server.record import RequestRecord
+
+SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
+
+BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
+    "system": (TextBlockParam,),
+    "user": (*SPOKEN, ToolResultBlockParam),
+    "assistant": (
+        TextBlockParam,
+        ThinkingBlockParam,
+        RedactedThinkingBlockParam,
+        ToolUseBlockParam,
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Consecutive messages of one role: one message to Anthropic and to many templates."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[FunctionToolCall | CustomToolCall] = field(default_factory=list)
+    answers: str | None = None  # the id of the tool call that it answers
+
+    def takes(self, other: "_Turn", roles: Roles) -> bool:
+        """Whether the next turn is joined to this one."""
+        if self.role == "tool":
+            return other.role == "user" and roles.behind_results == "tool"
+        return self.role == other.role
+
+    def add(self, other: "_Turn") -> None:
+        self.texts += other.texts
+        self.thoughts += other.thoughts
+        self.calls += other.calls
+
+    def message(self) -> Message:
+        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
+        text = ("" if self.role == "assistant" else "\n").join(self.texts)
+        is_empty = self.role == "assistant" and not self.texts
+        return Message(
+            role=self.role,
+            content=None if is_empty else [TextPart(type="text", text=text)],
+            reasoning_content="".join(self.thoughts) or None,
+            tool_calls=self.calls or None,
+            tool_call_id=self.answers,
+        )
+
+
+def chat_messages(
+    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
+) -> list[Message]:
+    """The conversation, each turn one message and each tool's result one of its own.
+
+    Raises ApiError (400) for blocks that are not of their role.
+    """
+    turns: list[_Turn] = []
+    for turn in _turns(system, messages, roles):
+        if turns and turns[-1].takes(turn, roles):
+            turns[-1].add(turn)
+        else:
+            turns.append(turn)
+    for turn in turns:
+        if len(turn.calls) > MAX_TOOLS:
+            message = f"messages: at most {MAX_TOOLS} tool_use blocks in one turn"
+            raise invalid(message, "messages")
+    return [turn.message() for turn in turns]
+
+
+def _turns(
+    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
+) -> Iterator[_Turn]:
+    if texts := list(system):
+        yield _Turn("system", texts)
+    has_begun = False
+    for index, message in enumerate(messages):
+        _check_blocks(message, f"messages[{index}].content")
+        has_begun = has_begun or message.role != "system"
+        match message.role:
+            case "user":
+                yield from _users(message)
+            case "assistant":
+                yield _assistants(message)
+            case "system" if has_begun and roles.late_system == "user":
+                reminder = "\n".join(block_texts(message.content))
+                yield _Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
+            case "system":
+                yield _Turn("system", block_texts(message.content))
+
+
+def _users(message: MessageParam) -> Iterator[_Turn]:
+    """The tool results of a user message, and its texts between and after them."""
+    if not message.content:
+        yield _Turn("user")
+    for block in message.content:
+        match block:
+            case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
+                yield _Turn("user", [block.text])
+            case ToolResultBlockParam():
+                text = "\n".join(block_texts(block.content))
+                result = f"Error: {text}" if block.is_error else text
+                yield _Turn("tool", [result], answers=block.tool_use_id)
+
+
+def _assistants(message: MessageParam) -> _Turn:
+    turn = _Turn("assistant")
+    for block in message.content:
+        match block:
+            case TextBlockParam():
+                turn.texts.append(block.text)
+            case ThinkingBlockParam():
+                turn.thoughts.append(block.thinking)
+            case ToolUseBlockParam():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = FunctionCall(name=block.name, arguments=arguments)
+                turn.calls.append(FunctionToolCall(id=block.id, function=function))
+    return turn
+
+
+def block_texts(blocks: Iterable[BaseModel]) -> list[str]:
+    """The texts of the blocks that have one, of documents too."""
+    return [block.text for block in blocks if isinstance(block, SPOKEN)]
+
+
+def _check_blocks(message: MessageParam, place: str) -> None:
+    """Raise ApiError (400) for a block that a message of this role cannot have."""
+    for index, block in enumerate(message.content):
+        if not isinstance(block, BLOCKS_OF[message.role]):
+            where = f"{place}[{index}]"
+            text = f"{where}: a message of role '{message.role}' has no {block.type} blocks"
+            raise invalid(text, where)
+
+
+BILLING_LINE = "x-anthropic-billing-header:"
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Anthropic's efforts that templates do not know, as the highest that they do."""
+
+SAME = {
+    *("model", "stream", "temperature", "top_p", "top_k"),
+    *("cache_salt", "seed", "priority", "speculate"),
+}
+"""Fields with the same name in a SampledRequest."""
+
+MAX_LOGGED = 8  # types of tools, which are client input
+
+log = logging.getLogger("rootstock.messages")
+
+Fields = dict[str, Any]
+
+
+async def as_chat(
+    body: MessagesRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    strip_billing_header: bool,
+) -> Chat:
+    """Raises ApiError (400)."""
+
+    def read() -> Chat:
+        return _chat(body, _conversation(body, model, strip_billing_header), model)
+
+    return await model.workers.prepare(record, read)
+
+
+async def conversation(
+    body: CountTokensRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    strip_billing_header: bool,
+) -> Conversation:
+    """What makes the prompt. Raises ApiError (400)."""
+    read = partial(_conversation, body, model, strip_billing_header)
+    return await model.workers.prepare(record, read)
+
+
+def _conversation(
+    body: CountTokensRequest, model: ServedModel, strip_billing_header: bool
+) -> Conversation:
+    system = _system(body.system, strip_billing_header=strip_billing_header)
+    messages = chat_messages(system, body.messages, model.prompts.roles)
+    try:
+        return Conversation(
+            cache_salt=body.cache_salt,
+            messages=messages,
+            continue_final_message=messages[-1].role == "assistant",
+            **_tools(body.tools),
+            **_choice(body.tool_choice),
+            **_reasoning(body, reasons=model.planner.reasons),
+        )
+    except ValidationError as error:
+        raise invalid_field(error) from None
+
+
+def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Chat:
+    choice = body.tool_choice
+    return Chat(
+        conversation=prompt,
+        sampling=_sampling(body),
+        max_tokens=body.max_tokens or None,  # with 0 the answer is left out
+        structure=_structure(body),
+        parallel_calls=choice is None or not choice.disable_parallel_tool_use,
+        thinking_budget=_budget(body.thinking) if model.planner.reasons else None,
+    )
+
+
+def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:
+    said = block_texts(blocks)
+    if strip_billing_header:
+        said = [_without_billing_line(text) for text in said]
+    return [text for text in said if text]
+
+
+def _without_billing_line(text: str) -> str:
+    """Claude Code begins its system prompt with a line that differs from session to session."""
+    line, _, rest = text.partition("\n")
+    return rest if line.startswith(BILLING_LINE) else text
+
+
+def _tools(tools: Sequence[ToolParam]) -> Fields:
+    if kinds := sorted({tool.type for tool in tools if tool.is_hosted}):
+        log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
+    return {"tools": [_function(tool) for tool in tools if not tool.is_hosted]}
+
+
+def _function(tool: ToolParam) -> Fields:
+    declared: Fields = {"name": tool.name, "description": tool.description}
+    declared |= {"parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": declared}
+
+
+def _choice(choice: ToolChoiceParam | None) -> Fields:
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": TOOL_CHOICES.get(choice.type, named)}
+
+
+def _reasoning(body: CountTokensRequest, *, reasons: bool) -> Fields:
+    """The template's fields of reasoning. `thinking` is ignored for a model without reasoning:
+    clients send it to all models.
+    """
+    effort = body.output_config.effort
+    fields: Fields = {"reasoning_effort": EFFORTS.get(effort, effort) if effort else None}
+    template: Fields = {}
+    match body.thinking:
+        case ThinkingParam(type="enabled") if reasons:
+            template["enable_thinking"] = True
+        case ThinkingParam(type="disabled") if reasons:
+            template["enable_thinking"] = False
+    return fields | {"chat_template_kwargs": template | body.chat_template_kwargs}
+
+
+def _budget(thinking: ThinkingParam | None) -> int | None:
+    match thinking:
+        case ThinkingParam(type="enabled", budget_tokens=budget):
+            return budget
+        case _:
+            return None
+
+
+def _sampling(body: MessagesRequest) -> SampledRequest:
+    fields: Fields = body.model_dump(include=SAME, exclude_none=True)
+    return SampledRequest(stop=body.stop_sequences, **fields)
+
+
+def _structure(body: MessagesRequest) -> Structure | None:
+    format = body.output_config.format or body.output_format
+    return None if format is None else ("output_config.format", of_schema(format.schema_))

@@ -1,0 +1,55 @@
+"""`POST /v1/messages`, `/v1/messages/count_tokens`."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from server.dialects.delivery import COMMENTS, respond, when_loaded
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
+from server.dialects.messages.read import as_chat, conversation
+from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
+from server.dialects.messages.write import MessagesBuilder
+from server.generation.chat_task import chat_task, chat_tokens
+from server.generation.models import ServedModel
+from server.service import RecordDependency, ServiceDependency
+
+router = Endpoints()
+
+
+@router.endpoint(
+    "POST",
+    "/v1/messages",
+    answer=MessageBody,
+    stream=named_events(MESSAGE_EVENTS),
+    errors=GENERATION_ERRORS,
+)
+async def create_message(
+    body: MessagesRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    settings = service.settings
+    service.check_priority(body.priority)
+    record.cache_marks = body.cache_control_count
+    is_marked = settings.prefix_cache and record.cache_marks > 0
+
+    async def begin(model: ServedModel) -> Response:
+        strips = settings.strip_billing_header
+        chat = await as_chat(body, model, record, strip_billing_header=strips)
+        task = await chat_task(chat, model, record)
+        if body.max_tokens == 0:
+            task = task.without_answer()
+        builder = MessagesBuilder(task, body.max_tokens, is_marked=is_marked)
+        return await respond(builder, http, service)
+
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
+
+
+@router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
+async def count_tokens(
+    body: CountTokensRequest, service: ServiceDependency, record: RecordDependency
+) -> TokenCount:
+    """Those of the prompt that the same request to /v1/messages would have."""
+    model, settings = await service.model(body.model, record), service.settings
+    strip = settings.strip_billing_header
+    prompt = await conversation(body, model, record, strip_billing_header=strip)
+    return TokenCount(input_tokens=len(await chat_tokens(prompt, model, record)))

@@ -1,0 +1,397 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from engine.values.model import Temperature, TopK, TopP
+from server.errors import UNSUPPORTED
+from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, TemplateArguments, as_parts
+from server.generation.request_fields import MODELS_OWN, SPECULATE, StopTexts
+from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
+from server.json_model import NULL, RequestModel, type_of
+
+
+def _type_of(block: object) -> object:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+BY_TYPE = Discriminator(
+    _type_of,
+    custom_error_type=UNSUPPORTED,
+    custom_error_message="content blocks of this type are not supported",
+)
+
+
+def _member_of(blocks: object) -> BeforeValidator:
+    """Refuse a block whose type has no `Tag` in the union `blocks`, and name the type: the
+    discriminator's own error cannot.
+    """
+    types = {
+        tag.tag for block in get_args(blocks) for tag in get_args(block) if isinstance(tag, Tag)
+    }
+
+    def check(block: object) -> object:
+        kind = _type_of(block)
+        if isinstance(kind, str) and kind not in types:
+            message = "content blocks of type '{kind}' are not supported here"
+            raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+        return block
+
+    return BeforeValidator(check)
+
+
+class RequestPart(RequestModel):
+    @property
+    def cache_control_count(self) -> int:
+        """The number of `cache_control` fields in it."""
+        return 0
+
+
+class CacheControlled(RequestPart):
+    """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
+
+    cache_control: dict[str, Any] | None = None
+
+    @property
+    def cache_control_count(self) -> int:
+        return int(self.cache_control is not None)
+
+
+class TextBlockParam(CacheControlled):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlockParam(RequestPart):
+    """Reasoning of an earlier answer. Its signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlockParam(RequestPart):
+    """Encrypted reasoning of another server. It is left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+
+class ToolUseBlockParam(CacheControlled):
+    """A call that an assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: dict[str, Any]
+
+
+def _text_alone() -> PydanticCustomError:
+    return PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
+
+
+class ImageBlockParam(CacheControlled):
+    """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
+    finds the block, takes it out and goes on.
+    """
+
+    type: Literal["image"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, data: Any) -> Any:
+        raise _text_alone()
+
+
+class TextSourceParam(RequestModel):
+    type: Literal["text"]
+    data: str
+
+
+TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
+TaggedImage: TypeAlias = Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
+PlainBlock: TypeAlias = TaggedText | TaggedImage
+PlainBlocks = Annotated[
+    list[Annotated[PlainBlock, BY_TYPE, _member_of(PlainBlock)]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+PlainText = Annotated[
+    PlainBlocks, BeforeValidator(as_parts, json_schema_input_type=str | PlainBlocks)
+]
+
+
+class ContentSourceParam(RequestModel):
+    """Text in blocks. Images among them are refused, as everywhere."""
+
+    type: Literal["content"]
+    content: PlainText
+
+    @property
+    def data(self) -> str:
+        return _joined(self.content)
+
+
+class DocumentBlockParam(CacheControlled):
+    """A document that is text. Others are refused as images are."""
+
+    type: Literal["document"]
+    source: Annotated[TextSourceParam | ContentSourceParam, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: Any) -> Any:
+        if isinstance(data, dict) and type_of(data.get("source")) not in {"", "text", "content"}:
+            raise _text_alone()
+        return data
+
+    @property
+    def text(self) -> str:
+        """The document's title and context, and its text."""
+        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
+
+
+class SearchResultBlockParam(CacheControlled):
+    """A text that a search found, and where."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: PlainBlocks
+
+    @property
+    def text(self) -> str:
+        """The result's title and source, and its text."""
+        return "\n".join(filter(None, (self.title, self.source, _joined(self.content))))
+
+
+def _joined(blocks: Iterable[TextBlockParam | ImageBlockParam]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
+
+
+TextBlock: TypeAlias = (
+    TaggedText
+    | TaggedImage
+    | Annotated[DocumentBlockParam, Tag("document")]
+    | Annotated[SearchResultBlockParam, Tag("search_result")]
+)
+TextBlocks = Annotated[
+    list[Annotated[TextBlock, BY_TYPE, _member_of(TextBlock)]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
+
+
+class ToolResultBlockParam(CacheControlled):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=256)
+    content: Text = Field(default_factory=list)
+    is_error: bool = False
+
+    @property
+    def cache_control_count(self) -> int:
+        return super().cache_control_count + sum(
+            block.cache_control_count for block in self.content
+        )
+
+
+BlockParam: TypeAlias = (
+    TextBlock
+    | Annotated[ThinkingBlockParam, Tag("thinking")]
+    | Annotated[RedactedThinkingBlockParam, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlockParam, Tag("tool_use")]
+    | Annotated[ToolResultBlockParam, Tag("tool_result")]
+)
+Blocks = Annotated[
+    list[Annotated[BlockParam, BY_TYPE, _member_of(BlockParam)]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
+
+
+class MessageParam(RequestPart):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @property
+    def cache_control_count(self) -> int:
+        return sum(block.cache_control_count for block in self.content)
+
+
+Messages = Annotated[
+    list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+
+HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
+"""How the types of those begin that Anthropic's servers run themselves."""
+
+
+class ToolParam(CacheControlled):
+    """A tool with a schema is the client's to run. Others Anthropic runs, or has the schema of."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {
+                        "name": {"type": "string", "pattern": FUNCTION_NAME},
+                        "input_schema": {"type": "object"},
+                    },
+                    "required": ["name", "input_schema"],
+                },
+                {
+                    "properties": {
+                        "type": {"type": "string", "pattern": f"^({'|'.join(HOSTED)})"},
+                        "input_schema": NULL,
+                    },
+                    "required": ["type"],
+                },
+            ]
+        }
+    )
+
+    type: str = Field("custom", max_length=64)
+    name: str = Field("", max_length=256)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def is_hosted(self) -> bool:
+        return self.input_schema is None and self.type.startswith(HOSTED)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.is_hosted:
+            return self
+        if self.input_schema is None and self.type != "custom":
+            message = "tools of type '{kind}' are not supported; declare one with an input_schema"
+            raise PydanticCustomError(UNSUPPORTED, message, {"kind": self.type})
+        if self.input_schema is None:
+            raise PydanticCustomError("tool", "input_schema is missing")
+        if not re.fullmatch(FUNCTION_NAME, self.name):
+            message = "the name must match {pattern}"
+            raise PydanticCustomError("tool", message, {"pattern": FUNCTION_NAME})
+        return self
+
+
+class ToolChoiceParam(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"type": {"enum": ["auto", "any", "none"]}}},
+                {
+                    "properties": {"name": {"type": "string", "pattern": FUNCTION_NAME}},
+                    "required": ["name"],
+                },
+            ]
+        }
+    )
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = Field("", max_length=256)
+    disable_parallel_tool_use: bool = False
+
+
+MAX_SERVERS = 64
+
+
+class ThinkingParam(RequestModel):
+    """`adaptive` leaves it to the model's template, as saying nothing does."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(None, ge=0)
+
+
+class OutputFormatParam(RequestModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfigParam(RequestModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormatParam | None = None
+
+
+class CountTokensRequest(CacheControlled):
+    """All that a prompt is made of."""
+
+    EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
+
+    model: str = Field("", max_length=256)
+    messages: Messages
+    system: Text = Field(default_factory=list)
+    tools: Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list
+    )
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfigParam = Field(default_factory=OutputConfigParam)
+    output_format: OutputFormatParam | None = None  # what output_config.format was called at first
+    mcp_servers: SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_SERVERS)]] = Field(
+        default_factory=list
+    )
+
+    cache_salt: str = Field("", max_length=256)
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _choosable(self) -> Self:
+        choice, names = self.tool_choice, {tool.name for tool in self.declared_tools}
+        if choice is None or choice.type in {"auto", "none"}:
+            return self
+        if not names:
+            raise PydanticCustomError("tool_choice", "tool_choice: there are no tools to choose")
+        if choice.type == "tool" and choice.name not in names:
+            message = "tool_choice: tools has no '{name}'"
+            raise PydanticCustomError("tool_choice", message, {"name": choice.name})
+        return self
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _none_of_them(cls, servers: list[Any]) -> list[Any]:
+        if servers:
+            raise PydanticCustomError(UNSUPPORTED, "not supported; connect to them from the client")
+        return servers
+
+    @property
+    def declared_tools(self) -> list[ToolParam]:
+        """Without those that Anthropic's servers would run."""
+        return [tool for tool in self.tools if not tool.is_hosted]
+
+    @property
+    def cache_control_count(self) -> int:
+        parts = (*self.system, *self.messages, *self.tools)
+        return super().cache_control_count + sum(part.cache_control_count for part in parts)
+
+
+class MessagesRequest(CountTokensRequest):
+    EXAMPLE: ClassVar = {
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "What is a radix tree?"}],
+    }
+
+    max_tokens: int = Field(ge=0, description="With 0 the prompt is cached, and nothing answered.")
+    stop_sequences: StopTexts = Field(default_factory=list)
+    stream: bool = False
+    temperature: Temperature | None = Field(None, description=MODELS_OWN)
+    top_p: TopP | None = Field(None, description=MODELS_OWN)
+    top_k: TopK | None = Field(None, description=MODELS_OWN)
+
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    priority: int = Field(0, ge=-1000, le=1000)
+    speculate: bool = Field(True, description=SPECULATE)

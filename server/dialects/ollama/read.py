@@ -1,0 +1,224 @@
+"""Ollama's bodies read into a chat, a completion or an embedding request."""
+
+import json
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from server.dialects.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaGenerateRequest,
+    OllamaGenerationRequest,
+    OllamaMessageParam,
+    OllamaToolCallParam,
+)
+from server.errors import UNSUPPORTED, invalid, invalid_field
+from server.generation.chat import Chat, Structure
+from server.generation.completion_request import CompletionRequest
+from server.generation.conversation import Conversation, Message, TextPart
+from server.generation.embedding_task import EmbeddingRequest
+from server.generation.models import ServedModel
+from server.generation.pooled import WHOLE_CONTEXT
+from server.generation.request_fields import NO_LIMIT, SampledRequest
+from server.generation.structure import ANY_OBJECT, NamedSchema, ResponseFormat, of_schema
+from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
+
+
+def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[Message]:
+    """The conversation. Calls and results that have no ids get some: a result without one answers
+    the first call of its `tool_name` that waits, or the first of all.
+    """
+    reader = _Reader()
+    return [reader.read(message) for message in messages]
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._ids = (f"call{number:05}" for number in count(1))  # nine characters, as Mistral's
+        self._waiting = _UnansweredCalls()
+
+    def read(self, message: OllamaMessageParam) -> Message:
+        calls: list[ToolCall] = [self._call(call) for call in message.tool_calls]
+        is_empty = message.role == "assistant" and not message.content
+        return Message(
+            role=message.role,
+            content=None if is_empty else [TextPart(type="text", text=message.content)],
+            name=message.tool_name,
+            tool_calls=calls or None,
+            tool_call_id=self._waiting.answered(message) if message.role == "tool" else None,
+            reasoning_content=message.thinking,
+        )
+
+    def _call(self, call: OllamaToolCallParam) -> FunctionToolCall:
+        arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+        function = FunctionCall(name=call.function.name, arguments=arguments)
+        made = FunctionToolCall(id=call.id or next(self._ids), function=function)
+        self._waiting.add(made)
+        return made
+
+
+class _UnansweredCalls:
+    """The ids of calls without a result, however many there are, found at once."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[str, None] = OrderedDict()
+        self._by_name: defaultdict[str, deque[str]] = defaultdict(deque)  # and answered ones
+
+    def add(self, call: FunctionToolCall) -> None:
+        self._all[call.id] = None
+        self._by_name[call.function.name].append(call.id)
+
+    def answered(self, result: OllamaMessageParam) -> str | None:
+        """The id of the call whose result it is, which waits no more."""
+        found = result.tool_call_id or self._first(result.tool_name)
+        if found is not None:
+            self._all.pop(found, None)
+        return found
+
+    def _first(self, name: str | None) -> str | None:
+        if name is None:
+            return next(iter(self._all), None)
+        ids = self._by_name[name]
+        while ids and ids[0] not in self._all:
+            ids.popleft()
+        return ids[0] if ids else None
+
+
+PASSTHROUGH_OPTIONS = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+}
+"""Options with the same name in a SampledRequest."""
+
+EFFORTS = {"max": "high"}
+"""Ollama's efforts that templates do not know, as the highest that they do."""
+
+Fields = dict[str, Any]
+
+
+def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
+    """Raises ApiError (400)."""
+    return _chat(body, chat_messages(body.messages), body.tools, model)
+
+
+def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:
+    """The system message, if there is one, and the prompt as the user's. Raises ApiError (400)."""
+    messages = [_message("user", body.prompt)]
+    if body.system:
+        messages.insert(0, _message("system", body.system))
+    return _chat(body, messages, (), model)
+
+
+def _message(role: Literal["system", "user"], text: str) -> Message:
+    return Message(role=role, content=[TextPart(type="text", text=text)])
+
+
+def raw_completion(body: OllamaGenerateRequest) -> CompletionRequest:
+    """A prompt that goes past the chat template, `system` with it."""
+    return CompletionRequest(
+        prompt=[body.prompt],
+        max_tokens=_max_tokens(body),
+        logprobs=body.n_logprobs,
+        response_format=_response_format(body),
+        **_sampled(body),
+    )
+
+
+def _chat(
+    body: OllamaGenerationRequest,
+    messages: Sequence[Message],
+    tools: Sequence[ChatFunctionTool],
+    model: ServedModel,
+) -> Chat:
+    try:
+        conversation = Conversation(
+            messages=list(messages),
+            tools=list(tools),
+            cache_salt=body.cache_salt,
+            continue_final_message=messages[-1].is_prefill,
+            **_reasoning(body, model),
+        )
+    except ValidationError as error:
+        raise invalid_field(error) from None
+    return Chat(
+        conversation=conversation,
+        sampling=SampledRequest(**_sampled(body)),
+        max_tokens=_max_tokens(body),
+        logprobs=body.n_logprobs,
+        structure=_structure(body),
+    )
+
+
+def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
+    """The template's fields of reasoning."""
+    if body.think and not model.planner.reasons:
+        message = f'"{model.name}" does not support thinking'  # the CLI looks for these words
+        raise invalid(message, "think", UNSUPPORTED)
+    match body.think:
+        case None:
+            return {}
+        case str(effort):
+            template = {"enable_thinking": True}
+            known = EFFORTS.get(effort, effort)
+            return {"reasoning_effort": known, "chat_template_kwargs": template}
+        case switch:
+            return {"chat_template_kwargs": {"enable_thinking": switch}}
+
+
+def _sampled(body: OllamaGenerationRequest) -> Fields:
+    options = body.options
+    fields: Fields = options.model_dump(include=PASSTHROUGH_OPTIONS, exclude_none=True)
+    return fields | {
+        "stream": body.stream,
+        "cache_salt": body.cache_salt,
+        "repetition_penalty": options.repeat_penalty,
+        "seed": None if options.seed is None or options.seed < 0 else options.seed,
+    }
+
+
+def _max_tokens(body: OllamaGenerationRequest) -> int:
+    asked = body.options.num_predict
+    return asked if asked is not None and asked > 0 else NO_LIMIT
+
+
+def _structure(body: OllamaGenerationRequest) -> Structure | None:
+    schema = _schema(body)
+    return None if schema is None else ("format", of_schema(schema))
+
+
+def _response_format(body: OllamaGenerationRequest) -> ResponseFormat | None:
+    if (schema := _schema(body)) is None:
+        return None
+    return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
+
+
+def _schema(body: OllamaGenerationRequest) -> dict[str, Any] | None:
+    match body.format:
+        case dict(schema):
+            return schema
+        case "json":
+            return ANY_OBJECT
+        case _:
+            return None
+
+
+def as_embedding(
+    body: OllamaEmbedding, texts: Sequence[str], dimensions: int | None
+) -> EmbeddingRequest:
+    """The request for embeddings that the body means."""
+    return EmbeddingRequest(
+        model=body.model,
+        input=list(texts),
+        dimensions=dimensions,
+        truncate_prompt_tokens=WHOLE_CONTEXT if body.truncate else None,
+        cache_salt=body.cache_salt,
+    )

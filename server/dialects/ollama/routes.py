@@ -1,0 +1,320 @@
+"""Ollama's API: `/api/chat`, `generate`, `embed`, `embeddings`, and those on models."""
+
+from functools import partial
+
+from anyio import to_thread
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from engine.launch import local_checkpoint
+from server.dialects.base import wire_json
+from server.dialects.delivery import (
+    Begin,
+    KeepAlive,
+    json_response,
+    respond,
+    respond_whole,
+    when_loaded,
+)
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.errors import OllamaError
+from server.dialects.ollama.models import (
+    LATEST,
+    SUCCESS,
+    described,
+    listed,
+    pull_lines,
+    pulled,
+    repository,
+    running,
+)
+from server.dialects.ollama.read import as_chat, as_embedding, prompt_as_chat, raw_completion
+from server.dialects.ollama.schema import (
+    DoneReason,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateAnswer,
+    OllamaGenerateRequest,
+    OllamaGenerationRequest,
+    OllamaModelInfo,
+    OllamaModelRequest,
+    OllamaModels,
+    OllamaProgress,
+    OllamaPullRequest,
+    OllamaRunningModels,
+    OllamaShowRequest,
+    OllamaVector,
+    OllamaVectors,
+    OllamaVersion,
+)
+from server.dialects.ollama.write import (
+    EmbedBuilder,
+    EmbeddingsBuilder,
+    OllamaBuilder,
+    Shape,
+    Stopwatch,
+    chat_answer,
+    chat_builder,
+    empty_line,
+    generate_answer,
+    raw_builder,
+    without_answer,
+)
+from server.downloads import Download
+from server.errors import ApiError
+from server.generation.chat_task import chat_task
+from server.generation.completion_task import completion_task
+from server.generation.embedding_task import embedding_task
+from server.generation.models import ServedModel
+from server.model_cache import NotCached, deletions
+from server.record import RequestRecord
+from server.service import RecordDependency, Service, ServiceDependency
+from server.transport.sse import NDJSON
+
+router = Endpoints()
+models_router = Endpoints()
+
+
+@router.endpoint(
+    "POST",
+    "/api/chat",
+    answer=OllamaChatAnswer,
+    stream=json_lines(OllamaChatAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
+)
+async def create_chat(
+    body: OllamaChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
+    if not body.messages and body.keep_alive == 0:
+        return await _unloaded(body, service, record, chat_answer)
+
+    async def begin(model: ServedModel) -> Response:
+        if not body.messages:
+            return _answer_of(model.name, chat_answer, "load")
+        chat = await model.workers.prepare(record, partial(as_chat, body, model))
+        task = await chat_task(chat, model, record)
+        return await respond(chat_builder(task, chat_answer, watch), http, service)
+
+    return await _when_loaded(body, chat_answer, begin, http, service)
+
+
+@router.endpoint(
+    "POST",
+    "/api/generate",
+    answer=OllamaGenerateAnswer,
+    stream=json_lines(OllamaGenerateAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
+)
+async def generate(
+    body: OllamaGenerateRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
+    if not body.prompt and body.keep_alive == 0:
+        return await _unloaded(body, service, record, generate_answer)
+
+    async def begin(model: ServedModel) -> Response:
+        if not body.prompt:
+            return _answer_of(model.name, generate_answer, "load")
+        builder = await _generate_builder(body, model, record, watch)
+        return await respond(builder, http, service)
+
+    return await _when_loaded(body, generate_answer, begin, http, service)
+
+
+async def _when_loaded(
+    body: OllamaGenerationRequest, shape: Shape, begin: Begin, http: Request, service: Service
+) -> Response:
+    """The response of the model that the body names. A stream has empty lines while it loads."""
+    name = named(service, body.model)
+
+    def line() -> bytes:
+        return empty_line(service.models.naming(name).name, shape)
+
+    keep_alive = KeepAlive(NDJSON, line) if body.stream else None
+    return await when_loaded(name, begin, http, service, keep_alive)
+
+
+def named(service: Service, name: str) -> str:
+    """The name without the tag that Ollama's clients add, where no model has it."""
+    return name if service.models.has(name) else name.removesuffix(LATEST)
+
+
+async def _generate_builder(
+    body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord, watch: Stopwatch
+) -> OllamaBuilder:
+    if body.raw:
+        completion = await model.workers.prepare(record, partial(raw_completion, body))
+        return raw_builder(await completion_task(completion, model, record), watch)
+    chat = await model.workers.prepare(record, partial(prompt_as_chat, body, model))
+    return chat_builder(await chat_task(chat, model, record), generate_answer, watch)
+
+
+async def _unloaded(
+    body: OllamaGenerationRequest, service: Service, record: RecordDependency, shape: Shape
+) -> Response:
+    """Answers at once. An admin unloads the model as soon as its running requests have ended. Any
+    other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
+    """
+    name = named(service, body.model)
+    own = await service.chosen(name, record)
+    if service.is_admin(record):
+        service.models.pool.begin_unload(own)
+    else:
+        service.models.pool.withdraw(own, record.key)
+    return _answer_of(name, shape, "unload")
+
+
+def _answer_of(name: str, shape: Shape, reason: DoneReason) -> Response:
+    return json_response(wire_json(without_answer(name, shape, reason)))
+
+
+@router.endpoint("POST", "/api/embed", answer=OllamaVectors, errors=GENERATION_ERRORS)
+async def embed(
+    body: OllamaEmbedRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    """Without a text the model is loaded, and no more."""
+    watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
+
+    async def begin(model: ServedModel) -> Response:
+        if not body.texts:
+            return json_response(wire_json(_no_vectors(model.name, watch)))
+        asked = as_embedding(body, body.texts, body.dimensions)
+        task = await embedding_task(asked, model, record)
+        return await respond_whole(EmbedBuilder(task, watch), http, service)
+
+    return await when_loaded(named(service, body.model), begin, http, service)
+
+
+@router.endpoint("POST", "/api/embeddings", answer=OllamaVector, errors=GENERATION_ERRORS)
+async def embeddings(
+    body: OllamaEmbeddingsRequest,
+    http: Request,
+    service: ServiceDependency,
+    record: RecordDependency,
+) -> Response:
+    """Without a prompt the model is loaded, and no more."""
+    watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
+
+    async def begin(model: ServedModel) -> Response:
+        if not body.prompt:
+            return json_response(wire_json(OllamaVector(embedding=[])))
+        task = await embedding_task(as_embedding(body, [body.prompt], None), model, record)
+        return await respond_whole(EmbeddingsBuilder(task, watch), http, service)
+
+    return await when_loaded(named(service, body.model), begin, http, service)
+
+
+def _no_vectors(model: str, watch: Stopwatch) -> OllamaVectors:
+    watch.submitted()
+    durations = watch.durations()
+    return OllamaVectors(
+        model=model,
+        embeddings=[],
+        total_duration=durations["total_duration"],
+        load_duration=durations["load_duration"],
+        prompt_eval_count=0,
+    )
+
+
+API_VERSION = "0.12.11"
+"""Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
+
+
+@models_router.endpoint("GET", "/api/version", errors=None)
+async def version() -> OllamaVersion:
+    return OllamaVersion(version=API_VERSION)
+
+
+@models_router.endpoint("GET", "/api/tags")
+async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
+    """The models that are served, under each of their names."""
+    models = service.models
+    allowed = [
+        (name, models.known[own])
+        for name, own in models.names()
+        if models.is_among(name, record.allowed_models)
+    ]
+
+    def read() -> OllamaModels:
+        return OllamaModels(models=[listed(name, one.settings.source) for name, one in allowed])
+
+    return await service.workers.run(record.client, 0, read)
+
+
+@models_router.endpoint("GET", "/api/ps")
+async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
+    """The models that are loaded and that the key may use, under the first of their names."""
+    found = []
+    for name, loaded in service.models.all_loaded().items():
+        if not service.models.is_among(name, record.allowed_models):
+            continue
+        promise = (await loaded.engine.stats()).memory.promise
+        left = service.models.seconds_left(name)
+        source = loaded.known.settings.source
+        read = partial(running, loaded.served[name], source, promise, left)
+        found.append(await service.workers.run(record.client, 0, read))
+    return OllamaRunningModels(models=found)
+
+
+@models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
+async def show(
+    body: OllamaShowRequest, service: ServiceDependency, record: RecordDependency
+) -> OllamaModelInfo:
+    """Loads nothing: it says what the model's files say, loaded or not."""
+    name = named(service, body.named)
+    own = await service.chosen(name, record)
+    known = service.models.known[own]
+    read = partial(described, name or own, known.settings, known.card)
+    return await service.workers.run(record.client, 0, read)
+
+
+@models_router.endpoint(
+    "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
+)
+async def pull(body: OllamaPullRequest, service: ServiceDependency) -> Response:
+    """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
+    The name is that of a repository, or of a served model, which may come from a directory.
+    """
+    download = await _download(service, named(service, body.named))
+    if body.stream:
+        return StreamingResponse(pull_lines(download), media_type=NDJSON)
+    await pulled(download)
+    return json_response(wire_json(SUCCESS))
+
+
+async def _download(service: Service, name: str) -> Download | None:
+    """None for a served model whose files are in a directory: there is nothing to fetch."""
+    models = service.models
+    if not models.has(name):
+        return models.downloads.start(repository(name))
+    source = models.known[models.find(name)].settings.source
+    if await to_thread.run_sync(local_checkpoint, source) is not None:
+        return None
+    return models.downloads.start(source)
+
+
+@models_router.endpoint("DELETE", "/api/delete", errors=(404, 409))
+async def delete(body: OllamaModelRequest, service: ServiceDependency) -> Response:
+    """Deletes a repository from Hugging Face's cache, every revision of it, unless it is served."""
+    name = repository(body.named)
+    if service.models.is_served_from(name):
+        raise ApiError(409, f"model '{name}' is served", param="model", code="model_served")
+    await to_thread.run_sync(_delete, name)
+    return Response()
+
+
+def _delete(name: str) -> None:
+    """Raises ApiError (404)."""
+    try:
+        strategies = deletions([name])
+    except NotCached as error:
+        raise ApiError(404, f"model '{name}' not found", code="model_not_found") from error
+    for strategy in strategies:
+        strategy.execute()

@@ -1,0 +1,433 @@
+"""The bodies of Ollama's `/api` routes, and what is sent in answer."""
+
+import math
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from server.dialects.logprobs import TokenLogprobBody
+from server.errors import UNSUPPORTED
+from server.generation.conversation import MAX_MESSAGES
+from server.generation.embedding_task import MAX_INPUTS
+from server.generation.request_fields import MODELS_OWN, StopTexts
+from server.generation.tools import MAX_TOOLS, ChatFunctionTool
+from server.json_model import RequestModel, SparseModel
+
+UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+_PART = r"(\d+(?:\.\d+)?)(h|ms|m|us|µs|ns|s)"
+_DURATION = re.compile(rf"(-?)((?:{_PART})+)")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_MOST_SECONDS = timedelta.max.total_seconds()
+
+
+def _seconds(value: object) -> float:
+    """A number of seconds, or a duration as Go writes it; what is negative has no end."""
+    if isinstance(value, str):
+        value = _read(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        message = "must be a number of seconds or a duration such as '5m' or '1h30m', or -1"
+        raise PydanticCustomError("keep_alive", message)
+    return math.inf if value < 0 or value >= _MOST_SECONDS else float(value)
+
+
+def _read(text: str) -> float | None:
+    if len(text) > 64:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not (found := _DURATION.fullmatch(text)):
+        return None
+    seconds = sum(float(number) * UNITS[unit] for number, unit in re.findall(_PART, found[2]))
+    return -seconds if found[1] else seconds
+
+
+KeepAlive = Annotated[
+    float,
+    PlainValidator(_seconds, json_schema_input_type=float | str),
+]
+"""Seconds; infinite where the model is to stay."""
+
+MAX_IMAGES = 64
+MAX_RAW_LOGPROBS = 5  # as of other text completions
+MAX_CONTEXT = 1 << 20
+
+Images = SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_IMAGES)]]
+Effort = Literal["low", "medium", "high", "max"]
+
+
+def _think(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, str) and value in get_args(Effort)):
+        return value
+    efforts = ", ".join(map(repr, get_args(Effort)))
+    raise PydanticCustomError(
+        "think", "must be true, false or one of {efforts}", {"efforts": efforts}
+    )
+
+
+Think = Annotated[bool | Effort, BeforeValidator(_think)]
+
+
+def _role(value: object) -> object:
+    """As Ollama reads it: in any case."""
+    return value.lower() if isinstance(value, str) else value
+
+
+Role = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)
+]
+Format = Literal["", "json"] | dict[str, Any]
+ModelName = Annotated[str, Field(max_length=256)]
+
+
+class OllamaOptions(RequestModel):
+    """What is honoured of them. Others are about how Ollama loads a model, or samplers that are not
+    here, and change nothing.
+    """
+
+    num_predict: int | None = Field(None, ge=-2, description="Below 1: no limit.")
+    temperature: Temperature | None = Field(None, description=MODELS_OWN)
+    top_p: TopP | None = Field(None, description=MODELS_OWN)
+    top_k: TopK | None = Field(None, description=MODELS_OWN)
+    min_p: MinP | None = Field(None, description=MODELS_OWN)
+    repeat_penalty: RepetitionPenalty | None = Field(None, description=MODELS_OWN)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Below 0: any.")
+    stop: StopTexts = Field(default_factory=list)
+
+
+class OllamaGenerationRequest(RequestModel):
+    """What chats and prompts have in common."""
+
+    model: ModelName = ""
+    stream: bool = True
+    format: Format = ""
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    cache_salt: str = Field("", max_length=256)
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many alternatives of each token; None: no logprobs."""
+        return self.top_logprobs if self.logprobs else None
+
+
+def _refused_images(images: list[Any]) -> list[Any]:
+    if images:
+        raise PydanticCustomError(UNSUPPORTED, "this model takes none")
+    return images
+
+
+class OllamaCalledFunction(RequestModel):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class OllamaToolCallParam(RequestModel):
+    """A call that an assistant made, in a history. Clients may have lost its id."""
+
+    id: str = Field("", max_length=256)
+    function: OllamaCalledFunction
+
+
+class OllamaMessageParam(RequestModel):
+    role: Role
+    content: str = ""
+    thinking: str | None = None
+    images: Images = Field(default_factory=list)
+    tool_calls: Annotated[
+        list[OllamaToolCallParam], Field(max_length=MAX_TOOLS, fail_fast=True)
+    ] = Field(default_factory=list)
+    tool_name: str | None = Field(None, max_length=256)
+    tool_call_id: str | None = Field(None, max_length=256)
+
+    @field_validator("images")
+    @classmethod
+    def _no_images(cls, images: list[Any]) -> list[Any]:
+        return _refused_images(images)
+
+
+class OllamaChatRequest(OllamaGenerationRequest):
+    EXAMPLE: ClassVar = {
+        "messages": [{"role": "user", "content": "What is a radix tree?"}],
+        "stream": False,
+        "options": {"num_predict": 100},
+    }
+
+    messages: list[OllamaMessageParam] = Field(
+        default_factory=list,
+        max_length=MAX_MESSAGES,
+        fail_fast=True,
+        description="Without any the model is loaded, and nothing is answered.",
+    )
+    tools: Annotated[list[ChatFunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list
+    )
+
+
+class OllamaGenerateRequest(OllamaGenerationRequest):
+    EXAMPLE: ClassVar = {"prompt": "What is a radix tree?", "options": {"num_predict": 100}}
+
+    prompt: str = Field("", description="Without one the model is loaded, and nothing is answered.")
+    system: str = ""
+    raw: bool = Field(False, description="The prompt as it is, without the chat template.")
+    images: Images = Field(default_factory=list)
+    suffix: SkipJsonSchema[str] = ""
+    template: SkipJsonSchema[str] = ""
+    context: SkipJsonSchema[Annotated[list[int], Field(max_length=MAX_CONTEXT, fail_fast=True)]] = (
+        Field(default_factory=list)
+    )
+
+    @field_validator("raw")
+    @classmethod
+    def _few_logprobs(cls, raw: bool, info: ValidationInfo) -> bool:
+        if raw and info.data.get("top_logprobs", 0) > MAX_RAW_LOGPROBS:
+            message = "top_logprobs is at most {limit} with it"
+            raise PydanticCustomError("raw", message, {"limit": MAX_RAW_LOGPROBS})
+        return raw
+
+    @field_validator("images")
+    @classmethod
+    def _no_images(cls, images: list[Any]) -> list[Any]:
+        return _refused_images(images)
+
+    @field_validator("suffix")
+    @classmethod
+    def _no_suffix(cls, suffix: str) -> str:
+        if suffix:
+            raise PydanticCustomError(UNSUPPORTED, "inserting text is not supported")
+        return suffix
+
+    @field_validator("template")
+    @classmethod
+    def _models_own_template(cls, template: str) -> str:
+        if template:
+            raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
+        return template
+
+    @field_validator("context")
+    @classmethod
+    def _no_context(cls, context: list[int]) -> list[int]:
+        if context:
+            raise PydanticCustomError(UNSUPPORTED, "send the conversation to /api/chat instead")
+        return context
+
+
+class OllamaShowRequest(RequestModel):
+    """The name of a model. `name` is what the field was called at first."""
+
+    EXAMPLE: ClassVar = {"model": ""}
+
+    name: ModelName = ""
+    model: ModelName = ""
+
+    @property
+    def named(self) -> str:
+        return self.model or self.name
+
+
+NAMED: JsonSchemaValue = {
+    "anyOf": [
+        {"properties": {name: {"type": "string", "minLength": 1}}, "required": [name]}
+        for name in ("model", "name")
+    ]
+}
+
+
+class OllamaModelRequest(OllamaShowRequest):
+    """The same where there must be one."""
+
+    EXAMPLE: ClassVar = {"model": "mlx-community/Qwen3-4B-4bit"}
+
+    model_config = ConfigDict(json_schema_extra=NAMED)
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if not self.named:
+            raise PydanticCustomError("model", "model is missing")
+        return self
+
+
+class OllamaPullRequest(OllamaModelRequest):
+    EXAMPLE: ClassVar = {"model": "mlx-community/Qwen3-4B-4bit"}
+
+    stream: bool = True
+
+
+class OllamaEmbedding(RequestModel):
+    """What both have in common."""
+
+    model: ModelName = ""
+    truncate: bool = Field(True, description="Cut a text at what the model takes, or refuse it.")
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    keep_alive: KeepAlive | None = None
+    cache_salt: str = Field("", max_length=256)
+
+
+class OllamaEmbedRequest(OllamaEmbedding):
+    EXAMPLE: ClassVar = {"input": ["What is a radix tree?", "What is a block?"]}
+
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)] = ""
+    dimensions: int | None = Field(None, ge=1)
+
+    @property
+    def texts(self) -> list[str]:
+        if isinstance(self.input, list):
+            return self.input
+        return [self.input] if self.input else []
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedding):
+    EXAMPLE: ClassVar = {"prompt": "What is a radix tree?"}
+
+    prompt: str = ""
+
+
+class OllamaVectors(BaseModel):
+    """Durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaVector(BaseModel):
+    embedding: list[float]
+
+
+DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+class OllamaFunction(BaseModel):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaToolCall(BaseModel):
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(SparseModel):
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+
+
+class OllamaAnswer(SparseModel):
+    """A line of a stream, of which the last is `done`, or the whole answer. Durations are
+    nanoseconds: until the engine was asked, from then to the first token, and from that one on.
+    """
+
+    model: str
+    created_at: datetime
+    done: bool
+    done_reason: DoneReason | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+    logprobs: list[TokenLogprobBody] | None = None
+
+
+class OllamaChatAnswer(OllamaAnswer):
+    message: OllamaMessage
+
+
+class OllamaGenerateAnswer(OllamaAnswer):
+    response: str
+    thinking: str | None = None
+
+
+class OllamaVersion(BaseModel):
+    """Of the API, not of the daemon: clients ask whether it is late enough."""
+
+    version: str
+
+
+class OllamaDetails(BaseModel):
+    """Empty where a checkpoint does not say."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(BaseModel):
+    """A model that is served. `size` is that of its files, in bytes."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModels(BaseModel):
+    models: list[OllamaModel]
+
+
+class OllamaRunningModel(BaseModel):
+    """A model that is loaded. Sizes are bytes of memory, of all and of the GPU's."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: datetime
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunningModels(BaseModel):
+    models: list[OllamaRunningModel]
+
+
+class OllamaModelInfo(BaseModel):
+    """A model in detail. `parameters` are those that hold where a request is silent."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class OllamaProgress(SparseModel):
+    """A line of how fetching goes. `total` and `completed` are bytes."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None

@@ -1,0 +1,316 @@
+"""What `/v1/responses` sends: a response, its output items, and the events of a stream."""
+
+import base64
+import binascii
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+from pydantic import BaseModel, PrivateAttr
+
+from server.dialects.logprobs import TokenLogprobBody
+from server.json_model import SparseModel
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class HasLogprobs(BaseModel):
+    """A model with logprobs. The list stays empty where they are rendered beforehand."""
+
+    logprobs: list[TokenLogprobBody]
+    _rendered_logprobs: bytes = PrivateAttr(b"")
+
+    @property
+    def rendered_logprobs(self) -> bytes:
+        """The list's members as JSON, with commas between."""
+        return self._rendered_logprobs
+
+    def with_rendered_logprobs(self, logprobs: bytes) -> Self:
+        self._rendered_logprobs = logprobs
+        return self
+
+
+class OutputText(HasLogprobs):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+
+
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(BaseModel):
+    type: Literal["summary_text"]
+    text: str
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningOutput(SparseModel):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[SummaryText]
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionCallOutput(SparseModel):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str  # JSON
+
+
+class CustomToolCallOutput(SparseModel):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+OutputItem: TypeAlias = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int  # always 0: writing to the cache costs nothing
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(BaseModel):
+    code: str
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseHead(SparseModel):
+    """The fields of a response that never change: mostly those of the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int  # seconds since the epoch
+    model: str
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    frequency_penalty: float
+    max_tool_calls: int | None
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None = None
+
+
+class ResponseState(SparseModel):
+    """The fields of a response that change while it is made. `usage` is null until it is made."""
+
+    status: ResponseStatus
+    completed_at: int | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
+class ResponseBody(ResponseState, ResponseHead):
+    """One response, whole."""
+
+
+class InputItemList(BaseModel):
+    """A page of the items that a response was made from."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class StatusEvent(BaseModel):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: ResponseBody
+
+
+class ItemEvent(BaseModel):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class ItemEventFields(BaseModel):
+    """Fields of all events within an item."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+
+
+class PartEvent(ItemEventFields):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class OutputTextDelta(ItemEventFields, HasLogprobs):
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+
+
+class OutputTextDone(ItemEventFields, HasLogprobs):
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+
+
+class ReasoningTextDelta(ItemEventFields):
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(ItemEventFields):
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class SummaryPartEvent(ItemEventFields):
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    summary_index: int
+    part: SummaryText
+
+
+class SummaryTextDelta(ItemEventFields):
+    type: Literal["response.reasoning_summary_text.delta"]
+    summary_index: int
+    delta: str
+
+
+class SummaryTextDone(ItemEventFields):
+    type: Literal["response.reasoning_summary_text.done"]
+    summary_index: int
+    text: str
+
+
+class ArgumentsDelta(ItemEventFields):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class ArgumentsDone(ItemEventFields):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+class CustomInputDelta(ItemEventFields):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomInputDone(ItemEventFields):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+OutputItemEvent: TypeAlias = (
+    ItemEvent
+    | PartEvent
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | SummaryPartEvent
+    | SummaryTextDelta
+    | SummaryTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
+)
+"""An event of a response's output."""
+
+RESPONSE_EVENTS = (StatusEvent, *get_args(OutputItemEvent))
+
+
+_PREFIX = "rootstock1:"  # it tells the content from that of other servers
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`, which clients send back where the server stores nothing.
+
+    It is the text in base64, not encrypted: the client may read it anyway.
+    """
+    return _PREFIX + base64.urlsafe_b64encode(reasoning.encode()).decode()
+
+
+def unseal(content: str) -> str:
+    """The reasoning in `encrypted_content`; empty for content of other servers."""
+    if not content.startswith(_PREFIX):
+        return ""
+    try:
+        return base64.urlsafe_b64decode(content.removeprefix(_PREFIX)).decode()
+    except (binascii.Error, ValueError):
+        return ""

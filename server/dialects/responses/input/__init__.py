@@ -1,1 +1,0 @@
-"""Requests read: input items as messages, and fields as a Chat."""

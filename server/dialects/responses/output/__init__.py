@@ -1,1 +1,0 @@
-"""Responses written: an answer's parts as output items, and as events."""

@@ -1,0 +1,183 @@
+"""`/v1/responses`: create, count, get, delete, cancel, and what a response is made from."""
+
+import json
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.responses import Response
+
+from server.dialects.delivery import COMMENTS, respond, when_loaded
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.responses.answer import (
+    RESPONSE_EVENTS,
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseBody,
+)
+from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoreDependency,
+    StoredResponse,
+)
+from server.dialects.responses.task import ResponsesBuilder, input_tokens, responses_task
+from server.errors import UNSUPPORTED, ApiError, invalid
+from server.generation.models import ServedModel
+from server.service import RecordDependency, ServiceDependency
+
+router = Endpoints(prefix="/v1/responses")
+
+
+class ResponseId(StringConvertor):
+    """The id of a response as part of a path: any text but the names of other routes."""
+
+    regex = "(?!(?:input_tokens|compact)$)[^/]+"
+
+
+register_url_convertor("response", ResponseId())
+
+
+NO_COMPACTING = (
+    "compact: OpenAI's servers shorten a conversation here, into items that they alone can read. "
+    "In its place ask for a summary with POST /v1/responses, and begin the next conversation with "
+    "that; or let the client compact, as Codex does for other servers."
+)
+
+
+@router.endpoint(
+    "POST", "", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS), errors=GENERATION_ERRORS
+)
+async def create_response(
+    body: ResponsesRequest,
+    http: Request,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+) -> Response:
+    service.check_priority(body.priority)
+    max_bytes = service.settings.max_body_bytes
+
+    async def begin(model: ServedModel) -> Response:
+        task = await responses_task(body, model, record, store, max_bytes)
+        builder = ResponsesBuilder(task)
+        if body.background:
+            return _json(background.start(builder))
+        return await respond(builder, http, service)
+
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, begin, http, service, keep_alive)
+
+
+@router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)
+async def count_input_tokens(
+    body: InputTokensRequest,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+) -> InputTokens:
+    """Those of the prompt that the same request to /v1/responses would have."""
+    model, max_bytes = await service.model(body.model, record), service.settings.max_body_bytes
+    tokens = await input_tokens(body, model, record, store, max_bytes)
+    return InputTokens(object="response.input_tokens", input_tokens=tokens)
+
+
+@router.post("/compact", include_in_schema=False)
+async def compact() -> None:
+    """Refused, in words that say what to do."""
+    raise invalid(NO_COMPACTING, None, UNSUPPORTED)
+
+
+@router.endpoint("GET", "/{id:response}", answer=ResponseBody, errors=(400, 404))
+async def get_response(
+    id: str,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+    stream: Annotated[bool, Query(include_in_schema=False)] = False,
+) -> Response:
+    if stream:
+        message = "stream: a response is streamed where it is made, and not again"
+        raise invalid(message, "stream", UNSUPPORTED)
+    running = background.json(record.key, id)
+    return _json(running or _stored(store, record.key, id).json)
+
+
+@router.endpoint("DELETE", "/{id:response}", errors=(404,))
+async def delete_response(
+    id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
+) -> DeletedResponse:
+    """One that is being made is cancelled."""
+    await background.cancel(record.key, id)
+    if not store.delete(record.key, id):
+        raise _not_found(id)
+    return DeletedResponse(id=id, object="response", deleted=True)
+
+
+@router.endpoint("POST", "/{id:response}/cancel", answer=ResponseBody, errors=(400, 404))
+async def cancel_response(
+    id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
+) -> Response:
+    """One that is complete, or cancelled already, stays as it is."""
+    await background.cancel(record.key, id)
+    stored = _stored(store, record.key, id)
+    if not stored.is_background:
+        raise invalid("Only responses made with background can be cancelled.", "response_id")
+    return _json(stored.json)
+
+
+@router.endpoint("GET", "/{id:response}/input_items", answer=InputItemList, errors=(400, 404))
+async def list_input_items(
+    id: str,
+    service: ServiceDependency,
+    record: RecordDependency,
+    store: StoreDependency,
+    background: BackgroundDependency,
+    after: Annotated[str, Query(max_length=256)] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Annotated[Literal["asc", "desc"], Query()] = "desc",
+) -> Response:
+    """All that the model is given but instructions, with what came before a response that this
+    one continues.
+    """
+    running = background.input(record.key, id)
+    stored = running or _stored(store, record.key, id).input
+    page = partial(_page, stored, order, after, limit)
+    return _json(await service.workers.run(record.client, stored.total_bytes, page))
+
+
+def _page(stored: StoredConversation, order: str, after: str, limit: int) -> bytes:
+    """Raises ApiError (400) for an `after` that is none of them."""
+    items = list(stored) if order == "asc" else list(stored)[::-1]
+    first = 0
+    if after:
+        first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)
+        if first < 0:
+            raise invalid("after: there is no such item", "after")
+    page = items[first : first + limit]
+    ends = [page[0].id, page[-1].id] if page else [None, None]
+    rest = {"first_id": ends[0], "last_id": ends[1], "has_more": first + limit < len(items)}
+    data = b",".join(item.json for item in page)
+    return b'{"object":"list","data":[' + data + b"]," + json.dumps(rest).encode()[1:]
+
+
+def _stored(store: ResponseStore, owner: str, id: str) -> StoredResponse:
+    """Raises ApiError (404)."""
+    stored = store.get(owner, id)
+    if stored is None:
+        raise _not_found(id)
+    return stored
+
+
+def _not_found(id: str) -> ApiError:
+    message = f"Response with id '{id[:64]}' not found."
+    return ApiError(404, message, param="response_id", code="response_not_found")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

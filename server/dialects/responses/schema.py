@@ -1,0 +1,444 @@
+"""The bodies of `POST /v1/responses` and `/v1/responses/input_tokens`: items, tools, settings."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from server.errors import UNSUPPORTED
+from server.generation.conversation import TemplateArguments
+from server.generation.request_fields import PromptRequest, SampledRequest
+from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
+from server.json_model import RequestModel, type_of
+
+MAX_ITEMS = 10_000
+MAX_PARTS = 1000
+ITEM_TYPES = frozenset(
+    {"message", "function_call", "function_call_output", "custom_tool_call",
+     "custom_tool_call_output", "reasoning", "item_reference"}
+)  # fmt: skip
+
+ItemId = Annotated[str, Field(max_length=256)]
+
+
+class SpokenText(RequestModel):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class SpokenRefusal(RequestModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class UnseenPart(RequestModel):
+    """An image or a file in a tool's output. The prompt says that it cannot be seen."""
+
+    type: Literal["input_image", "input_file"]
+
+
+def _part_kind(part: object) -> str:
+    kinds = {"refusal": "Refusal", "input_image": "Unseen", "input_file": "Unseen"}
+    return kinds.get(type_of(part), "Text")
+
+
+def _text_alone(part: object) -> object:
+    kind = type_of(part)
+    if kind.startswith("input_") and kind != "input_text":
+        message = "parts of type '{kind}' are not supported, only text"
+        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+    return part
+
+
+_Text = Annotated[SpokenText, Tag("Text")]
+_Refusal = Annotated[SpokenRefusal, Tag("Refusal")]
+_Unseen = Annotated[UnseenPart, Tag("Unseen")]
+MessagePart = Annotated[
+    _Text | _Refusal,
+    Discriminator(_part_kind),
+    BeforeValidator(_text_alone, json_schema_input_type=SpokenText | SpokenRefusal),
+]
+OutputPart = Annotated[_Text | _Refusal | _Unseen, Discriminator(_part_kind)]
+
+
+def _as_parts(content: object) -> object:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
+    return content
+
+
+_MessageParts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
+_OutputParts = Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+_TextParts = Annotated[list[SpokenText], Field(max_length=MAX_PARTS, fail_fast=True)]
+MessageContent = Annotated[
+    _MessageParts, BeforeValidator(_as_parts, json_schema_input_type=str | _MessageParts)
+]
+OutputContent = Annotated[
+    _OutputParts, BeforeValidator(_as_parts, json_schema_input_type=str | _OutputParts)
+]
+
+
+class MessageItem(RequestModel):
+    """A message of any role."""
+
+    type: Literal["message"] = "message"
+    id: ItemId | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent
+
+
+class FunctionCallItem(RequestModel):
+    """A call that the model made. `namespace` is that of the tool, where it has one."""
+
+    type: Literal["function_call"]
+    id: ItemId | None = None
+    call_id: ItemId
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+class CustomToolCallItem(RequestModel):
+    """The same of a tool whose input is free text."""
+
+    type: Literal["custom_tool_call"]
+    id: ItemId | None = None
+    call_id: ItemId
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class ToolOutputItem(RequestModel):
+    """The output of a tool call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    id: ItemId | None = None
+    call_id: ItemId
+    output: OutputContent
+
+
+class ReasoningItem(RequestModel):
+    """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
+
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    content: _TextParts = Field(default_factory=list)
+    summary: _TextParts = Field(default_factory=list)
+    encrypted_content: str | None = None
+
+
+class ItemReference(RequestModel):
+    """An item that is stored. Clients may leave the type out."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: ItemId
+
+
+def _known(item: object) -> object:
+    kind = type_of(item)
+    if kind and kind not in ITEM_TYPES:
+        message = "items of type '{kind}' are not supported"
+        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+    return item
+
+
+def _item_kind(item: object) -> str:
+    """The tag of an item's model: a name that errors leave out of the place."""
+    return {
+        "function_call": "FunctionCall",
+        "custom_tool_call": "CustomToolCall",
+        "function_call_output": "ToolOutput",
+        "custom_tool_call_output": "ToolOutput",
+        "reasoning": "Reasoning",
+        "item_reference": "Reference",
+    }.get(type_of(item), "Reference" if _is_named_alone(item) else "Message")
+
+
+def _is_named_alone(item: object) -> bool:
+    """Whether it says nothing but an id."""
+    return isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}
+
+
+_Items = (
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[FunctionCallItem, Tag("FunctionCall")]
+    | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
+    | Annotated[ToolOutputItem, Tag("ToolOutput")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+)
+ConversationItem = Annotated[_Items, Discriminator(_item_kind)]
+"""An item itself."""
+
+_AnyItem = (
+    MessageItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | ToolOutputItem
+    | ReasoningItem
+    | ItemReference
+)
+InputItem = Annotated[
+    _Items | Annotated[ItemReference, Tag("Reference")],
+    Discriminator(_item_kind),
+    BeforeValidator(_known, json_schema_input_type=_AnyItem),
+]
+"""An item, or a reference to one."""
+
+ToolName = Annotated[str, Field(pattern=FUNCTION_NAME)]
+
+
+class FunctionTool(RequestModel):
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        None, description="Left out: strict, if a grammar can enforce all that `parameters` say."
+    )
+
+
+class InputFormat(RequestModel):
+    """The format of a custom tool's input. It is in the prompt, and not enforced."""
+
+    type: Literal["text", "grammar"]
+    syntax: str | None = Field(None, max_length=64)
+    definition: str | None = None
+
+
+class CustomTool(RequestModel):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: InputFormat | None = None
+
+
+class HostedTool(RequestModel):
+    """Any other: run by OpenAI's servers, or by clients with a protocol of its own. Dropped."""
+
+    type: str
+
+
+def _tool_kind(tool: object) -> str:
+    kinds = {"function": "Function", "custom": "Custom", "namespace": "Namespace"}
+    return kinds.get(type_of(tool), "Hosted")
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+_Flat = (
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[HostedTool, Tag("Hosted")]
+)
+NamespacedTool = Annotated[
+    _Flat,
+    Discriminator(_tool_kind),
+    BeforeValidator(_as_it_is, json_schema_input_type=FunctionTool | CustomTool | HostedTool),
+]
+
+
+class NamespaceTool(RequestModel):
+    """Tools under a common name: each is called by its own name within this one."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: list[NamespacedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+
+
+ResponseTool = Annotated[
+    _Flat | Annotated[NamespaceTool, Tag("Namespace")],
+    Discriminator(_tool_kind),
+    BeforeValidator(
+        _as_it_is, json_schema_input_type=FunctionTool | CustomTool | NamespaceTool | HostedTool
+    ),
+]
+ResponseTools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ChosenTool(RequestModel):
+    """One tool by its name."""
+
+    type: Literal["function", "custom"]
+    name: ToolName
+    namespace: ToolName | None = None
+
+
+class ChosenTools(RequestModel):
+    """Only these may be called; all tools are in the prompt."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+def _choice_kind(choice: object) -> str:
+    if isinstance(choice, str):
+        return "Word"
+    return "Allowed" if type_of(choice) == "allowed_tools" else "Chosen"
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("Word")]
+    | Annotated[ChosenTool, Tag("Chosen")]
+    | Annotated[ChosenTools, Tag("Allowed")],
+    Discriminator(_choice_kind),
+]
+
+MAX_METADATA = 16  # OpenAI's, as are the lengths
+MAX_INCLUDES = 64
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _as_items(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("input", "must be a string or a list of items")
+    return value
+
+
+def _few(metadata: object) -> object:
+    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
+        message = "at most {limit} entries"
+        raise PydanticCustomError("metadata", message, {"limit": MAX_METADATA})
+    return metadata
+
+
+def _refused(name: str) -> BeforeValidator:
+    def refuse(value: object) -> object:
+        message = "{name} is not supported by this server"
+        raise PydanticCustomError(UNSUPPORTED, message, {"name": name})
+
+    return BeforeValidator(refuse)
+
+
+Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
+Input = Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    BeforeValidator(_few),
+    Field(json_schema_extra={"maxProperties": MAX_METADATA}),
+]
+
+
+class ReasoningOptions(RequestModel):
+    effort: str | None = Field(None, max_length=32)
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its name of old
+
+    @property
+    def asks_for_summary(self) -> bool:
+        return bool(self.summary or self.generate_summary)
+
+
+class TextFormat(RequestModel):
+    """What form the text must have. Where there is a schema it is kept to, `strict` or not."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"type": {"enum": ["text", "json_object", None]}}},
+                {"properties": {"schema": {"type": "object"}}, "required": ["schema"]},
+            ]
+        }
+    )
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = Field("", max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("schema", "schema is missing")
+        return self
+
+
+class TextOptions(RequestModel):
+    format: TextFormat = Field(default_factory=TextFormat)
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class InputTokensRequest(PromptRequest):
+    """All that a prompt is made of."""
+
+    EXAMPLE: ClassVar = {"input": "What is a radix tree?"}
+
+    input: Input = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, max_length=256)
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+    tools: ResponseTools = Field(default_factory=list)
+    tool_choice: ResponseToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    text: TextOptions = Field(default_factory=TextOptions)
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+
+    conversation: SkipJsonSchema[Annotated[None, _refused("conversation")]] = None
+    prompt: SkipJsonSchema[Annotated[None, _refused("prompt")]] = None
+
+
+class ResponsesRequest(InputTokensRequest, SampledRequest):
+    EXAMPLE: ClassVar = {"input": "What is a radix tree?", "max_output_tokens": 100}
+
+    store: bool = True
+    background: bool = False
+    metadata: Metadata = Field(default_factory=dict)
+    include: list[str] = Field(default_factory=list, max_length=MAX_INCLUDES, fail_fast=True)
+
+    max_output_tokens: int | None = Field(None, ge=1)
+    top_logprobs: int = Field(0, ge=0, le=20)
+    max_tool_calls: int | None = Field(
+        None,
+        ge=1,
+        description="Bounds calls of tools that OpenAI runs. There are none here: it is echoed.",
+    )
+    thinking_budget: int | None = Field(None, ge=0)
+
+    user: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=256)
+    prompt_cache_key: str | None = Field(None, max_length=256)
+
+    @field_validator("background")
+    @classmethod
+    def _stored_and_whole(cls, background: bool, info: ValidationInfo) -> bool:
+        if background and not info.data.get("store", True):
+            raise PydanticCustomError("background", "only allowed when store is true")
+        if background and info.data.get("stream"):
+            raise PydanticCustomError(UNSUPPORTED, "not supported together with stream")
+        return background
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in self.include
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return ENCRYPTED_REASONING in self.include

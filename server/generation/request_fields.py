@@ -1,0 +1,176 @@
+"""Fields that requests of several dialects have: the model, sampling, stops, structured output."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.values.request import Grammar
+from server.generation.structure import (
+    Choices,
+    JsonSchemaText,
+    ResponseFormat,
+    StructuredOutputs,
+    of_choice,
+    of_format,
+    of_lark,
+    of_regex,
+    of_schema,
+)
+from server.json_model import RequestModel, integral_to_int
+
+NO_LIMIT = -1
+"""A token limit as LM Studio sends it: none."""
+MODELS_OWN = "Left out or null: the model's own, the sampling_defaults of GET /v1/models/{id}."
+SPECULATE = (
+    "Whether tokens may be drafted where that makes the answer faster. Its text is the same."
+)
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 512
+MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 128
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _few_characters(stop: list[str]) -> list[str]:
+    if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
+        message = "at most {limit} characters in all"
+        raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
+    return stop
+
+
+def _few(biases: object) -> object:
+    """Limit the entries before they are validated: a dict has no `fail_fast`."""
+    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
+        message = "at most {limit} entries"
+        raise PydanticCustomError("logit_bias", message, {"limit": MAX_LOGIT_BIASES})
+    return biases
+
+
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[
+    list[StopText],
+    Field(max_length=MAX_STOPS, fail_fast=True),
+    AfterValidator(_few_characters),
+]
+TokenId = Annotated[int, BeforeValidator(integral_to_int), Field(ge=0)]
+TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[
+    dict[TokenIdText, Bias],
+    BeforeValidator(_few),
+    Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
+]
+TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = False
+
+
+class PromptRequest(RequestModel):
+    """The model, and the salt that separates cached prefixes."""
+
+    model: str = Field("", max_length=256)
+    cache_salt: str = Field("", max_length=256)
+
+
+class SampledRequest(PromptRequest):
+    """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
+
+    stream: bool = False
+
+    temperature: Temperature | None = Field(None, description=MODELS_OWN)
+    top_p: TopP | None = Field(None, description=MODELS_OWN)
+    top_k: TopK | None = Field(None, description=MODELS_OWN)
+    min_p: MinP | None = Field(None, description=MODELS_OWN)
+    repetition_penalty: RepetitionPenalty | None = Field(None, description=MODELS_OWN)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: Biases = Field(default_factory=dict)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+
+    stop: Annotated[
+        StopTexts, BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts)
+    ] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(
+        default_factory=list, max_length=MAX_STOP_TOKEN_IDS, fail_fast=True
+    )
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1)
+    priority: int = Field(0, ge=-1000, le=1000)
+    speculate: bool = Field(True, description=SPECULATE)
+
+
+class GenerationRequest(SampledRequest):
+    """Fields that both kinds of completion take."""
+
+    n: int = Field(1, ge=1, le=128)
+    stream_options: StreamOptions | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise PydanticCustomError("stream_options", "only allowed when stream is true")
+        return value
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        if len(names := [name for name, _ in self._asked]) > 1:
+            message = "only one of {names} can be asked for"
+            raise PydanticCustomError("structure", message, {"names": " and ".join(names)})
+        return self
+
+    @property
+    def structure(self) -> tuple[str, Grammar] | None:
+        """The field that requests structured output, and its grammar."""
+        return next(iter(self._asked), None)
+
+    @cached_property
+    def _asked(self) -> list[tuple[str, Grammar]]:
+        """Kept from the validation, which a thread does where a schema may be long."""
+        return list(self._structures())
+
+    def _structures(self) -> Iterator[tuple[str, Grammar]]:
+        if self.response_format is not None and (asked := of_format(self.response_format)):
+            yield "response_format", asked
+        if self.structured_outputs is not None:
+            for name, asked in self.structured_outputs.grammars():
+                yield f"structured_outputs.{name}", asked
+        if self.guided_json is not None:
+            yield "guided_json", of_schema(self.guided_json)
+        if self.guided_regex is not None:
+            yield "guided_regex", of_regex(self.guided_regex)
+        if self.guided_choice is not None:
+            yield "guided_choice", of_choice(self.guided_choice)
+        if self.guided_grammar is not None:
+            yield "guided_grammar", of_lark(self.guided_grammar)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -1,1 +1,0 @@
-"""The JSON of Ollama's API."""
