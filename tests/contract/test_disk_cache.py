@@ -89,9 +89,9 @@ def test_of_a_prompt_larger_than_the_cache_the_beginning_is_kept(
     """
     lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=32 * MIB, shutdown_seconds=60))
     assert lives.serve(PROMPT) == [0]
-    limits = "at most 32 MiB, of a prompt its first 320 tokens"
+    limits = "at most 32 MiB, of a prompt its first 352 tokens"
     assert lives.said[-1] == f"disk cache: {tmp_path}, {limits}"
-    assert lives.serve(PROMPT) == [320]
+    assert lives.serve(PROMPT) == [352]
 
 
 def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def _is_written(engine: Engine, n_blocks: int) -> bool:
 
 def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path: Path) -> None:
     lives = Lives(model, DiskCacheConfig(tmp_path / "disk", max_bytes=16 * MIB))
-    needed = "the least that is kept, 256 tokens of a prompt, needs 27 MiB"
+    needed = "the least that is kept, 256 tokens of a prompt, needs 23 MiB"
     with pytest.raises(DiskError, match=f"16 MiB is too small for this model: {needed}"):
         lives.serve()
     assert not (tmp_path / "disk").exists()
