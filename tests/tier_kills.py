@@ -21,7 +21,7 @@ import typer
 from kvstore.disk import store as maintenance
 from kvstore.disk.folder import WRITE_LOCK, FileLock
 from kvstore.disk.store import DiskStore
-from tests.tier_harness import DAEMON, LIMITS, PATIENCE, Chain, allocated, entry, read
+from tests.tier_harness import DAEMON, LIMITS, PATIENCE, Chain, allocated, entry, offer, read
 
 N_BYTES, LENGTH = 8_192, 20
 MOST_CHAINS = 14  # 3 MB: what two children have written is not evicted by themselves
@@ -33,7 +33,7 @@ def write(directory: Path, model: str, life: int) -> None:
     tier = DiskStore.open(directory, model, LIMITS, daemon=DAEMON)
     for number, chain in enumerate(chains(model, life)):
         for start in range(0, LENGTH, 5):
-            tier.offer(chain.extent(start, start + 5))
+            offer(tier, chain.extent(start, start + 5))
         tier.flush(PATIENCE)
         print(number, flush=True)
         if number % 7 == 6:

@@ -1,6 +1,6 @@
 """What is loaded from disk: leases that are filled instead of being computed.
 
-Before a prompt is admitted it is looked up on disk. Where the tier has much more of it than memory,
+Before a prompt is admitted it is looked up on disk. Where much more of it is there than in memory,
 and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
 announced like any other, so that the prompt and others with the same prefix wait for it. Loads have
 a budget of bytes; one that does not fit waits for others to end. Readers deliver entries from the
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
-from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
-from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
-from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.disk.types import Buffer, ReadFailure
+from engine.disk_cache.transfers import UNLIMITED, BytePace, LoadBudget, LoadLimits
+from kvstore.disk.reader import Ticket
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import Buffer, ReadFailure, ReadRun
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Digest, Tokens, child_digest, root_digest
@@ -157,14 +157,14 @@ class DiskLoader:
 
     def __init__(
         self,
-        tier: Tier,
+        disk: DiskStore,
         store: KVStore,
         entries: Entries,
         rules: LoadRules,
         clock: Callable[[], float],
         post: Post,
     ) -> None:
-        self._tier = tier
+        self._disk = disk
         self._store = store
         self._entries = entries
         self._rules = rules
@@ -225,7 +225,7 @@ class DiskLoader:
         """
         self._budget.begin_round()
         self._expire()
-        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
+        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._disk.read_rate)
         if not self._loads:
             return False
         is_filling, planned = False, 0
@@ -234,7 +234,7 @@ class DiskLoader:
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
                 each = load.arrived.popleft()
                 if not self._entries.fits(each.parts):
-                    self._tier.forget(load.hashes[load.n_filled])
+                    self._disk.forget(load.hashes[load.n_filled])
                     self._cut(load)
                     break
                 is_filling |= self._fill(load, each)
@@ -254,7 +254,7 @@ class DiskLoader:
 
     def fill_seconds(self, number: int) -> float:
         """How long that is predicted to take."""
-        return self._pace.seconds(self.filled_bytes(number), self._tier.read_rate)
+        return self._pace.seconds(self.filled_bytes(number), self._disk.read_rate)
 
     def took(self, n_bytes: int, seconds: float) -> None:
         """A step was held up for so long by so many bytes that it filled in."""
@@ -310,9 +310,9 @@ class DiskLoader:
         hashes, n_tokens = self._longest(prompt)
         if n_tokens - have < self._rules.least_tokens:
             return None
-        lacking = map(self._tier.entry, hashes[have // self._block_size :])
-        n_bytes = sum(info.n_bytes for info in lacking if info is not None)
-        reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
+        lacking = map(self._disk.entry, hashes[have // self._block_size :])
+        n_bytes = sum(head.n_bytes for head in lacking if head is not None)
+        reading = n_bytes / (self._disk.read_rate or self._rules.first_rate)
         loading = max(reading, self._pace.seconds(n_bytes))
         computing = compute_seconds(have, n_tokens - have)
         if loading >= self._rules.worth * computing:
@@ -321,7 +321,7 @@ class DiskLoader:
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
         """The longest chain of entries after which all groups could resume, and its tokens."""
-        known = self._tier.known(prompt.hashes)
+        known = self._disk.known(prompt.hashes)
         for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
             hashes = prompt.hashes[:whole]
             for n_tokens, tail in self._tails(prompt, hashes):
@@ -336,18 +336,18 @@ class DiskLoader:
         parent = hashes[-1] if hashes else root_digest(prompt.namespace)
         start = len(hashes) * self._block_size
         most = min(len(prompt.tokens) - 1 - start, self._block_size - 1)
-        for n_tokens in sorted(self._tier.lengths_below(parent), reverse=True):
+        for n_tokens in sorted(self._disk.lengths_below(parent), reverse=True):
             if n_tokens <= most:
                 yield n_tokens, child_digest(parent, prompt.tokens.packed(start, start + n_tokens))
 
     def _can_resume(self, hashes: Sequence[Digest], n_tokens: int) -> bool:
-        if (last := self._tier.entry(hashes[-1])) is None:
+        if (last := self._disk.entry(hashes[-1])) is None:
             return False
-        parts = {len(hashes) - 1: last.part_bytes}
+        parts = {len(hashes) - 1: last.sizes}
         for index in self._entries.needed(n_tokens):
-            if (info := self._tier.entry(hashes[index])) is None:  # gone meanwhile
+            if (head := self._disk.entry(hashes[index])) is None:  # gone meanwhile
                 return False
-            parts[index] = info.part_bytes
+            parts[index] = head.sizes
         return self._entries.can_resume(parts, n_tokens)
 
     def _begin(self, prompt: Prompt, found: _Loadable, spare_blocks: int) -> bool:
@@ -371,11 +371,11 @@ class DiskLoader:
         )
         self._loads.append(load)
         self._budget.began(load.n_bytes)
-        load.ticket = self._tier.read(load.hashes, partial(self._deliver, load))
+        load.ticket = self._disk.read(load.hashes, partial(self._deliver, load))
         self._read_on()
         return True
 
-    def _deliver(self, load: _Load, found: Found) -> None:
+    def _deliver(self, load: _Load, found: ReadRun | ReadFailure) -> None:
         """On a reader's thread."""
         if isinstance(found, ReadFailure):
             self._post(partial(self._fail, load))
@@ -476,5 +476,5 @@ class DiskLoader:
 
 
 def _as_bytes(parts: Sequence[Buffer | None]) -> tuple[bytes | None, ...]:
-    """Copies nothing where the tier has given bytes."""
+    """Copies nothing where the store has given bytes."""
     return tuple(None if part is None else bytes(part) for part in parts)

@@ -99,7 +99,7 @@ def encode(root: Digest, parent: Digest, entries: Sequence[Entry]) -> tuple[Exte
     header_bytes = PREFIX.size + HEAD.size + len(entries) * record.size
     *offsets, end = accumulate((entry.n_bytes for entry in entries), initial=header_bytes)
     headers = tuple(
-        EntryHeader(it.block_hash, it.n_tokens, it.part_bytes, _checksum(it), offset)
+        EntryHeader(it.block_hash, it.n_tokens, it.sizes, _checksum(it), offset)
         for it, offset in zip(entries, offsets, strict=True)
     )
     body = HEAD.pack(root, parent, len(entries), n_parts) + b"".join(
@@ -137,7 +137,7 @@ def read_header(files: "OsFiles", path: Path) -> ExtentHeader:
 
 
 def _checksum(entry: Entry) -> bytes:
-    sizes = entry.part_bytes
+    sizes = entry.sizes
     layout = f"<32sI{len(sizes)}q"
     hasher = blake3(struct.pack(layout, entry.block_hash, entry.n_tokens, *_packable(sizes)))
     for part in entry.parts:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from engine.disk_cache import folder as disk_folder
-from engine.disk_cache.folder import DiskError, FolderCheck, FolderUse
+from kvstore.disk import store as disk_store
+from kvstore.disk.store import FolderCheck, FolderUse
+from kvstore.disk.types import DiskError
 from server.terminal.errors import TerminalError
 from server.terminal.tables import listing
 from server.terminal.text import bytes_text, printable
@@ -18,7 +19,7 @@ HEADS = ("folder", "files", "size", "of")
 def used(directory: Path) -> Sequence[FolderUse]:
     """The folders, one for each model and format stored there. Raises TerminalError."""
     with _as_terminal_errors():
-        return disk_folder.du(directory)
+        return disk_store.du(directory)
 
 
 def use_table(uses: Sequence[FolderUse]) -> Table:
@@ -37,7 +38,7 @@ def use_table(uses: Sequence[FolderUse]) -> Table:
 def checked(directory: Path) -> Iterator[FolderCheck]:
     """The folders, each when it has been read. Raises TerminalError."""
     with _as_terminal_errors():
-        yield from disk_folder.verify(directory)
+        yield from disk_store.verify(directory)
 
 
 def verdict(check: FolderCheck) -> str:
@@ -48,7 +49,7 @@ def verdict(check: FolderCheck) -> str:
 def emptied(directory: Path) -> int:
     """Empty the directory. Returns the bytes freed. Raises TerminalError."""
     with _as_terminal_errors():
-        return disk_folder.clear(directory)
+        return disk_store.clear(directory)
 
 
 def _found(check: FolderCheck) -> str:

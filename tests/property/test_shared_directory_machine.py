@@ -34,6 +34,7 @@ from tests.tier_harness import (
     allocated,
     entry,
     extent_files,
+    offer,
     read,
 )
 
@@ -79,7 +80,7 @@ class SharingMachine(RuleBasedStateMachine):
     def offer(self, model: str, number: int) -> None:
         tier, chain = self.tier(model), CHAINS[model][number]
         before = self.stamps()
-        tier.offer(chain.extent(tier.known(chain.names)))
+        offer(tier, chain.extent(tier.known(chain.names)))
         self.settle(tier)
         self.what_went_was_cold(before)
 
@@ -87,7 +88,7 @@ class SharingMachine(RuleBasedStateMachine):
     def offer_at_once(self, number: int) -> None:
         for model, chains in CHAINS.items():
             tier, chain = self.tier(model), chains[number]
-            tier.offer(chain.extent(tier.known(chain.names)))
+            offer(tier, chain.extent(tier.known(chain.names)))
         for tier in self.tiers.values():
             self.settle(tier)
 

@@ -1,90 +1,80 @@
-"""The tree notifies its observer of changes, and tells which nodes it will evict next."""
+"""The tree notes changes for the disk cache, and tells which nodes it will evict next."""
 
 from kvstore.store import KVStore
-from kvstore.tree import Node
-from kvstore.types import Namespace
-from tests.unit.kv_helpers import BLOCK, NS, admit, make_store, run_of, serve, tree_of
+from kvstore.tree import Change, TreeChange
+from tests.unit.kv_helpers import admit, make_store, run_of, serve, tree_of
 
 A, B = run_of(1000, 16), run_of(2000, 16)
 
 
-class Notes:
-    """Records all notifications."""
-
-    def __init__(self, store: KVStore) -> None:
-        self.said: list[tuple[object, ...]] = []
-        tree_of(store).observer = self
-
-    def stored(self, node: Node, first: int) -> None:
-        above = node.parent.serial if node.parent is not None and node.parent.blocks else None
-        tokens = node.token_ids(1000)[first * BLOCK :]
-        self.said.append(("stored", node.serial, above, node.namespace, tokens))
-
-    def split(self, node: Node, lower: Node) -> None:
-        self.said.append(("split", node.serial, lower.serial, len(node.blocks)))
-
-    def used(self, node: Node) -> None:
-        self.said.append(("used", node.serial))
-
-    def removed(self, node: Node) -> None:
-        assert not node.blocks
-        self.said.append(("removed", node.serial))
-
-    def cleared(self, namespace: Namespace) -> None:
-        self.said.append(("cleared", namespace))
-
-    def take(self) -> list[tuple[object, ...]]:
-        said, self.said = self.said, []
-        return said
+def journal_of(store: KVStore) -> list[TreeChange]:
+    """The changes from now on."""
+    tree = tree_of(store)
+    tree.journal = []
+    return tree.journal
 
 
-def test_a_run_is_stored_behind_what_it_follows() -> None:
+def test_what_grows_is_noted() -> None:
     store = make_store(16)
-    notes = Notes(store)
+    journal = journal_of(store)
     serve(store, A[:10])
-    assert notes.take() == [
-        ("stored", 1, None, NS, tuple(A[:8])),
-        ("stored", 1, None, NS, tuple(A[8:10])),
-    ]
-    serve(store, [*A[:4], *B[:4]])
-    assert notes.take() == [
-        ("split", 1, 2, 1),
-        ("used", 1),
-        ("stored", 3, 1, NS, tuple(B[:4])),
+    assert [(change, node.token_ids(1000)) for change, node, _ in journal] == [
+        (Change.GROWN, tuple(A[:10])),
+        (Change.GROWN, tuple(A[:10])),
     ]
 
 
-def test_another_namespace_begins_anew() -> None:
+def test_a_split_is_noted_before_what_was_split_for() -> None:
     store = make_store(16)
-    notes = Notes(store)
-    salted = Namespace("m", cache_salt="s")
-    serve(store, A[:4], namespace=salted)
-    assert notes.take() == [("stored", 1, None, salted, tuple(A[:4]))]
-    store.clear(NS)
-    assert notes.take() == []
-    store.clear()
-    assert notes.take() == [("cleared", salted)]
-
-
-def test_a_node_is_removed_with_its_last_block() -> None:
-    store = make_store(16)
-    serve(store, A[:10])
-    notes = Notes(store)
-    for _ in range(2):
-        tree_of(store).evict()
-    assert notes.take() == []
-    tree_of(store).evict()
-    assert notes.take() == [("removed", 1)]
-
-
-def test_a_tail_that_is_covered_goes_before_what_covers_it() -> None:
-    store = make_store(16)
-    serve(store, A[:6])
-    serve(store, [*A[:4], *B[:4]])  # so that the tail is a leaf of its own
-    notes = Notes(store)
     serve(store, A[:8])
-    said = [(word, *rest) for word, *rest in notes.take() if word in {"removed", "stored"}]
-    assert [word for word, *_ in said] == ["removed", "stored"]
+    journal = journal_of(store)
+    serve(store, [*A[:4], *B[:4]])
+    changes = [change for change, _, _ in journal]
+    assert changes == [Change.SPLIT, Change.ADOPTED, Change.GROWN]
+    (_, upper, lower), (_, adopted, _), (_, grown, _) = journal
+    assert lower is not None
+    assert adopted is upper
+    assert [node.token_ids(8) for node in (upper, lower, grown)] == [
+        tuple(A[:4]),
+        tuple(A[4:8]),
+        tuple(B[:4]),
+    ]
+
+
+def test_without_a_disk_cache_nothing_is_noted() -> None:
+    store = make_store(16)
+    serve(store, A[:10])
+    assert tree_of(store).journal is None
+
+
+def test_how_much_is_saved_is_divided_with_the_node() -> None:
+    store = make_store(16)
+    serve(store, A)
+    (node,) = tree_of(store).nodes()
+    node.n_saved = 3
+    serve(store, [*A[:4], *B[:4]])
+    (lower,) = (each for each in tree_of(store).nodes() if each.token_ids(1) == (A[4],))
+    assert (node.n_saved, lower.n_saved) == (1, 2)
+
+
+def test_what_is_evicted_is_not_saved_any_more() -> None:
+    store = make_store(16)
+    serve(store, A)
+    (node,) = tree_of(store).nodes()
+    node.n_saved = 4
+    tree_of(store).evict()
+    assert node.n_saved == len(node.blocks) == 3
+
+
+def test_a_slot_that_is_attached_to_a_block_makes_it_new_again() -> None:
+    store = make_store(16)
+    serve(store, A)
+    journal = journal_of(store)
+    (node,) = tree_of(store).nodes()
+    node.n_saved = 4
+    tree_of(store).attached(node.blocks[2])
+    assert node.n_saved == 2
+    assert journal == [(Change.GROWN, node, None)]
 
 
 class TestNextEvicted:
@@ -94,10 +84,11 @@ class TestNextEvicted:
             serve(store, prompt)
         expected = [node.serial for node in tree_of(store).next_evicted(3)]
         assert expected == [node.serial for node in tree_of(store).next_evicted(9)]
-        notes = Notes(store)
+        gone = []
+        nodes = list(tree_of(store).nodes())
         while tree_of(store).evict() is not None:
-            pass
-        assert [serial for _, serial, *_ in notes.take()] == expected
+            gone += [node.serial for node in nodes if not node.blocks and node.serial not in gone]
+        assert gone == expected
 
     def test_what_is_held_does_not_go(self) -> None:
         store = make_store(16)

@@ -13,7 +13,7 @@ from kvstore.disk.extent import EntryHeader
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Fault, ReadFailure
-from tests.tier_harness import LIMITS, PATIENCE, Chain, FaultyFiles, read, stored
+from tests.tier_harness import LIMITS, PATIENCE, Chain, FaultyFiles, offer, read, stored
 
 LOST = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 CHAIN, MORE = Chain("one", 20), Chain("more", 20)
@@ -65,7 +65,7 @@ def test_the_writer_goes_on_and_what_it_had_can_come_again(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(writer, "encode", raising(ValueError("a fault of ours")))
-        assert tier.offer(MORE.extent())
+        assert offer(tier, MORE.extent())
         assert tier.flush(PATIENCE)
     assert tier.held(MORE.names) == 0
     assert tier.stats().counters.faults == {Fault.INTERNAL: 1}
@@ -100,7 +100,7 @@ def test_a_writer_that_is_lost_is_told_of_and_the_rest_is_read(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(writer, "encode", raising(SystemExit()))
-        assert tier.offer(MORE.extent())
+        assert offer(tier, MORE.extent())
         ended("disk-writer")
     assert tier.stats().ended_threads == ("disk-writer",)
     assert read(tier, CHAIN.names)[1] is None

@@ -20,6 +20,7 @@ from tests.tier_harness import (
     FaultyFiles,
     extent_files,
     flip,
+    offer,
     offset_of,
     read,
     stored,
@@ -129,7 +130,7 @@ def test_too_little_memory_does_not_end_the_writer(
 
     with monkeypatch.context() as little:
         little.setattr(writer, "encode", encode)
-        assert tier.offer(CHAIN.extent())
+        assert offer(tier, CHAIN.extent())
         assert tier.flush(PATIENCE)
     assert tier.stats().counters.faults == {Fault.RESOURCES: 1}
     assert tier.stats().write_fault is Fault.RESOURCES
@@ -157,7 +158,7 @@ def test_a_disk_that_cannot_write(
     stored(tier, CHAIN.extent(0, 5))
     path_room = tier.path_room(CHAIN.names[4])
     files.fail(method, code)
-    assert tier.offer(CHAIN.extent(5, 10))
+    assert offer(tier, CHAIN.extent(5, 10))
     tier.flush(PATIENCE)
     assert tier.stats().counters.faults == {fault: 1}
     assert tier.path_room(CHAIN.names[4]) == path_room > 0
@@ -165,7 +166,7 @@ def test_a_disk_that_cannot_write(
     assert len(extent_files(tmp_path)) == 1
     assert not list(tmp_path.rglob("*.tmp"))
     assert tier.room == 0
-    assert not tier.offer(CHAIN.extent(5, 10))
+    assert not offer(tier, CHAIN.extent(5, 10))
     assert read(tier, CHAIN.names[:5])[1] is None
     files.heal()
     tier.upkeep()
@@ -185,7 +186,7 @@ def test_what_could_not_be_written_is_unknown_after_a_restart(
     tier = DiskStore.open(tmp_path, "model", LIMITS, files)
     stored(tier, CHAIN.extent(0, 5))
     files.fail("write", errno.ENOSPC)
-    tier.offer(CHAIN.extent(5, 10))
+    offer(tier, CHAIN.extent(5, 10))
     tier.flush(PATIENCE)
     tier.close()
     tier = DiskStore.open(tmp_path, "model", LIMITS)
@@ -199,7 +200,7 @@ def test_what_waits_behind_a_failure_is_not_stored_without_its_parent(
 ) -> None:
     files.fail("write", errno.ENOSPC)
     for start in (0, 5, 10):
-        tier.offer(CHAIN.extent(start, start + 5))
+        offer(tier, CHAIN.extent(start, start + 5))
     tier.flush(PATIENCE)
     assert tier.held(CHAIN.names) == tier.known(CHAIN.names) == 0
 

@@ -22,6 +22,7 @@ from tests.tier_harness import (
     PATIENCE,
     Chain,
     extent_files,
+    offer,
     read,
     stored,
 )
@@ -85,8 +86,8 @@ def filled(tier: DiskStore, name: str) -> list[Chain]:
 def test_two_models_write_and_read_at_the_same_time(models: Models) -> None:
     one, another = models.open("one"), models.open("another")
     mine, theirs = Chain("mine", LENGTH), Chain("theirs", LENGTH)
-    assert one.offer(mine.extent())
-    assert another.offer(theirs.extent())
+    assert offer(one, mine.extent())
+    assert offer(another, theirs.extent())
     assert one.flush(PATIENCE)
     assert another.flush(PATIENCE)
     assert read(one, mine.names) == (list(mine.extent().entries), None)
