@@ -224,10 +224,15 @@ class DiskCache:
             buffered_bytes=disk.buffered_bytes,
             read_bytes=disk.counters.read_bytes,
             written_bytes=disk.counters.written_bytes,
-            hits=loads.loads,
+            hits=loads.hits,
             loaded_tokens=loads.loaded_tokens,
             load_seconds=loads.load_seconds,
+            given_up_loads=loads.given_up,
+            evicted_entries=disk.counters.evicted_entries,
+            refused_entries=disk.counters.refused_entries,
             failures={fault.value: count for fault, count in disk.counters.faults.items()},
+            write_fault=None if disk.write_fault is None else disk.write_fault.value,
+            is_day_spent=disk.is_day_spent,
             ended_threads=disk.ended_threads,
         )
 

@@ -92,9 +92,10 @@ class Prompt:
 class LoadCounters:
     """Counted since start; they only grow."""
 
-    loads: int = 0  # that brought something
+    hits: int = 0  # loads that brought something
     loaded_tokens: int = 0
-    load_seconds: float = 0.0
+    load_seconds: float = 0.0  # of the hits
+    given_up: int = 0  # loads for which the disk delivered nothing for seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +425,6 @@ class DiskLoader:
         """Publish what has been filled, and end the load if it is complete or cut."""
         is_whole = load.n_committed == len(load.hashes)
         if is_whole:
-            self.counters.loads += 1
             self._end(load)
             return
         n_tokens = (load.first + load.n_committed) * self._block_size
@@ -432,6 +432,8 @@ class DiskLoader:
         if n_tokens < last_whole and n_tokens > load.lease.written_tokens:
             self._store.commit(load.lease, n_tokens - load.lease.written_tokens)
         if load.is_cut and not load.arrived and load.n_filled == load.n_committed:
+            n_missing = len(load.hashes) - load.n_committed
+            logger.info("the disk cache could not deliver %d blocks of a prefix", n_missing)
             self._end(load)
 
     def _end(self, load: _Load) -> None:
@@ -444,8 +446,10 @@ class DiskLoader:
             n_tokens = (load.first + load.n_committed) * self._block_size
             n_filled = min(n_tokens, len(lease.tokens))
             self._store.commit(lease, n_filled - lease.written_tokens)
-        self.counters.loaded_tokens += lease.written_tokens - began
-        self.counters.load_seconds += self._clock() - load.began
+        if (n_tokens := lease.written_tokens - began) > 0:
+            self.counters.hits += 1
+            self.counters.loaded_tokens += n_tokens
+            self.counters.load_seconds += self._clock() - load.began
         self._store.donate(lease)
 
     def _stop(self, load: _Load) -> None:
@@ -462,6 +466,7 @@ class DiskLoader:
             if not load.waits_for_disk:
                 load.deadline = now + self._rules.patience_seconds(load.missing_seconds)
             elif now >= load.deadline:
+                self.counters.given_up += 1
                 logger.warning("a load was given up: the disk has delivered nothing for seconds")
                 self._end(load)
 

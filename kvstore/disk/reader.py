@@ -255,6 +255,7 @@ class Readers:
             self._remove(piece.extent)
             return ReadFailure(start, Fault.GONE)
         self._counters.count_fault(fault)
+        logger.warning("disk cache: %s cannot be read: %s", piece.extent.name, fault)
         if fault is not Fault.RESOURCES:
             self._remove(piece.extent)
         return ReadFailure(start, fault)

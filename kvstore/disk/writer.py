@@ -264,7 +264,9 @@ class Writer:
         self._catalog.touch(extent.hashes[-1], self.now_ns())
         header, encoded = encode(extent.root, extent.parent, waiting.entries)
         if waiting.n_bytes > self._budget.left() or not self._make_room(header.end, extent):
-            self._counters.refused_entries += self.remove([extent])
+            n_refused = self.remove([extent])
+            self._counters.refused_entries += n_refused
+            logger.info("disk cache: %d blocks were not written: there is no room", n_refused)
             self._allow()
             return
         name = secrets.token_hex(8) + SUFFIX
@@ -303,7 +305,9 @@ class Writer:
         if other is not None and (mine is None or other.used_ns <= mine.used_ns):
             self._space.remove(other)
         elif mine is not None:
-            self._counters.evicted_entries += self.remove([mine])
+            n_evicted = self.remove([mine])
+            self._counters.evicted_entries += n_evicted
+            logger.debug("disk cache: %d blocks were evicted", n_evicted)
             self._delete()
         return other is not None or mine is not None
 

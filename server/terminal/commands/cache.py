@@ -234,6 +234,12 @@ def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
         ("on disk", fullness_text(disk.used_bytes, disk.shared_bytes, disk.limit_bytes)),
         ("loaded", f"{disk.loaded_tokens:,} tokens of {disk.hits:,} prompts"),
         ("read", bytes_text(disk.read_bytes)),
-        ("written", bytes_text(disk.written_bytes)),
+        ("written", bytes_text(disk.written_bytes) + _day_text(disk)),
+        ("evicted", f"{disk.evicted_entries:,} blocks; {disk.refused_entries:,} never written"),
         ("failures", failures),
+        ("last write", f"failed: {disk.write_fault}" if disk.write_fault else ""),
     ]
+
+
+def _day_text(disk: DiskCache) -> str:
+    return ", as much as it may today" if disk.is_day_spent else ""

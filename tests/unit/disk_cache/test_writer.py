@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.values.settings import DiskWrites
-from kvstore.disk.types import EntryHead
+from kvstore.disk.types import DiskCounters, DiskStats, EntryHead, Fault
 from kvstore.ops import ReadBlock
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Digest
@@ -656,3 +656,19 @@ def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> Non
     desk.disk.observe([], number, BLOCK_BYTES)  # half of what was thought
     desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
     assert len(desk.step()[1]) == 4
+
+
+class FullDisk(Shelf):
+    """It has evicted and refused entries, and writes no more today."""
+
+    def stats(self) -> DiskStats:
+        counters = DiskCounters(evicted_entries=3, refused_entries=4)
+        return replace(
+            super().stats(), counters=counters, write_fault=Fault.NO_SPACE, is_day_spent=True
+        )
+
+
+def test_what_the_disk_has_lost_is_in_the_figures() -> None:
+    stats = Desk(FullDisk()).disk.stats()
+    assert (stats.evicted_entries, stats.refused_entries) == (3, 4)
+    assert (stats.write_fault, stats.is_day_spent) == ("no_space", True)

@@ -279,3 +279,13 @@ def test_every_bit_of_a_header_is_covered(tmp_path: Path) -> None:
             read_header(OsFiles(), path)
         path.write_bytes(sound)
     assert read_header(OsFiles(), path).end == len(sound)
+
+
+def test_what_cannot_be_read_is_logged(
+    tier: DiskStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tier, CHAIN.extent())
+    damaged = second_extent(tmp_path)
+    flip(damaged, offset_of(damaged, 0))
+    read(tier, CHAIN.names)
+    assert f"{damaged.name} cannot be read: checksum" in caplog.text
