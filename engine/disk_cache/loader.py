@@ -19,7 +19,7 @@ from engine.disk_cache.entries import Entries
 from engine.disk_cache.transfers import UNLIMITED, BytePace, LoadBudget, LoadLimits
 from kvstore.disk.reader import Ticket
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import Buffer, ReadFailure, ReadRun
+from kvstore.disk.types import Entry, ReadFailure, ReadRun
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Digest, Tokens, child_digest, root_digest
@@ -98,15 +98,6 @@ class LoadCounters:
     given_up: int = 0  # loads for which the disk delivered nothing for seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """An entry that a reader has delivered."""
-
-    n_tokens: int  # of the block
-    parts: tuple[bytes | None, ...]
-    n_bytes: int
-
-
 @dataclass(eq=False, slots=True)
 class _Load:
     """A load under way. `hashes[i]` is for entry `first + i` of the lease's table."""
@@ -122,7 +113,7 @@ class _Load:
     ahead_bytes: int = 0  # that may be held
     held_bytes: int = 0  # that have come and are not committed
     ticket: Ticket | None = None
-    arrived: deque[_Arrived] = field(default_factory=deque)
+    arrived: deque[Entry] = field(default_factory=deque)
     n_filled: int = 0  # entries that steps have been planned to fill
     n_committed: int = 0
     is_cut: bool = False  # no more will arrive
@@ -380,14 +371,10 @@ class DiskLoader:
         """On a reader's thread."""
         if isinstance(found, ReadFailure):
             self._post(partial(self._fail, load))
-            return
-        arrived = [
-            _Arrived(entry.n_tokens, _as_bytes(entry.parts), entry.n_bytes)
-            for entry in found.entries
-        ]
-        self._post(partial(self._arrive, load, arrived))
+        else:
+            self._post(partial(self._arrive, load, found.entries))
 
-    def _arrive(self, load: _Load, arrived: Sequence[_Arrived]) -> None:
+    def _arrive(self, load: _Load, arrived: Sequence[Entry]) -> None:
         if not load.is_cut:
             load.arrived += arrived
             load.held_bytes += sum(each.n_bytes for each in arrived)
@@ -413,7 +400,7 @@ class DiskLoader:
         else:
             self._commit(fills)
 
-    def _fill(self, load: _Load, each: _Arrived) -> bool:
+    def _fill(self, load: _Load, each: Entry) -> bool:
         """Queue the fills of an entry. Returns whether memory lacked any of it."""
         index = load.first + load.n_filled
         block = load.lease.table[index]
@@ -478,8 +465,3 @@ class DiskLoader:
             load.ahead_bytes = n_bytes
             if load.ticket is not None:
                 load.ticket.keep_ahead(n_bytes)
-
-
-def _as_bytes(parts: Sequence[Buffer | None]) -> tuple[bytes | None, ...]:
-    """Copies nothing where the store has given bytes."""
-    return tuple(None if part is None else bytes(part) for part in parts)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kvstore.tokens import Digest
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 MIB = 1 << 20
 LEAST_BYTES = 16 * MIB

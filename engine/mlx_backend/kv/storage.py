@@ -69,7 +69,7 @@ def pack_blocks(arena: Arena, blocks: list[BlockId], n_tokens: list[int]) -> Pac
     return Packed((array for pair in contents for array in pair), len(blocks))
 
 
-def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
+def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) -> None:
     """Overwrite whole blocks. The bytes are copied while the device computes; then this waits until
     it is idle, and until they are in place.
 
@@ -97,7 +97,7 @@ def pack_states(states: StateArena, slots: Sequence[SlotId]) -> Packed:
     return Packed(states.read(slots) if slots else [], len(slots))
 
 
-def fill_state(states: StateArena, slot: SlotId, data: bytes) -> None:
+def fill_state(states: StateArena, slot: SlotId, data: bytes | memoryview) -> None:
     """Let a slot hold a state. Raises ArenaError for another size."""
     form = [(shape.shape, shape.dtype) for shape in states.shapes]
     _check_size(data, form)
@@ -136,7 +136,7 @@ def _neighbours(blocks: Iterable[BlockId]) -> Iterator[list[BlockId]]:
         yield [block for _, block in run]
 
 
-def _unpack(contents: Sequence[bytes], form: Form) -> Iterator[mx.array]:
+def _unpack(contents: Sequence[bytes | memoryview], form: Form) -> Iterator[mx.array]:
     """The arrays of equal things, each `[things, ...]`."""
     offset = 0
     for shape, dtype in form:
@@ -147,7 +147,7 @@ def _unpack(contents: Sequence[bytes], form: Form) -> Iterator[mx.array]:
         offset = end
 
 
-def _check_size(data: bytes, form: Form) -> None:
+def _check_size(data: bytes | memoryview, form: Form) -> None:
     expected = sum(_bytes(shape, dtype) for shape, dtype in form)
     if len(data) != expected:
         raise ArenaError(f"{len(data)} bytes to fill in where there are {expected}")
@@ -289,7 +289,7 @@ def _last_block(plan: StepPlan) -> int:
 
 def _change(arena: Arena, ops: Iterable[CopyBlock | FillBlock]) -> None:
     for _, alike in groupby(ops, type):
-        copies, contents = list[CopyBlock](), dict[BlockId, bytes]()
+        copies, contents = list[CopyBlock](), dict[BlockId, bytes | memoryview]()
         for op in alike:
             match op:
                 case CopyBlock():

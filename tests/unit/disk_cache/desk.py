@@ -184,4 +184,4 @@ def contents(read: ReadBlock) -> Parts:
 
 def filled(ops: Sequence[Fill]) -> list[bytes]:
     """What goes into blocks, in order."""
-    return [op.data for op in ops if isinstance(op, FillBlock) and op.group is None]
+    return [bytes(op.data) for op in ops if isinstance(op, FillBlock) and op.group is None]
