@@ -39,20 +39,14 @@ class CatalogExtent:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Some of an entry's parts, all in one extent. Offset and checksum are known once written."""
+    """Some of an entry's parts, all in one extent."""
 
     extent: CatalogExtent
-    sizes: tuple[int | None, ...]
-    checksum: bytes = b""
-    offset: int = 0
+    head: EntryHead
 
     @property
-    def n_bytes(self) -> int:
-        return sum(filter(None, self.sizes))
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.n_bytes
+    def is_written(self) -> bool:
+        return bool(self.head.checksum)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,26 +56,24 @@ class Record:
     `path_bytes`: of the path from the root to this entry, without supplements.
     """
 
-    block_hash: Digest
     parent: Digest
-    n_tokens: int
     path_bytes: int
     pieces: list[Piece]
 
     @property
     def is_written(self) -> bool:
-        return bool(self.pieces[0].checksum)
+        return self.pieces[0].is_written
 
     @property
     def written(self) -> list[Piece]:
         """The pieces that can be read."""
-        return [piece for piece in self.pieces if piece.checksum]
+        return [piece for piece in self.pieces if piece.is_written]
 
     @property
     def head(self) -> EntryHead:
         """The parts that can be read."""
-        sizes = _merged([piece.sizes for piece in self.written])
-        return EntryHead(self.block_hash, self.n_tokens, sizes)
+        first = self.pieces[0].head
+        return EntryHead(first.block_hash, first.n_tokens, _sizes(self.written))
 
 
 class Reservation(NamedTuple):
@@ -144,7 +136,7 @@ class Catalog:
         record = self._records.get(head.block_hash)
         if record is None:
             return head
-        known = _merged([piece.sizes for piece in list(record.pieces)])
+        known = _sizes(list(record.pieces))
         sizes = tuple(
             None if there is not None else size
             for size, there in zip(head.sizes, known, strict=False)
@@ -169,7 +161,7 @@ class Catalog:
         """
         with self._lock:
             first = (self._records[it.hashes[0]] for it in self._below.get(block_hash, ()))
-            return frozenset(record.n_tokens for record in first if record.is_written)
+            return frozenset(it.pieces[0].head.n_tokens for it in first if it.is_written)
 
     def roots(self) -> frozenset[Digest]:
         """The roots of all namespaces that have an extent."""
@@ -222,7 +214,7 @@ class Catalog:
             extent = CatalogExtent(root, parent, missing.block_hash in self._records)
             self._extents.add(extent)
             self._below[parent].add(extent)
-            self._append(extent, parent, missing.block_hash, missing.n_tokens, missing.sizes)
+            self._append(extent, parent, missing)
             above = next(self._above(extent), None)
             if above is None or above.name:
                 self._use(self._above(extent), now_ns + 1)
@@ -246,9 +238,8 @@ class Catalog:
                 return False
             extent.name = name
             for entry in header.entries:
-                record = self._records[entry.block_hash]
-                piece = next(piece for piece in record.pieces if piece.extent is extent)
-                piece.checksum, piece.offset = entry.checksum, entry.offset
+                pieces = self._records[entry.block_hash].pieces
+                next(piece for piece in pieces if piece.extent is extent).head = entry
             self._n_written += 0 if extent.is_supplement else len(header.entries)
             return True
 
@@ -296,9 +287,9 @@ class Catalog:
         with self._lock:
             for block_hash, record in self._records.items():
                 above = self._records.get(record.parent)
-                path_bytes = record.pieces[0].n_bytes + (above.path_bytes if above else 0)
+                path_bytes = record.pieces[0].head.n_bytes + (above.path_bytes if above else 0)
                 extent = record.pieces[0].extent
-                if record.block_hash != block_hash or record.path_bytes != path_bytes:
+                if record.head.block_hash != block_hash or record.path_bytes != path_bytes:
                     yield "a record does not add up"
                 if above is None and record.parent != extent.root:
                     yield "a record without its parent"
@@ -334,29 +325,19 @@ class Catalog:
         self._extents.add(extent)
         self._below[parent].add(extent)
         for entry in entries:
-            self._append(extent, parent, entry.block_hash, entry.n_tokens, entry.sizes)
-            piece = self._records[entry.block_hash].pieces[-1]
-            piece.checksum, piece.offset = entry.checksum, entry.offset
+            self._append(extent, parent, entry)
             parent = entry.block_hash
         self._n_written += 0 if found.is_supplement else len(entries)
         return True
 
-    def _append(
-        self,
-        extent: CatalogExtent,
-        parent: Digest,
-        block_hash: Digest,
-        n_tokens: int,
-        sizes: tuple[int | None, ...],
-    ) -> None:
-        piece = Piece(extent, sizes)
-        extent.hashes.append(block_hash)
+    def _append(self, extent: CatalogExtent, parent: Digest, head: EntryHead) -> None:
+        extent.hashes.append(head.block_hash)
         if extent.is_supplement:
-            self._records[block_hash].pieces.append(piece)
+            self._records[head.block_hash].pieces.append(Piece(extent, head))
             return
         above = self._records.get(parent)
-        path_bytes = piece.n_bytes + (above.path_bytes if above else 0)
-        self._records[block_hash] = Record(block_hash, parent, n_tokens, path_bytes, [piece])
+        path_bytes = head.n_bytes + (above.path_bytes if above else 0)
+        self._records[head.block_hash] = Record(parent, path_bytes, [Piece(extent, head)])
 
     def _above(self, extent: CatalogExtent) -> Iterator[CatalogExtent]:
         """The extents that an extent hangs from, the nearest first."""
@@ -401,9 +382,9 @@ class Catalog:
                 del self._records[block_hash]
 
 
-def _merged(sizes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+def _sizes(pieces: Sequence[Piece]) -> tuple[int | None, ...]:
     """For each part its size in the first piece that has it."""
     return tuple(
         next((size for size in each if size is not None), None)
-        for each in zip(*sizes, strict=False)
+        for each in zip(*(piece.head.sizes for piece in pieces), strict=False)
     )

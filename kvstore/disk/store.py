@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.disk.catalog import Catalog, FoundExtent, Reservation
-from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, read_header
+from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, parse, read_header
 from kvstore.disk.folder import (
     EXTENTS,
     LOCK,
@@ -53,6 +53,7 @@ class DiskStore:
         self,
         held: ExitStack,
         catalog: Catalog,
+        space: Space,
         counters: DiskCounters,
         writer: Writer,
         readers: Readers,
@@ -61,6 +62,7 @@ class DiskStore:
         self._held = held
         self._counters = counters
         self._catalog = catalog
+        self._space = space
         self._writer = writer
         self._readers = readers
         self._is_closed = False
@@ -110,7 +112,7 @@ class DiskStore:
                 lambda extent: writer.remove([extent]),
                 writer.now_ns,
             )
-            return cls(held.pop_all(), catalog, counters, writer, readers)
+            return cls(held.pop_all(), catalog, space, counters, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
         """How many of a path's entries, from the first on, can be read."""
@@ -222,8 +224,8 @@ class DiskStore:
         return DiskStats(
             counters=self._counters.copy(),
             entries=len(self._catalog),
-            used_bytes=self._writer.own_bytes,
-            shared_bytes=self._writer.shared_bytes,
+            used_bytes=self._space.own_bytes,
+            shared_bytes=self._space.used_bytes,
             buffered_bytes=self._writer.n_bytes,
             read_rate=self._readers.read_rate,
             write_fault=self._writer.fault,
@@ -354,7 +356,7 @@ def _check(folder: Path) -> FolderCheck:
             continue
         for entry in header.entries:
             n_bytes += entry.n_bytes
-            if entry.parse(files.read(folder / name, entry.offset, entry.n_bytes)) is None:
+            if parse(entry, files.read(folder / name, entry.offset, entry.n_bytes)) is None:
                 unsound.append(entry.block_hash.hex())
     return FolderCheck(
         folder, fingerprint_of(folder), len(catalog), n_bytes, tuple(unsound), len(orphans)

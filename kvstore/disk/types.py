@@ -89,15 +89,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryHead:
-    """An entry without its bytes. `sizes`: the bytes of each part, None for an absent one."""
+    """An entry without its bytes. `sizes`: the bytes of each part, None for an absent one.
+
+    `checksum` and `offset`, of its first part in its file, are known once it has been written.
+    """
 
     block_hash: Digest
     n_tokens: int
     sizes: tuple[int | None, ...]
+    checksum: bytes = b""
+    offset: int = 0
 
     @property
     def n_bytes(self) -> int:
         return sum(filter(None, self.sizes))
+
+    @property
+    def end(self) -> int:
+        """The offset after its last part."""
+        return self.offset + self.n_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,16 +99,6 @@ class Writer:
             return self._room()
 
     @property
-    def own_bytes(self) -> int:
-        """That this model's folder took when it was last measured."""
-        return self._space.own_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """That all models' folders took when they were last measured."""
-        return self._space.used_bytes
-
-    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 

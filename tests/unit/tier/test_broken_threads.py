@@ -8,8 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from kvstore.disk import writer
-from kvstore.disk.extent import EntryHeader
+from kvstore.disk import reader, writer
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Fault, ReadFailure
@@ -51,7 +50,7 @@ def test_a_reader_goes_on_and_who_waited_is_told(
 ) -> None:
     """More often than there are readers."""
     with monkeypatch.context() as broken:
-        broken.setattr(EntryHeader, "parse", raising(ValueError("a fault of ours")))
+        broken.setattr(reader, "parse", raising(ValueError("a fault of ours")))
         for _ in range(READERS + 1):
             assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.INTERNAL))
     assert read(tier, CHAIN.names)[1] is None
@@ -111,7 +110,7 @@ def test_readers_that_are_lost_are_told_of_and_nobody_waits_for_them(
     tier: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(EntryHeader, "parse", raising(SystemExit()))
+        broken.setattr(reader, "parse", raising(SystemExit()))
         for _ in range(READERS):
             tier.read(CHAIN.names, lambda found: None)
         for number in range(READERS):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.disk import writer
-from kvstore.disk.extent import DamagedHeader, EntryHeader, OsFiles, read_header
+from kvstore.disk import reader, writer
+from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import DiskError, Fault, ReadFailure
+from kvstore.disk.types import DiskError, EntryHead, Fault, ReadFailure
 from tests.tier_harness import (
     LIMITS,
     PATIENCE,
@@ -50,7 +50,7 @@ def second_extent(directory: Path) -> Path:
     return extent_files(directory)[-2]
 
 
-def out_of_memory(header: EntryHeader, payload: memoryview) -> None:
+def out_of_memory(head: EntryHead, payload: memoryview) -> None:
     raise MemoryError
 
 
@@ -116,7 +116,7 @@ def test_too_little_memory_ends_no_reader(tier: DiskStore, monkeypatch: pytest.M
     """One that reads ends with a failure each time, more often than there are readers."""
     stored(tier, CHAIN.extent())
     with monkeypatch.context() as little:
-        little.setattr(EntryHeader, "parse", out_of_memory)
+        little.setattr(reader, "parse", out_of_memory)
         for _ in range(READERS + 1):
             assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
     assert read(tier, CHAIN.names)[1] is None
