@@ -151,9 +151,9 @@ class DiskCache:
         read_bytes = self._writer.read_bytes(number)
         byte_seconds = seconds / max(filled_bytes + read_bytes, 1)
         if filled_bytes:
-            self._loader.took(filled_bytes, filled_bytes * byte_seconds)
+            self._loader.pace.observe(filled_bytes, filled_bytes * byte_seconds)
         if read_bytes:
-            self._writer.took(read_bytes, read_bytes * byte_seconds)
+            self._writer.pace.observe(read_bytes, read_bytes * byte_seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """A step has been carried out; `contents` are the results of its reads."""

@@ -166,7 +166,7 @@ class DiskLoader:
         self._loads: list[_Load] = []
         self._fills: dict[int, list[_Fill]] = {}  # by the step's number
         self._budget = LoadBudget(rules.limits)
-        self._pace = BytePace()
+        self.pace = BytePace()  # of what steps fill in
         self._step_bytes = 0.0  # that the last step had time for
         self.counters = LoadCounters()
 
@@ -217,7 +217,7 @@ class DiskLoader:
         """
         self._budget.begin_round()
         self._expire()
-        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._disk.read_rate)
+        self._step_bytes = allowed = self.pace.bytes_in(seconds, self._disk.read_rate)
         if not self._loads:
             return False
         is_filling, planned = False, 0
@@ -246,11 +246,7 @@ class DiskLoader:
 
     def fill_seconds(self, number: int) -> float:
         """How long that is predicted to take."""
-        return self._pace.seconds(self.filled_bytes(number), self._disk.read_rate)
-
-    def took(self, n_bytes: int, seconds: float) -> None:
-        """A step was held up for so long by so many bytes that it filled in."""
-        self._pace.observe(n_bytes, seconds)
+        return self.pace.seconds(self.filled_bytes(number), self._disk.read_rate)
 
     def commit(self, number: int) -> None:
         """The step's fills have been carried out."""
@@ -305,7 +301,7 @@ class DiskLoader:
         lacking = map(self._disk.entry, hashes[have // self._block_size :])
         n_bytes = sum(head.n_bytes for head in lacking if head is not None)
         reading = n_bytes / (self._disk.read_rate or self._rules.first_rate)
-        loading = max(reading, self._pace.seconds(n_bytes))
+        loading = max(reading, self.pace.seconds(n_bytes))
         computing = compute_seconds(have, n_tokens - have)
         if loading >= self._rules.worth * computing:
             return None

@@ -70,7 +70,7 @@ class DiskWriter:
         self._queue: list[tuple[float, int, Node]] = []  # a heap of dirty nodes; see `_schedule`
         self._numbers = count()
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
-        self._pace = BytePace()
+        self.pace = BytePace()  # of what steps read
         self._retry_at = -math.inf
         self._is_ending = False
         self._bytes_left = math.inf  # that may still be read, once the engine ends
@@ -133,7 +133,7 @@ class DiskWriter:
         if self._due_at() > now:
             return []
         is_disk_idle = self._disk.is_idle
-        reads = self._find(now, self._pace.bytes_in(seconds, self._disk.read_rate))
+        reads = self._find(now, self.pace.bytes_in(seconds, self._disk.read_rate))
         if reads:
             self._reads[number] = reads
             self._bytes_left -= sum(read.candidate.head.n_bytes for read in reads)
@@ -146,10 +146,6 @@ class DiskWriter:
     def read_bytes(self, number: int) -> int:
         """How many bytes the step reads."""
         return sum(read.candidate.head.n_bytes for read in self._reads.get(number, ()))
-
-    def took(self, n_bytes: int, seconds: float) -> None:
-        """A step was held up for so long by so many bytes that it read."""
-        self._pace.observe(n_bytes, seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """The step has read this."""

@@ -19,9 +19,9 @@ from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from kvstore.disk.types import MIB, DiskError
 from tests.checkpoints import FAMILIES
+from tests.disk_store_harness import PATIENCE, extent_files
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
-from tests.tier_harness import PATIENCE, extent_files
 from tests.unit.threaded_harness import Letters
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

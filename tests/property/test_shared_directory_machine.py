@@ -25,8 +25,7 @@ from kvstore.disk.extent import OsFiles
 from kvstore.disk.folder import fingerprint_of
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Buffer, Fault
-from tests.profiles import examples
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
@@ -37,6 +36,7 @@ from tests.tier_harness import (
     offer,
     read,
 )
+from tests.profiles import examples
 
 N_BYTES, LENGTH = 200_000, 8
 SMALL = replace(LIMITS, extent_bytes=600_000)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.disk_store_harness import extent_files, flip, offset_of
 from tests.restart.kills import Lives, answered
 from tests.restart.living import MIB, checkpoint
 from tests.restart.questions import Load
-from tests.tier_harness import extent_files, flip, offset_of
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -35,7 +35,7 @@ from tests.simulation.cutting_scheduler import CuttingScheduler
 from tests.simulation.fake_runner import FakeRunner, Launching
 from tests.simulation.grammars import EOS, LateAnswers, guides
 from tests.simulation.model import ADAPTERS, text_of
-from tests.simulation.troubled_tier import TroubledTier
+from tests.simulation.troubled_store import TroubledStore
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 NO_DECODE = DecodeStats("eager: nothing is computed", 0, 0)
@@ -123,7 +123,7 @@ class Daemon:
         random: Random,
         layout: Layout,
         world: World,
-        tier: TroubledTier | None,
+        tier: TroubledStore | None,
         census: Census,
     ) -> None:
         self._random = random
@@ -204,7 +204,7 @@ class Daemon:
             groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
         return groups
 
-    def _disk(self, tier: TroubledTier) -> DiskCache:
+    def _disk(self, tier: TroubledStore) -> DiskCache:
         random = self._random
         write_rules, load_rules = draw_rules(random)
         disk = DiskCache(

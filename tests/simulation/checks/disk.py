@@ -11,14 +11,14 @@ from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
 from kvstore.tree import Node
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
-from tests.simulation.fake_tier import FakeTicket
-from tests.simulation.troubled_tier import TroubledTier
+from tests.simulation.fake_store import FakeTicket
+from tests.simulation.troubled_store import TroubledStore
 
 
 class DiskCheck:
     """See `problems`. `writer` is the engine's, None where it has no disk."""
 
-    def __init__(self, daemon: Daemon, tier: TroubledTier) -> None:
+    def __init__(self, daemon: Daemon, tier: TroubledStore) -> None:
         self._daemon = daemon
         self._tier = tier
         self._states = [g for g in daemon.store.groups if isinstance(g, RecurrentGroup)]

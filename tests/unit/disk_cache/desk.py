@@ -20,7 +20,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import Digest, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
-from tests.simulation.fake_tier import FakeTier
+from tests.simulation.fake_store import FakeStore
 from tests.unit.kv_helpers import BLOCK, NS
 
 BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
@@ -32,7 +32,7 @@ Fill = FillBlock | FillState
 
 
 @dataclass(slots=True)
-class Shelf(FakeTier):
+class Shelf(FakeStore):
     """Loses nothing, and reads when it is told to."""
 
     written: list[Reservation] = field(default_factory=list)

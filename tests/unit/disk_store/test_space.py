@@ -13,7 +13,7 @@ from kvstore.disk import store as maintenance
 from kvstore.disk import writer
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,

@@ -12,7 +12,7 @@ from kvstore.disk import reader, writer
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Fault, ReadFailure
-from tests.tier_harness import LIMITS, PATIENCE, Chain, FaultyFiles, offer, read, stored
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, FaultyFiles, offer, read, stored
 
 LOST = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 CHAIN, MORE = Chain("one", 20), Chain("more", 20)

@@ -24,8 +24,7 @@ from hypothesis.stateful import (
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB, Fault
 from kvstore.tokens import Digest
-from tests.profiles import examples
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
@@ -38,6 +37,7 @@ from tests.tier_harness import (
     offer,
     read,
 )
+from tests.profiles import examples
 
 N_BYTES, LENGTH = 20_000, 12
 SMALL = replace(LIMITS, extent_bytes=100_000, least_free=0.05)

@@ -57,7 +57,7 @@ def completed(entry: Entry, other: Entry) -> Entry:
 
 
 @dataclass(slots=True)
-class FakeTier(DiskStore):
+class FakeStore(DiskStore):
     """`longest_path` is in bytes."""
 
     records: dict[Digest, Stored] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from kvstore.disk.types import (
 from kvstore.tokens import Digest
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
-from tests.simulation.fake_tier import FakeTicket, Stored, completed, head_of, missing
+from tests.simulation.fake_store import FakeTicket, Stored, completed, head_of, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class TroubledTier(DiskStore):
+class TroubledStore(DiskStore):
     """`tick` lets time pass. Outlives the engines that use it, one after another."""
 
     random: Random

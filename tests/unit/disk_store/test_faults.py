@@ -13,7 +13,7 @@ from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskError, EntryHead, Fault, ReadFailure
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,

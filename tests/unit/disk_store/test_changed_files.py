@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.disk.store import DiskStore
-from tests.tier_harness import LIMITS, PATIENCE, Chain, entry, offer, read, stored
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, entry, offer, read, stored
 
 CHAINS = [Chain(f"chain {number}", 20) for number in range(4)]
 MORE = Chain("more", 20)

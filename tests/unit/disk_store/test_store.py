@@ -29,7 +29,7 @@ from kvstore.disk.types import (
     ReadRun,
 )
 from kvstore.tokens import Digest
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,

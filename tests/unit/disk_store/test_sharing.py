@@ -16,7 +16,7 @@ from kvstore.disk import store as maintenance
 from kvstore.disk.folder import LOCK, take_folder
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskError, DiskLimits, Fault
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,

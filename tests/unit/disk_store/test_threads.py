@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB
-from tests.tier_harness import LIMITS, PATIENCE, Chain, allocated, entry, offer, read, stored
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, allocated, entry, offer, read, stored
 
 N_BYTES = 8_192
 CHAINS = [Chain(f"chain {number}", 20, N_BYTES, space="ab"[number % 2]) for number in range(40)]
