@@ -14,7 +14,7 @@ step that is submitted later.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from engine.disk_cache.entries import Candidate, Entries
@@ -39,6 +39,10 @@ class WriteRules:
     salted: bool = False
     least_tokens: int = 256
     idle_seconds: float = 1.0
+
+
+_Queued = tuple[float, int, Node]
+"""A node in the queue: when it is due, a number that orders equal times, and the node."""
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class DiskWriter:
         self._rules = rules
         self._clock = clock
         self._journal = tree.journal = list[TreeChange]()
-        self._queue: list[tuple[float, int, Node]] = []  # a heap of dirty nodes; see `_schedule`
+        self._queue = list[_Queued]()  # a heap of dirty nodes; see `_schedule`
         self._numbers = count()
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
         self.pace = BytePace()  # of what steps read
@@ -157,10 +161,11 @@ class DiskWriter:
 
     def fail(self, number: int) -> None:
         """The step has read nothing."""
-        lost = [read for read in self._reads.pop(number, ()) if read.reservation is not None]
-        for read in lost:
+        lost = list[_Read]()
+        for read in self._reads.pop(number, ()):
             if read.reservation is not None:
                 self._disk.cancel(read.reservation)
+                lost.append(read)
         self._repeat(lost)
 
     def save_evictable(self, n_nodes: int) -> None:
@@ -202,11 +207,16 @@ class DiskWriter:
 
     def _schedule(self, node: Node, save_at: float) -> None:
         """Queue a node. Entries of the queue with another time than their node's are outdated, and
-        so are those of nodes that have left the tree; they stay until they are the first.
+        so are those of nodes that have left the tree. They stay until they are the first, or until
+        there are more than two entries for each node of the tree.
         """
-        if node.save_at != save_at:
-            node.save_at = save_at
-            heappush(self._queue, (save_at, next(self._numbers), node))
+        if node.save_at == save_at:
+            return
+        node.save_at = save_at
+        heappush(self._queue, (save_at, next(self._numbers), node))
+        if len(self._queue) > 2 * self._tree.n_nodes:
+            self._queue = [entry for entry in self._queue if _is_up_to_date(entry)]
+            heapify(self._queue)
 
     def _hasten(self, node: Node) -> None:
         """A node that would be written in a while is due now."""
@@ -218,9 +228,8 @@ class DiskWriter:
         """The dirty node that is due first."""
         self._note_changes()
         while self._queue:
-            save_at, _, node = self._queue[0]
-            if node.blocks and node.save_at == save_at:
-                return node
+            if _is_up_to_date(self._queue[0]):
+                return self._queue[0][2]
             heappop(self._queue)
         return None
 
@@ -233,7 +242,7 @@ class DiskWriter:
 
     def _dirty_nodes(self) -> list[Node]:
         self._note_changes()
-        return [node for at, _, node in self._queue if node.blocks and node.save_at == at]
+        return [entry[2] for entry in self._queue if _is_up_to_date(entry)]
 
     # What is read of them.
 
@@ -319,3 +328,8 @@ class DiskWriter:
                     if node.save_at is None and self._takes(node):
                         self._schedule(node, now)
         self._retry_at = now + RETRY_SECONDS
+
+
+def _is_up_to_date(queued: _Queued) -> bool:
+    save_at, _, node = queued
+    return bool(node.blocks) and node.save_at == save_at

@@ -145,6 +145,20 @@ def test_exit_writes_nothing_before_the_end() -> None:
     assert not desk.disk.is_ending
 
 
+def test_what_was_evicted_is_not_remembered_until_the_end() -> None:
+    """The first prompt is held, so that the entries after it are never the first of the queue."""
+    desk = Desk(write_rules=EXIT, n_blocks=32)
+    serve(desk.store, PROMPT)
+    admit(desk.store, [*PROMPT, 0])
+    for number in range(1, 100):
+        serve(desk.store, run_of(1000 * number, 6 * BLOCK))
+        desk.step()
+    assert len(desk.disk._writer._queue) <= 2 * tree_of(desk.store).n_nodes
+    desk.disk.end()
+    desk.write()
+    assert desk.has(run_of(99_000, 6 * BLOCK)) == 6 * BLOCK
+
+
 def test_the_end_takes_what_was_used_last_first() -> None:
     desk = Desk(write_rules=EXIT, step_bytes=6 * BLOCK_BYTES)
     starts = [0, 100, 200]
