@@ -361,7 +361,7 @@ class RadixTree:
         return [node for _, _, node in found]
 
     def problems(self) -> Iterator[Finding]:
-        """Contradictions in the hashes and in the eviction queue."""
+        """Contradictions in the hashes, in what is saved, and in the eviction queue."""
         for root in self.roots.values():
             if root.hashes != ([root_digest(root.namespace)] if self.hashes_blocks else []):
                 yield f"{root.namespace}: not its hash"
@@ -369,6 +369,8 @@ class RadixTree:
         for node in self.nodes():
             if node.hashes != self._digests(node, 0, bytes(node.packed)):
                 yield f"edge {node.serial}: hashes of other tokens"
+            if node.n_saved > len(node.blocks):
+                yield f"edge {node.serial}: {node.n_saved} blocks saved of {len(node.blocks)}"
             if node.is_queued != queued[node]:
                 yield f"edge {node.serial}: queued is {node.is_queued}, in it {queued[node]} times"
             if not node.is_queued and self._is_evictable(node):
