@@ -170,7 +170,7 @@ class DiskWriter:
 
     def save_evictable(self, n_nodes: int) -> None:
         """Make the next nodes to be evicted due."""
-        if self._first() is not None:
+        if self._rules.writes is not DiskWrites.EXIT and self._first() is not None:
             for node in self._tree.next_evicted(n_nodes):
                 self._hasten(node)
 
