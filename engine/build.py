@@ -13,8 +13,7 @@ from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
 from engine.core.thread import EngineParts
-from engine.disk_cache.cache import DiskCache
-from engine.disk_cache.opening import open_disk_cache
+from engine.disk_cache.cache import DiskCache, open_disk_cache
 from engine.drafts.policy import DraftPolicy
 from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.masks import mask_words

@@ -42,7 +42,7 @@ class FillBlock:
     """
 
     block: BlockId
-    data: bytes
+    data: bytes | memoryview
     group: int | None = None
 
 
@@ -73,7 +73,7 @@ class FillState:
     """Overwrite a state with bytes that a `ReadBlock` returned."""
 
     slot: SlotId
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)

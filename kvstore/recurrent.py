@@ -164,7 +164,9 @@ class RecurrentGroup(Group):
     def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         return self.slots.attached_to(block)
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
+    def fill(
+        self, block: BlockId, n_tokens: int, data: bytes | memoryview, ops: list[StepOp]
+    ) -> None:
         slot = self.slots.allocate_for(block, n_tokens)
         if slot is not None:
             ops.append((When.FIRST, FillState(slot, data)))

@@ -321,7 +321,9 @@ class Group(ABC):
         return self.slots.attached_to(block).get(n_tokens)
 
     @abstractmethod
-    def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
+    def fill(
+        self, block: BlockId, n_tokens: int, data: bytes | memoryview, ops: list[StepOp]
+    ) -> None:
         """Attach a slot to the block and fill it with `data`, if there is a slot.
 
         No lease uses the slot, so it can be evicted.

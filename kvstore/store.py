@@ -19,7 +19,7 @@ from typing import Final
 
 from kvstore.in_flight import InFlight
 from kvstore.lease import Lease, Refusal
-from kvstore.ops import CopyBlock, FillBlock, ReadBlock, StepOp, When
+from kvstore.ops import CopyBlock, FillBlock, Parts, ReadBlock, StepOp, When
 from kvstore.pool import BlockPool, BlockTable, blocks_for
 from kvstore.slots import NEVER, Group, PlannedTokens
 from kvstore.tokens import Tokens
@@ -295,9 +295,7 @@ class KVStore:
             if has_saved:
                 self._attach_at_end(lease)
 
-    def fill(
-        self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
-    ) -> bool:
+    def fill(self, block: BlockId, n_tokens: int, parts: Parts, *, is_new: bool) -> bool:
         """Queue fills of what memory lacks of the first `n_tokens` tokens of a block.
 
         `parts` are the bytes of the block, if it `is_new`, and of each group. Returns whether

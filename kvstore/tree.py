@@ -19,8 +19,9 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import count, islice, takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.tokens import TOKEN_BYTES, Digest, child_digests, common_tokens, root_digest, unpacked
@@ -34,6 +35,10 @@ class Node:
     `hashes` has the hash of each block, tails included, if the tree computes hashes. The `subtree_`
     sums are over the node and its descendants. A node that has left the tree has no blocks. The
     root of a namespace has no parent and no blocks; its one hash is that of the namespace.
+
+    Two fields are the disk cache's. `n_saved`: its first blocks that were on disk, or on their way,
+    when they were last looked at. `save_at`: when the rest is to be written, in seconds of the disk
+    cache's clock; None: nothing is new.
     """
 
     serial: int
@@ -48,6 +53,8 @@ class Node:
     subtree_nodes: int = 0
     subtree_tokens: int = 0
     subtree_blocks: int = 0
+    n_saved: int = 0
+    save_at: float | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -89,25 +96,20 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, ())
 
 
-class TreeObserver(Protocol):
-    """Is notified of changes, except when a leaf loses its last block and stays. Must neither block
-    nor change the tree.
-    """
+class Change(Enum):
+    """What can happen to a node, as far as the disk cache is concerned."""
 
-    def stored(self, node: Node, first: int) -> None:
-        """`node.blocks[first:]` are new. With `first` 0 the node is new, too."""
+    GROWN = auto()  # it has more blocks, or a group has attached a slot to one of them
+    SPLIT = auto()  # its end, with all that was below, is now another node
+    ADOPTED = auto()  # a lease has adopted the path that ends with it
 
-    def split(self, node: Node, lower: Node) -> None:
-        """The end of `node`, with all that was below, is now `lower`, the only child of `node`."""
 
-    def used(self, node: Node) -> None:
-        """A lease has adopted the path that ends with `node`."""
+class TreeChange(NamedTuple):
+    """Something has happened to `node`. `lower`: its former end, where it has been split."""
 
-    def removed(self, node: Node) -> None:
-        """The node, a leaf, has left the tree."""
-
-    def cleared(self, namespace: Namespace) -> None:
-        """All nodes of the namespace have left the tree."""
+    change: Change
+    node: Node
+    lower: Node | None = None
 
 
 class Adoption(NamedTuple):
@@ -132,7 +134,8 @@ class RadixTree:
     """Indexes the blocks of `pool`, each of `block_size` tokens, by the tokens that they hold.
 
     The tree keeps a reference to each indexed block and evicts from the leaves. `n_changes` grows
-    with every operation that may change a node. `observer` is notified of changes.
+    with every operation that may change a node. `journal`: the changes that the disk cache has not
+    looked at yet, in order; None without a disk cache.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class RadixTree:
         self._clock = clock or count(1).__next__
         self._now = 0.0  # the time of the current operation
         self.hashes_blocks = hashes_blocks
-        self.observer: TreeObserver | None = None
+        self.journal: list[TreeChange] | None = None
         self.adoptions = deque[Adoption](maxlen=MAX_ADOPTIONS)
         self.n_changes = 0
         self.n_nodes = 0
@@ -215,8 +218,17 @@ class RadixTree:
         for each in node.path():
             each.last_used = self._now
         self.adoptions.append(Adoption(last, match.n_tokens, self._now))
-        if self.observer is not None:
-            self.observer.used(node)
+        self._note(Change.ADOPTED, node)
+
+    def attached(self, block: BlockId) -> None:
+        """A group has attached one more slot to the block, which may be indexed: it is new again
+        for the disk cache, and so is what follows it in its node.
+        """
+        node = self._node_of.get(block)
+        if node is not None:
+            if node.n_saved:
+                node.n_saved = min(node.n_saved, node.blocks.index(block))
+            self._note(Change.GROWN, node)
 
     def insert(
         self,
@@ -289,6 +301,7 @@ class RadixTree:
             left_bytes = (len(leaf.blocks) - 1) * self._block_bytes
             self._count(leaf, 0, (left_bytes - len(leaf.packed)) // TOKEN_BYTES, -1)
             del leaf.packed[left_bytes:], leaf.blocks[-1], leaf.hashes[-1:]
+            leaf.n_saved = min(leaf.n_saved, len(leaf.blocks))
             del self._node_of[block]
             self._pool.uncache(block)
         return block
@@ -314,8 +327,6 @@ class RadixTree:
                 node = pending.pop()
                 pending += node.children
                 self._forget(node)
-            if self.observer is not None:
-                self.observer.cleared(name)
         self._compact()
         for adoption in [each for each in self.adoptions if each.block not in self._node_of]:
             self.adoptions.remove(adoption)
@@ -350,7 +361,7 @@ class RadixTree:
         return [node for _, _, node in found]
 
     def problems(self) -> Iterator[Finding]:
-        """Contradictions in the hashes and in the eviction queue."""
+        """Contradictions in the hashes, in what is saved, and in the eviction queue."""
         for root in self.roots.values():
             if root.hashes != ([root_digest(root.namespace)] if self.hashes_blocks else []):
                 yield f"{root.namespace}: not its hash"
@@ -358,6 +369,8 @@ class RadixTree:
         for node in self.nodes():
             if node.hashes != self._digests(node, 0, bytes(node.packed)):
                 yield f"edge {node.serial}: hashes of other tokens"
+            if node.n_saved > len(node.blocks):
+                yield f"edge {node.serial}: {node.n_saved} blocks saved of {len(node.blocks)}"
             if node.is_queued != queued[node]:
                 yield f"edge {node.serial}: queued is {node.is_queued}, in it {queued[node]} times"
             if not node.is_queued and self._is_evictable(node):
@@ -365,6 +378,10 @@ class RadixTree:
             yield None
         if len(self._queue) > 2 * self.n_nodes:
             yield f"{len(self._queue)} queued of {self.n_nodes} nodes"
+
+    def _note(self, change: Change, node: Node, lower: Node | None = None) -> None:
+        if self.journal is not None:
+            self.journal.append(TreeChange(change, node, lower))
 
     def _begin_change(self) -> None:
         self._now = self._clock()
@@ -421,8 +438,7 @@ class RadixTree:
             self._pool.cache(block)
             self._node_of[block] = node
         self._count(node, int(is_new), len(packed) // TOKEN_BYTES, len(blocks))
-        if self.observer is not None:
-            self.observer.stored(node, first)
+        self._note(Change.GROWN, node)
 
     def _digests(self, node: Node, first: int, packed: bytes) -> list[Digest]:
         """The hashes of the node's blocks from `first` on, which hold the tokens `packed`."""
@@ -461,9 +477,10 @@ class RadixTree:
         node.children = [lower]
         del node.packed[cut:], node.blocks[n_blocks:], node.hashes[n_blocks:]
         self._count(node, 1, 0, 0)
+        lower.n_saved = max(node.n_saved - n_blocks, 0)
+        node.n_saved = min(node.n_saved, n_blocks)
         self._enqueue(lower)
-        if self.observer is not None:
-            self.observer.split(node, lower)
+        self._note(Change.SPLIT, node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
         blocks = node.blocks  # none: the node has left the tree
@@ -511,8 +528,6 @@ class RadixTree:
         self._count(parent, -1, -leaf.n_tokens, -len(leaf.blocks))
         self._forget(leaf)
         self._compact()
-        if self.observer is not None:
-            self.observer.removed(leaf)
         return parent
 
     def _forget(self, node: Node) -> None:

@@ -137,7 +137,9 @@ class WindowGroup(Group):
     def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
         return self.slots.attached_to(block).get(self.block_size)
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes, ops: list[StepOp]) -> None:
+    def fill(
+        self, block: BlockId, n_tokens: int, data: bytes | memoryview, ops: list[StepOp]
+    ) -> None:
         slot = self.slots.allocate_for(block, self.block_size)
         if slot is not None:
             ops.append((When.FIRST, FillBlock(BlockId(slot), data, self.index)))

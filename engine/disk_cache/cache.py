@@ -1,11 +1,11 @@
-"""The disk cache as the scheduler and the loop see it."""
+"""The disk cache as the scheduler and the loop see it, and how it is opened for a model."""
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
 from engine.core.budget import StepBudget
+from engine.core.step import Backend
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.loader import (
     ComputeSeconds,
@@ -16,11 +16,16 @@ from engine.disk_cache.loader import (
     Post,
     Prompt,
 )
-from engine.disk_cache.tier import Tier
+from engine.disk_cache.transfers import LoadLimits
 from engine.disk_cache.writer import DiskWriter, WriteRules
+from engine.values.settings import DiskCacheConfig
 from engine.values.stats import DiskCacheStats
+from kvstore.disk.space import holding, longest_path
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import MIB, DiskError, DiskLimits
 from kvstore.lease import Lease
 from kvstore.ops import Parts
+from kvstore.pool import blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import Digest, block_digests, root_digest
 from kvstore.types import Namespace
@@ -30,9 +35,19 @@ EVICTED_NODES = 4
 
 FREE_SHARE = 16
 
+BUFFER_BYTES = 64 * MIB
+
+HELD_PART, AHEAD_PART = 4, 64
+"""Of the arena: what loads pin together, unless one alone is larger, and what is read for them and
+not filled in yet.
+"""
+
+LEAST_AHEAD_BYTES = 16 * MIB
+"""Two runs for each of two readers."""
+
 
 class DiskCache:
-    """A disk tier below the arena, with what is written to it and loaded from it.
+    """A store on disk below the arena, with what is written to it and loaded from it.
 
     Steps are identified by their numbers. The order of a step's calls: `add_loads` while it is
     planned, `add_reads` when all else of it is planned, then `commit` or `fail`.
@@ -40,7 +55,7 @@ class DiskCache:
 
     def __init__(
         self,
-        tier: Tier,
+        disk: DiskStore,
         store: KVStore,
         part_bytes: Sequence[int],
         limit_bytes: int,
@@ -56,15 +71,14 @@ class DiskCache:
         self._clock = clock
         self.shutdown_seconds = shutdown_seconds
         self._ends_at = -math.inf
-        self._tier = tier
+        self._disk = disk
         self._store = store
         self._limit_bytes = limit_bytes
         entries = Entries(store.groups, part_bytes, store.block_size)
-        self._writer = DiskWriter(tier, tree, entries, write_rules, clock)
-        self._loader = DiskLoader(tier, store, entries, load_rules, clock, post)
-        tree.observer = self._writer
+        self._writer = DiskWriter(disk, tree, entries, write_rules, clock)
+        self._loader = DiskLoader(disk, store, entries, load_rules, clock, post)
         for group in store.groups:
-            group.slots.on_attach = self._writer.attached
+            group.slots.on_attach = tree.attached
 
     @property
     def is_loading(self) -> bool:
@@ -137,9 +151,9 @@ class DiskCache:
         read_bytes = self._writer.read_bytes(number)
         byte_seconds = seconds / max(filled_bytes + read_bytes, 1)
         if filled_bytes:
-            self._loader.took(filled_bytes, filled_bytes * byte_seconds)
+            self._loader.pace.observe(filled_bytes, filled_bytes * byte_seconds)
         if read_bytes:
-            self._writer.took(read_bytes, read_bytes * byte_seconds)
+            self._writer.pace.observe(read_bytes, read_bytes * byte_seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """A step has been carried out; `contents` are the results of its reads."""
@@ -158,11 +172,14 @@ class DiskCache:
 
     def roots(self) -> frozenset[Digest]:
         """The root hashes of all namespaces on disk. Looks at every entry."""
-        return self._tier.roots()
+        return self._disk.roots()
 
     def forget(self, namespace: Namespace | None) -> None:
-        """A namespace, or all, is being cleared in memory: end its loads."""
+        """A namespace, or all, is being cleared in memory: end its loads, and write nothing of what
+        steps are reading of it.
+        """
         self._loader.clear(namespace)
+        self._writer.drop_reads(namespace)
 
     def clear(self, namespace: Namespace | None) -> None:
         """Forget what is on disk of a namespace, or all. What memory has of it is written again
@@ -170,13 +187,13 @@ class DiskCache:
         """
         self._loader.clear(namespace)
         self._writer.clear(namespace)
-        self._tier.clear(None if namespace is None else root_digest(namespace))
+        self._disk.clear(None if namespace is None else root_digest(namespace))
 
     def clear_root(self, root: Digest) -> None:
         """Clear a namespace that only the disk has. Its salt is unknown, so it is none of the
         tree's and none of `namespaces`.
         """
-        self._tier.clear(root)
+        self._disk.clear(root)
 
     def end(self) -> None:
         """No sequence is left, and none will come: begin to write what is dirty."""
@@ -185,35 +202,112 @@ class DiskCache:
         self._writer.end()
 
     def close(self) -> None:
-        """Write what the tier has taken, as far as there is time, and close it."""
+        """Write what the store has taken, as far as there is time, and close it."""
         self._loader.end()
-        self._tier.flush(max(self._ends_at - self._clock(), 0.0))
-        self._tier.close()
+        self._disk.flush(max(self._ends_at - self._clock(), 0.0))
+        self._disk.close()
 
     def on_disk(self, hashes: Sequence[Digest]) -> int:
-        """How many blocks of a run, given by its hashes, are on disk. On any thread.
-
-        Counts from the first block to the last without a gap.
+        """How many blocks of a run, given by its hashes, are on disk, from the first on. On any
+        thread.
         """
-        return bisect_left(hashes, True, key=self._is_missing)  # none is there without its parent
-
-    def _is_missing(self, block_hash: Digest) -> bool:
-        return not self._tier.known((block_hash,))
+        return self._disk.known(hashes)
 
     def stats(self) -> DiskCacheStats:
         """On any thread."""
-        tier, loads = self._tier.stats(), self._loader.counters
+        disk, loads = self._disk.stats(), self._loader.counters
         return DiskCacheStats(
-            entries=tier.entries,
-            used_bytes=tier.used_bytes,
-            shared_bytes=tier.shared_bytes,
+            entries=disk.entries,
+            used_bytes=disk.used_bytes,
+            shared_bytes=disk.shared_bytes,
             limit_bytes=self._limit_bytes,
-            buffered_bytes=tier.buffered_bytes,
-            read_bytes=tier.counters.read_bytes,
-            written_bytes=tier.counters.written_bytes,
-            hits=loads.loads,
+            buffered_bytes=disk.buffered_bytes,
+            read_bytes=disk.counters.read_bytes,
+            written_bytes=disk.counters.written_bytes,
+            hits=loads.hits,
             loaded_tokens=loads.loaded_tokens,
             load_seconds=loads.load_seconds,
-            failures={fault.value: count for fault, count in tier.counters.faults.items()},
-            ended_threads=tier.ended_threads,
+            given_up_loads=loads.given_up,
+            evicted_entries=disk.counters.evicted_entries,
+            refused_entries=disk.counters.refused_entries,
+            failures={fault.value: count for fault, count in disk.counters.faults.items()},
+            write_fault=None if disk.write_fault is None else disk.write_fault.value,
+            is_day_spent=disk.is_day_spent,
+            ended_threads=disk.ended_threads,
         )
+
+
+def open_disk_cache(
+    config: DiskCacheConfig,
+    backend: Backend,
+    store: KVStore,
+    post: Post,
+    report: Callable[[str], None],
+) -> DiskCache:
+    """Raises DiskError, in words, when the folder cannot be used, or the limit is too small."""
+    rules = WriteRules(writes=config.write, salted=config.salted)
+    n_tokens = kept_tokens(config.max_bytes, backend.part_bytes, store.block_size)
+    if n_tokens < rules.least_tokens:
+        raise DiskError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
+    disk = DiskStore.open(
+        config.directory,
+        f"{backend.card.fingerprint} {backend.kv_format} {backend.software}",
+        disk_limits(config, backend.part_bytes),
+        daemon=config.daemon,
+    )
+    kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
+    report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")
+    return DiskCache(
+        disk,
+        store,
+        backend.part_bytes,
+        config.max_bytes,
+        post,
+        rules,
+        LoadRules(
+            salted=config.salted, limits=load_limits(store.pool.n_blocks, backend.part_bytes)
+        ),
+        config.shutdown_seconds,
+    )
+
+
+def disk_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> DiskLimits:
+    """Room for the largest entry: a saved state may have a hundred megabytes."""
+    return DiskLimits(
+        max_bytes=config.max_bytes,
+        buffer_bytes=max(BUFFER_BYTES, sum(part_bytes)),
+        daily_bytes=math.inf if config.daily_bytes is None else config.daily_bytes,
+    )
+
+
+def load_limits(n_blocks: int, part_bytes: Sequence[int]) -> LoadLimits:
+    """A crowd that comes back leaves most of the blocks to others."""
+    *block, state = part_bytes
+    arena_bytes = n_blocks * sum(block) + state
+    return LoadLimits(arena_bytes // HELD_PART, max(arena_bytes // AHEAD_PART, LEAST_AHEAD_BYTES))
+
+
+def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> float:
+    """How many tokens of a prompt such a limit keeps at least: every block with what its windows
+    have, and a state at the end. Blocks of recurrent layers alone take nothing, and have no limit.
+    """
+    *block, state = part_bytes
+    left_bytes = longest_path(max_bytes) - state
+    if left_bytes < 0:
+        return 0
+    return left_bytes // sum(block) * block_size if any(block) else math.inf
+
+
+def _too_small(
+    max_bytes: int, rules: WriteRules, part_bytes: Sequence[int], block_size: int
+) -> str:
+    *block, state = part_bytes
+    least_bytes = blocks_for(rules.least_tokens, block_size) * sum(block) + state
+    return (
+        f"a disk cache of {_mib(max_bytes)} is too small for this model: the least that is kept, "
+        f"{rules.least_tokens} tokens of a prompt, needs {_mib(holding(least_bytes))}"
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{math.ceil(n_bytes / MIB):,} MiB"

@@ -1,25 +1,28 @@
 """How blocks, windows and states in memory correspond to the parts of an entry on disk."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvstore.disk.types import Buffer, EntryHead
 from kvstore.ops import ReadBlock
 from kvstore.pool import blocks_for
 from kvstore.slots import Group
-from kvstore.tokens import Digest
+from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
+from kvstore.tree import Node
 from kvstore.types import BlockId
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry that could be written now, as the child of `parent`."""
+    """An entry that could be written as a child of `parent`, and the read of what memory has of it.
 
+    `index`: of its block in its node.
+    """
+
+    index: int
     parent: Digest
-    block_hash: Digest
+    head: EntryHead
     read: ReadBlock
-    n_bytes: int
-    is_whole: bool
-    has: tuple[bool, ...]  # which parts are in memory
 
 
 class Entries:
@@ -38,19 +41,37 @@ class Entries:
     def has_groups(self) -> bool:
         return bool(self._groups)
 
-    def candidate(
-        self, parent: Digest, block_hash: Digest, block: BlockId, n_tokens: int
+    def whole_blocks(self, node: Node) -> int:
+        """How many blocks of the node are whole: all, or all but the last, which is a tail."""
+        return node.n_tokens // self.block_size
+
+    def candidates(self, node: Node, first: int) -> Iterator[Candidate]:
+        """The entries of a node's blocks from `first` on, in order."""
+        for index in range(first, len(node.blocks)):
+            block, parent = node.blocks[index], node.parent_hash(index)
+            start = index * self.block_size
+            n_tokens = min(node.n_tokens - start, self.block_size)
+            for end in self._ends(block, n_tokens):
+                packed = node.packed[start * TOKEN_BYTES : (start + end) * TOKEN_BYTES]
+                block_hash = child_digest(parent, bytes(packed))
+                yield self._candidate(index, parent, block_hash, block, end)
+            if n_tokens == self.block_size:
+                yield self._candidate(index, parent, node.hashes[index], block, n_tokens)
+
+    def _candidate(
+        self, index: int, parent: Digest, block_hash: Digest, block: BlockId, n_tokens: int
     ) -> Candidate:
-        """For the first `n_tokens` tokens of an indexed block."""
+        """The entry of the first `n_tokens` tokens of an indexed block."""
         slots = [group.attached(block, n_tokens) for group in self._groups]
         slots += [None] * (self._n_windows + 1 - len(slots))
-        has = (True, *(slot is not None for slot in slots))
-        n_bytes = sum(size for size, here in zip(self._part_bytes, has, strict=True) if here)
+        sizes = tuple(
+            None if slot is None else size
+            for slot, size in zip((block, *slots), self._part_bytes, strict=True)
+        )
         read = ReadBlock(block, n_tokens, tuple(slots[: self._n_windows]), slots[-1])
-        is_whole = n_tokens == self.block_size
-        return Candidate(parent, block_hash, read, n_bytes, is_whole, has)
+        return Candidate(index, parent, EntryHead(block_hash, n_tokens, sizes), read)
 
-    def ends(self, block: BlockId, n_tokens: int) -> Collection[int]:
+    def _ends(self, block: BlockId, n_tokens: int) -> Collection[int]:
         """The lengths, shorter than a block, at which the block needs an entry of its own: a
         sequence could resume there, and no other entry has what that takes.
         """
@@ -58,7 +79,7 @@ class Entries:
         found = next((each for each in offsets if each is not None), (n_tokens,))
         return [n for n in sorted(found) if n <= n_tokens and n < self.block_size]
 
-    def fits(self, parts: Sequence[bytes | None]) -> bool:
+    def fits(self, parts: Sequence[Buffer | None]) -> bool:
         """Whether the parts have the sizes of this storage, and a block is among them."""
         return (
             len(parts) == len(self._part_bytes)

@@ -1,6 +1,6 @@
 """What is loaded from disk: leases that are filled instead of being computed.
 
-Before a prompt is admitted it is looked up on disk. Where the tier has much more of it than memory,
+Before a prompt is admitted it is looked up on disk. Where much more of it is there than in memory,
 and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
 announced like any other, so that the prompt and others with the same prefix wait for it. Loads have
 a budget of bytes; one that does not fit waits for others to end. Readers deliver entries from the
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
-from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
-from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
-from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.disk.types import Buffer, ReadFailure
+from engine.disk_cache.transfers import UNLIMITED, BytePace, LoadBudget, LoadLimits
+from kvstore.disk.reader import Ticket
+from kvstore.disk.store import DiskStore
+from kvstore.disk.types import Entry, ReadFailure, ReadRun
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Digest, Tokens, child_digest, root_digest
@@ -92,18 +92,10 @@ class Prompt:
 class LoadCounters:
     """Counted since start; they only grow."""
 
-    loads: int = 0  # that brought something
+    hits: int = 0  # loads that brought something
     loaded_tokens: int = 0
-    load_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """An entry that a reader has delivered."""
-
-    n_tokens: int  # of the block
-    parts: tuple[bytes | None, ...]
-    n_bytes: int
+    load_seconds: float = 0.0  # of the hits
+    given_up: int = 0  # loads for which the disk delivered nothing for seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -121,7 +113,7 @@ class _Load:
     ahead_bytes: int = 0  # that may be held
     held_bytes: int = 0  # that have come and are not committed
     ticket: Ticket | None = None
-    arrived: deque[_Arrived] = field(default_factory=deque)
+    arrived: deque[Entry] = field(default_factory=deque)
     n_filled: int = 0  # entries that steps have been planned to fill
     n_committed: int = 0
     is_cut: bool = False  # no more will arrive
@@ -157,14 +149,14 @@ class DiskLoader:
 
     def __init__(
         self,
-        tier: Tier,
+        disk: DiskStore,
         store: KVStore,
         entries: Entries,
         rules: LoadRules,
         clock: Callable[[], float],
         post: Post,
     ) -> None:
-        self._tier = tier
+        self._disk = disk
         self._store = store
         self._entries = entries
         self._rules = rules
@@ -174,7 +166,7 @@ class DiskLoader:
         self._loads: list[_Load] = []
         self._fills: dict[int, list[_Fill]] = {}  # by the step's number
         self._budget = LoadBudget(rules.limits)
-        self._pace = BytePace()
+        self.pace = BytePace()  # of what steps fill in
         self._step_bytes = 0.0  # that the last step had time for
         self.counters = LoadCounters()
 
@@ -225,7 +217,7 @@ class DiskLoader:
         """
         self._budget.begin_round()
         self._expire()
-        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
+        self._step_bytes = allowed = self.pace.bytes_in(seconds, self._disk.read_rate)
         if not self._loads:
             return False
         is_filling, planned = False, 0
@@ -234,7 +226,7 @@ class DiskLoader:
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
                 each = load.arrived.popleft()
                 if not self._entries.fits(each.parts):
-                    self._tier.forget(load.hashes[load.n_filled])
+                    self._disk.forget(load.hashes[load.n_filled])
                     self._cut(load)
                     break
                 is_filling |= self._fill(load, each)
@@ -254,11 +246,7 @@ class DiskLoader:
 
     def fill_seconds(self, number: int) -> float:
         """How long that is predicted to take."""
-        return self._pace.seconds(self.filled_bytes(number), self._tier.read_rate)
-
-    def took(self, n_bytes: int, seconds: float) -> None:
-        """A step was held up for so long by so many bytes that it filled in."""
-        self._pace.observe(n_bytes, seconds)
+        return self.pace.seconds(self.filled_bytes(number), self._disk.read_rate)
 
     def commit(self, number: int) -> None:
         """The step's fills have been carried out."""
@@ -310,10 +298,10 @@ class DiskLoader:
         hashes, n_tokens = self._longest(prompt)
         if n_tokens - have < self._rules.least_tokens:
             return None
-        lacking = map(self._tier.entry, hashes[have // self._block_size :])
-        n_bytes = sum(info.n_bytes for info in lacking if info is not None)
-        reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
-        loading = max(reading, self._pace.seconds(n_bytes))
+        lacking = map(self._disk.entry, hashes[have // self._block_size :])
+        n_bytes = sum(head.n_bytes for head in lacking if head is not None)
+        reading = n_bytes / (self._disk.read_rate or self._rules.first_rate)
+        loading = max(reading, self.pace.seconds(n_bytes))
         computing = compute_seconds(have, n_tokens - have)
         if loading >= self._rules.worth * computing:
             return None
@@ -321,7 +309,7 @@ class DiskLoader:
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
         """The longest chain of entries after which all groups could resume, and its tokens."""
-        known = self._tier.known(prompt.hashes)
+        known = self._disk.known(prompt.hashes)
         for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
             hashes = prompt.hashes[:whole]
             for n_tokens, tail in self._tails(prompt, hashes):
@@ -336,18 +324,18 @@ class DiskLoader:
         parent = hashes[-1] if hashes else root_digest(prompt.namespace)
         start = len(hashes) * self._block_size
         most = min(len(prompt.tokens) - 1 - start, self._block_size - 1)
-        for n_tokens in sorted(self._tier.lengths_below(parent), reverse=True):
+        for n_tokens in sorted(self._disk.lengths_below(parent), reverse=True):
             if n_tokens <= most:
                 yield n_tokens, child_digest(parent, prompt.tokens.packed(start, start + n_tokens))
 
     def _can_resume(self, hashes: Sequence[Digest], n_tokens: int) -> bool:
-        if (last := self._tier.entry(hashes[-1])) is None:
+        if (last := self._disk.entry(hashes[-1])) is None:
             return False
-        parts = {len(hashes) - 1: last.part_bytes}
+        parts = {len(hashes) - 1: last.sizes}
         for index in self._entries.needed(n_tokens):
-            if (info := self._tier.entry(hashes[index])) is None:  # gone meanwhile
+            if (head := self._disk.entry(hashes[index])) is None:  # gone meanwhile
                 return False
-            parts[index] = info.part_bytes
+            parts[index] = head.sizes
         return self._entries.can_resume(parts, n_tokens)
 
     def _begin(self, prompt: Prompt, found: _Loadable, spare_blocks: int) -> bool:
@@ -371,22 +359,18 @@ class DiskLoader:
         )
         self._loads.append(load)
         self._budget.began(load.n_bytes)
-        load.ticket = self._tier.read(load.hashes, partial(self._deliver, load))
+        load.ticket = self._disk.read(load.hashes, partial(self._deliver, load))
         self._read_on()
         return True
 
-    def _deliver(self, load: _Load, found: Found) -> None:
+    def _deliver(self, load: _Load, found: ReadRun | ReadFailure) -> None:
         """On a reader's thread."""
         if isinstance(found, ReadFailure):
             self._post(partial(self._fail, load))
-            return
-        arrived = [
-            _Arrived(entry.n_tokens, _as_bytes(entry.parts), entry.n_bytes)
-            for entry in found.entries
-        ]
-        self._post(partial(self._arrive, load, arrived))
+        else:
+            self._post(partial(self._arrive, load, found.entries))
 
-    def _arrive(self, load: _Load, arrived: Sequence[_Arrived]) -> None:
+    def _arrive(self, load: _Load, arrived: Sequence[Entry]) -> None:
         if not load.is_cut:
             load.arrived += arrived
             load.held_bytes += sum(each.n_bytes for each in arrived)
@@ -412,7 +396,7 @@ class DiskLoader:
         else:
             self._commit(fills)
 
-    def _fill(self, load: _Load, each: _Arrived) -> bool:
+    def _fill(self, load: _Load, each: Entry) -> bool:
         """Queue the fills of an entry. Returns whether memory lacked any of it."""
         index = load.first + load.n_filled
         block = load.lease.table[index]
@@ -424,7 +408,6 @@ class DiskLoader:
         """Publish what has been filled, and end the load if it is complete or cut."""
         is_whole = load.n_committed == len(load.hashes)
         if is_whole:
-            self.counters.loads += 1
             self._end(load)
             return
         n_tokens = (load.first + load.n_committed) * self._block_size
@@ -432,6 +415,8 @@ class DiskLoader:
         if n_tokens < last_whole and n_tokens > load.lease.written_tokens:
             self._store.commit(load.lease, n_tokens - load.lease.written_tokens)
         if load.is_cut and not load.arrived and load.n_filled == load.n_committed:
+            n_missing = len(load.hashes) - load.n_committed
+            logger.info("the disk cache could not deliver %d blocks of a prefix", n_missing)
             self._end(load)
 
     def _end(self, load: _Load) -> None:
@@ -444,8 +429,10 @@ class DiskLoader:
             n_tokens = (load.first + load.n_committed) * self._block_size
             n_filled = min(n_tokens, len(lease.tokens))
             self._store.commit(lease, n_filled - lease.written_tokens)
-        self.counters.loaded_tokens += lease.written_tokens - began
-        self.counters.load_seconds += self._clock() - load.began
+        if (n_tokens := lease.written_tokens - began) > 0:
+            self.counters.hits += 1
+            self.counters.loaded_tokens += n_tokens
+            self.counters.load_seconds += self._clock() - load.began
         self._store.donate(lease)
 
     def _stop(self, load: _Load) -> None:
@@ -462,6 +449,7 @@ class DiskLoader:
             if not load.waits_for_disk:
                 load.deadline = now + self._rules.patience_seconds(load.missing_seconds)
             elif now >= load.deadline:
+                self.counters.given_up += 1
                 logger.warning("a load was given up: the disk has delivered nothing for seconds")
                 self._end(load)
 
@@ -473,8 +461,3 @@ class DiskLoader:
             load.ahead_bytes = n_bytes
             if load.ticket is not None:
                 load.ticket.keep_ahead(n_bytes)
-
-
-def _as_bytes(parts: Sequence[Buffer | None]) -> tuple[bytes | None, ...]:
-    """Copies nothing where the tier has given bytes."""
-    return tuple(None if part is None else bytes(part) for part in parts)

@@ -1,30 +1,34 @@
 """What of the tree is written to disk, and when.
 
-A node is *dirty* from when something of it is new until all of it has been offered to the tier. It
-is *due* when nothing has been added to it for a while, when a sequence adopts it, when it is about
-to be evicted, or when the engine ends. Then steps read it, a few blocks each, parents first.
+A node is *dirty* from when something of it is new until all of it is on disk or on its way there.
+It is *due* when nothing has been added to it for a while, when a sequence adopts it, when it is
+about to be evicted, or when the engine ends. Then steps read it, a few blocks each, parents first.
+
+When a step is planned, room is reserved in the store for each entry that it will read, so the store
+knows what is on its way. How much of a node needs no look is noted in the node (`Node.n_saved`).
 
 No block is pinned for that: a step's reads come after all its writes, and before the writes of any
 step that is submitted later.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 
-from engine.disk_cache.byte_pace import BytePace
-from engine.disk_cache.dirty_set import DirtySet, whole_blocks
 from engine.disk_cache.entries import Candidate, Entries
-from engine.disk_cache.tier import Tier
+from engine.disk_cache.transfers import BytePace
 from engine.values.settings import DiskWrites
-from kvstore.disk.types import Entry, Extent
+from kvstore.disk.catalog import Reservation
+from kvstore.disk.store import DiskStore
 from kvstore.ops import Parts, ReadBlock
-from kvstore.tokens import TOKEN_BYTES, Digest, root_digest
-from kvstore.tree import Node, RadixTree
-from kvstore.types import BlockId, Namespace
+from kvstore.tokens import root_digest
+from kvstore.tree import Change, Node, RadixTree, TreeChange
+from kvstore.types import Namespace
 
 RETRY_SECONDS = 0.25
-"""How long to wait before asking a tier again that had no room."""
+"""How long to wait before asking a store again that had no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +41,40 @@ class WriteRules:
     idle_seconds: float = 1.0
 
 
+_Queued = tuple[float, int, Node]
+"""A node in the queue: when it is due, a number that orders equal times, and the node."""
+
+
 @dataclass(slots=True)
 class _Read:
-    """What a step reads of one node."""
+    """An entry that a step reads. `reservation`: of the store; None once it has been given back."""
 
-    node: Node
-    candidates: tuple[Candidate, ...]
-    is_wanted: bool = True
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(candidate.n_bytes for candidate in self.candidates)
+    namespace: Namespace
+    candidate: Candidate
+    reservation: Reservation | None
 
 
 class DiskWriter:
-    """Implements `TreeObserver` for a tree that hashes its blocks."""
+    """Decides what steps read of `tree`, which hashes its blocks, and hands it to `disk`."""
 
     def __init__(
         self,
-        tier: Tier,
+        disk: DiskStore,
         tree: RadixTree,
         entries: Entries,
         rules: WriteRules,
         clock: Callable[[], float],
     ) -> None:
-        self._tier = tier
+        self._disk = disk
         self._tree = tree
+        self._entries = entries
         self._rules = rules
         self._clock = clock
-        self._later: dict[Node, float] = {}  # when each is due, the first due first
-        self._due: dict[Node, None] = {}
+        self._journal = tree.journal = list[TreeChange]()
+        self._queue = list[_Queued]()  # a heap of dirty nodes; see `_schedule`
+        self._numbers = count()
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
-        self._pace = BytePace()
-        self._block_size = entries.block_size
-        self._dirty_set = DirtySet(tier, entries)
+        self.pace = BytePace()  # of what steps read
         self._retry_at = -math.inf
         self._is_ending = False
         self._bytes_left = math.inf  # that may still be read, once the engine ends
@@ -82,13 +86,14 @@ class DiskWriter:
 
     @property
     def is_dirty(self) -> bool:
-        return bool(self._reads or self._due or self._later)
+        """Whether something is to be written, or is being read."""
+        return bool(self._reads) or self._first() is not None
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
         """Those that steps are reading. The tree may have evicted them since."""
         reads = (read for reads in self._reads.values() for read in reads)
-        return frozenset(read.node.namespace for read in reads if read.is_wanted)
+        return frozenset(read.namespace for read in reads if read.reservation is not None)
 
     def wait_seconds(self) -> float | None:
         """How long until something is due, if nothing else happens; None: never."""
@@ -97,63 +102,30 @@ class DiskWriter:
 
     def end(self) -> None:
         """Nothing will be added any more. All that is dirty is due, the most recently used first,
-        up to what the tier holds without evicting the first of it.
+        up to what the store holds without evicting the first of it.
         """
         self._is_ending = True
-        nodes = sorted({**self._due, **self._later}, key=lambda node: -node.last_used)
+        nodes = self._dirty_nodes()
         if nodes:
-            self._bytes_left = self._tier.path_room(root_digest(nodes[0].namespace))
-        self._later.clear()
-        self._due = dict.fromkeys(nodes)
+            latest = max(nodes, key=lambda node: node.last_used)
+            self._bytes_left = self._disk.path_room(root_digest(latest.namespace))
+        for node in nodes:
+            self._schedule(node, -node.last_used)
         self._retry_at = -math.inf
+
+    def drop_reads(self, namespace: Namespace | None) -> None:
+        """Write nothing of what steps are reading of the namespace, or of any."""
+        for read in (read for reads in self._reads.values() for read in reads):
+            if read.reservation is not None and namespace in (None, read.namespace):
+                self._disk.cancel(read.reservation)
+                read.reservation = None
 
     def clear(self, namespace: Namespace | None) -> None:
         """Write nothing of the namespace, or of any, before something is added to it."""
-        for read in [read for reads in self._reads.values() for read in reads]:
-            if read.is_wanted and namespace in (None, read.node.namespace):
-                self._drop(read)
-        for node in [*self._due, *self._later]:
+        self.drop_reads(namespace)
+        for node in self._dirty_nodes():
             if namespace in (None, node.namespace):
-                self._forget(node)
-
-    # What the tree reports.
-
-    def stored(self, node: Node, first: int) -> None:
-        self._dirty_set.stored(node, first)
-        self._mark_dirty(node)
-
-    def attached(self, block: BlockId) -> None:
-        """A group has stored something with the block: a state where a sequence stopped, say."""
-        node = self._tree.node_of(block)
-        if node is not None and self._takes(node):
-            self._dirty_set.attached(node, block)
-            self._mark_dirty(node)
-
-    def split(self, node: Node, lower: Node) -> None:
-        self._dirty_set.split(node, lower)
-        if node in self._due:
-            self._due[lower] = None
-        elif node in self._later:
-            self._mark_dirty(lower)
-
-    def used(self, node: Node) -> None:
-        for above in node.path():
-            if self._later.get(above, math.inf) < math.inf:
-                del self._later[above]
-                self._due[above] = None
-        whole = whole_blocks(node, self._block_size)
-        if whole or (node.parent is not None and node.parent.blocks):
-            self._tier.touch([node.parent_hash(whole)])
-        for tail_hash in node.hashes[whole:]:
-            self._tier.touch([tail_hash])
-
-    def removed(self, node: Node) -> None:
-        self._forget(node)
-        self._dirty_set.forget(node)
-
-    def cleared(self, namespace: Namespace) -> None:
-        self._dirty_set.forget_those_that_left()
-        self.clear(namespace)
+                node.save_at = None
 
     # What steps read.
 
@@ -162,193 +134,202 @@ class DiskWriter:
         where any is due.
         """
         now = self._clock()
-        if now < self._retry_at:
+        if self._due_at() > now:
             return []
-        self._ripen(now)
-        is_tier_idle = self._tier.is_idle
-        found = self._find(self._pace.bytes_in(seconds, self._tier.read_rate))
-        if found:
-            self._reads[number] = found
-            self._bytes_left -= sum(read.n_bytes for read in found)
-        elif self._is_ending and not self._reads and (is_tier_idle or self._bytes_left <= 0):
-            self._due.clear()  # nothing makes room any more
-        elif self._due:
+        is_disk_idle = self._disk.is_idle
+        reads = self._find(now, self.pace.bytes_in(seconds, self._disk.read_rate))
+        if reads:
+            self._reads[number] = reads
+            self._bytes_left -= sum(read.candidate.head.n_bytes for read in reads)
+        elif self._is_ending and not self._reads and (is_disk_idle or self._bytes_left <= 0):
+            self.clear(None)  # nothing makes room any more
+        elif self._due_at() <= now:
             self._retry_at = now + RETRY_SECONDS
-        return [candidate.read for each in found for candidate in each.candidates]
+        return [read.candidate.read for read in reads]
 
     def read_bytes(self, number: int) -> int:
         """How many bytes the step reads."""
-        return sum(read.n_bytes for read in self._reads.get(number, ()))
-
-    def took(self, n_bytes: int, seconds: float) -> None:
-        """A step was held up for so long by so many bytes that it read."""
-        self._pace.observe(n_bytes, seconds)
+        return sum(read.candidate.head.n_bytes for read in self._reads.get(number, ()))
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """The step has read this."""
-        at = 0
-        for read in self._reads.pop(number, ()):
-            parts = contents[at : at + len(read.candidates)]
-            at += len(read.candidates)
-            if read.is_wanted:
-                blocks = self._drop(read)
-                if not self._offer(read, parts):
-                    self._postpone(blocks)
+        lost = list[_Read]()
+        for read, parts in zip(self._reads.pop(number, ()), contents, strict=True):
+            if read.reservation is not None and not self._disk.write(read.reservation, parts):
+                lost.append(read)
+        self._repeat(lost)
 
     def fail(self, number: int) -> None:
         """The step has read nothing."""
+        lost = list[_Read]()
         for read in self._reads.pop(number, ()):
-            if read.is_wanted:
-                self._postpone(self._drop(read))
+            if read.reservation is not None:
+                self._disk.cancel(read.reservation)
+                lost.append(read)
+        self._repeat(lost)
 
     def save_evictable(self, n_nodes: int) -> None:
         """Make the next nodes to be evicted due."""
-        if self._rules.writes is DiskWrites.EXIT or not self._later:
-            return
-        for node in self._tree.next_evicted(n_nodes):
-            if node in self._later:
-                del self._later[node]
-                self._due[node] = None
+        if self._rules.writes is not DiskWrites.EXIT and self._first() is not None:
+            for node in self._tree.next_evicted(n_nodes):
+                self._hasten(node)
 
-    def _mark_dirty(self, node: Node) -> None:
-        if not self._takes(node):
-            return
-        self._forget(node)
-        match self._rules.writes:
-            case _ if self._is_ending:
-                self._due[node] = None
-            case DiskWrites.ALL:
-                self._due[node] = None
-            case DiskWrites.EXIT:
-                self._later[node] = math.inf
-            case DiskWrites.SELECTIVE:
-                self._later[node] = self._clock() + self._rules.idle_seconds
+    # Which nodes are dirty.
+
+    def _note_changes(self) -> None:
+        """Take in what has happened to the tree."""
+        for change, node, lower in self._journal:
+            match change:
+                case Change.GROWN if self._takes(node):
+                    self._schedule(node, self._save_at(node))
+                case Change.SPLIT if lower is not None and node.save_at is not None:
+                    self._schedule(lower, node.save_at)
+                case Change.ADOPTED:
+                    for above in node.path():
+                        self._hasten(above)
+                    self._disk.touch(node.hashes)
+        self._journal.clear()
 
     def _takes(self, node: Node) -> bool:
         return self._rules.salted or not node.namespace.cache_salt
 
-    def _forget(self, node: Node) -> None:
-        self._due.pop(node, None)
-        self._later.pop(node, None)
+    def _save_at(self, node: Node) -> float:
+        """When a node is due to which something has been added."""
+        if self._is_ending:
+            return -node.last_used  # the most recently used first
+        match self._rules.writes:
+            case DiskWrites.ALL:
+                return self._clock()
+            case DiskWrites.EXIT:
+                return math.inf
+            case DiskWrites.SELECTIVE:
+                return self._clock() + self._rules.idle_seconds
 
-    def _postpone(self, blocks: Iterable[BlockId]) -> None:
-        """Try again later, whichever nodes the blocks are in by then."""
-        found = map(self._tree.node_of, sorted(blocks))
-        for node in dict.fromkeys(node for node in found if node is not None):
-            self._dirty_set.forget(node)
-            if node not in self._later and self._takes(node):
-                self._due[node] = None
-                self._retry_at = self._clock() + RETRY_SECONDS
+    def _schedule(self, node: Node, save_at: float) -> None:
+        """Queue a node. Entries of the queue with another time than their node's are outdated, and
+        so are those of nodes that have left the tree. They stay until they are the first, or until
+        there are more than two entries for each node of the tree.
+        """
+        if node.save_at == save_at:
+            return
+        node.save_at = save_at
+        heappush(self._queue, (save_at, next(self._numbers), node))
+        if len(self._queue) > 2 * self._tree.n_nodes:
+            self._queue = [entry for entry in self._queue if _is_up_to_date(entry)]
+            heapify(self._queue)
+
+    def _hasten(self, node: Node) -> None:
+        """A node that would be written in a while is due now."""
+        now = self._clock()
+        if node.save_at is not None and now < node.save_at < math.inf:
+            self._schedule(node, now)
+
+    def _first(self) -> Node | None:
+        """The dirty node that is due first."""
+        self._note_changes()
+        while self._queue:
+            if _is_up_to_date(self._queue[0]):
+                return self._queue[0][2]
+            heappop(self._queue)
+        return None
 
     def _due_at(self) -> float:
         """When the first dirty node can be read; infinity: never."""
-        first = -math.inf if self._due else next(iter(self._later.values()), math.inf)
-        return max(first, self._retry_at)
+        node = self._first()
+        if node is None or node.save_at is None:
+            return math.inf
+        return max(node.save_at, self._retry_at)
 
-    def _ripen(self, now: float) -> None:
-        """Move nodes whose time has come from later to due."""
-        while self._later:
-            node, due = next(iter(self._later.items()))
-            if due > now:
-                break
-            del self._later[node]
-            self._due[node] = None
+    def _dirty_nodes(self) -> list[Node]:
+        self._note_changes()
+        return [entry[2] for entry in self._queue if _is_up_to_date(entry)]
 
-    def _find(self, step_bytes: float) -> list[_Read]:
-        """Reads of what is due, up to what a step may read and the tier would take."""
-        found = list[_Read]()
-        room = min(self._tier.room - self._bytes_on_their_way(), self._bytes_left)
-        if room <= 0:
-            return found
-        budget = min(step_bytes, room)
-        for node in list(self._due):
-            if budget <= 0 and found:
-                break
-            budget = self._plan_node(node, budget, found)
-            if budget < 0:
-                break
-        return found
+    # What is read of them.
 
-    def _plan_node(self, node: Node, budget: float, found: list[_Read]) -> float:
-        """Read what is dirty of the path to the node's end. Returns what is left of the budget,
-        negative where it was too small. Where the path has become longer than the tier keeps, its
-        end is not dirty any more.
+    def _find(self, now: float, step_bytes: float) -> list[_Read]:
+        """Reads of what is due, up to what a step may read and the store has room for."""
+        reads = list[_Read]()
+        if self._disk.room <= 0:
+            return reads
+        budget = min(step_bytes, self._bytes_left)
+        while self._bytes_left > 0 and (budget > 0 or not reads) and self._due_at() <= now:
+            node = self._first()
+            assert node is not None, "a node is due"
+            left = self._read_path(node, budget, reads)
+            if left is None:
+                break
+            budget, node.save_at = left, None
+        return reads
+
+    def _read_path(self, node: Node, budget: float, reads: list[_Read]) -> float | None:
+        """Read what is dirty of the path to the node's end. An entry that is larger than the budget
+        is read alone. Returns what is left of the budget; None where there was no time or no room
+        for all. Where the path has become longer than the store keeps, its end is not dirty.
         """
-        dirty = self._dirty_set
-        path = dirty.path(node) if self._is_worth(node) else []
-        for each in path:
-            taken = list[Candidate]()
-            for index, candidate in dirty.candidates(each):
-                if dirty.path_room(candidate) < 0:
-                    dirty.dismiss(node, candidate)
-                    self._take(each, taken, found)
-                    self._forget(node)
+        for each in self._unsaved(node) if self._is_worth(node) else ():
+            root = root_digest(each.namespace)
+            for candidate in self._entries.candidates(each, self._n_saved(each)):
+                parent, head = candidate.parent, candidate.head
+                if not self._disk.lacks(head):
+                    continue
+                each.n_saved = candidate.index
+                if self._disk.path_room(parent) < head.n_bytes:
                     return budget
-                if candidate.n_bytes > budget:
-                    dirty.saw(each, index)
-                    self._take(each, taken, found)
-                    return self._squeeze(each, candidate, found)
-                budget -= candidate.n_bytes
-                taken.append(candidate)
-                dirty.read(candidate)
-            self._take(each, taken, found)
-            dirty.saw_all(each)
-        self._forget(node)
+                if reads and head.n_bytes > budget:
+                    return None
+                reservation = self._disk.reserve(root, parent, head)
+                if reservation is None:
+                    return None
+                reads.append(_Read(each.namespace, candidate, reservation))
+                budget -= head.n_bytes
+            each.n_saved = self._entries.whole_blocks(each)
         return budget
 
-    def _squeeze(self, node: Node, candidate: Candidate, found: list[_Read]) -> int:
-        """Read an entry alone that is larger than what a step may read, if the tier takes it."""
-        if not found and candidate.n_bytes <= self._tier.room - self._bytes_on_their_way():
-            self._dirty_set.read(candidate)
-            self._take(node, [candidate], found)
-        return -1
-
-    def _take(self, node: Node, taken: list[Candidate], found: list[_Read]) -> None:
-        if taken:
-            found.append(_Read(node, tuple(taken)))
-
     def _is_worth(self, node: Node) -> bool:
-        n_tokens = 0
-        for above in node.path():
-            n_tokens += len(above.packed) // TOKEN_BYTES
-            if n_tokens >= self._rules.least_tokens:
-                return True
-        return self._rules.writes is DiskWrites.ALL
+        n_tokens = sum(above.n_tokens for above in node.path())
+        return n_tokens >= self._rules.least_tokens or self._rules.writes is DiskWrites.ALL
 
-    def _bytes_on_their_way(self) -> int:
-        return sum(read.n_bytes for reads in self._reads.values() for read in reads)
+    def _unsaved(self, node: Node) -> Iterator[Node]:
+        """The nodes to this one, from the first on of which the store lacks something."""
+        path = [node]
+        while (above := path[-1].parent) is not None and above.blocks:
+            if self._disk.held(above.hashes[-1:]):
+                break
+            path.append(above)
+        return reversed(path)
 
-    def _drop(self, read: _Read) -> set[BlockId]:
-        """The read is not wanted any more; the same entries may be read again meanwhile. Returns
-        the blocks that counted on it.
+    def _n_saved(self, node: Node) -> int:
+        """How many of the node's first blocks need no look. A tail always needs one."""
+        n_saved = node.n_saved
+        if n_saved and not self._disk.held(node.hashes[n_saved - 1 : n_saved]):
+            n_saved = 0  # the store has lost some of them since
+        if not self._entries.has_groups:
+            n_saved += self._disk.held(node.hashes[n_saved : self._entries.whole_blocks(node)])
+        return n_saved
+
+    def _repeat(self, lost: Sequence[_Read]) -> None:
+        """These entries will not be written. What counted on them, and all below, is dirty again.
+
+        That may be other nodes than were read: the tree may have changed since. Looks at all nodes
+        of their namespaces, as this is rare.
         """
-        read.is_wanted = False
-        return self._dirty_set.let_go(read.candidates)
+        if not lost:
+            return
+        now, again = self._clock(), set[Node]()
+        namespaces = {read.namespace for read in lost}
+        parents = {read.candidate.parent for read in lost}
+        for node in self._tree.nodes():
+            if node.namespace in namespaces:
+                indices = (i for i in range(len(node.blocks)) if node.parent_hash(i) in parents)
+                first = 0 if node.parent in again else next(indices, None)
+                if first is not None:
+                    again.add(node)
+                    node.n_saved = min(node.n_saved, first)
+                    if node.save_at is None and self._takes(node):
+                        self._schedule(node, now)
+        self._retry_at = now + RETRY_SECONDS
 
-    def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:
-        root = root_digest(read.node.namespace)
-        extents = _extents(root, read.candidates, contents)
-        return all(self._tier.offer(extent) for extent in extents)
 
-
-def _extents(
-    root: Digest, candidates: Sequence[Candidate], contents: Sequence[Parts]
-) -> Iterator[Extent]:
-    """Runs of whole blocks, each the parent of the next; then the shorter entries, one by one."""
-    run, ends = list[Entry](), list[Extent]()
-    parent = last = root
-    for candidate, parts in zip(candidates, contents, strict=True):
-        entry = Entry(candidate.block_hash, candidate.read.n_tokens, parts)
-        if not candidate.is_whole:
-            ends.append(Extent(root, candidate.parent, (entry,)))
-            continue
-        if run and candidate.parent != last:
-            yield Extent(root, parent, tuple(run))
-            run = []
-        if not run:
-            parent = candidate.parent
-        run.append(entry)
-        last = candidate.block_hash
-    if run:
-        yield Extent(root, parent, tuple(run))
-    yield from ends
+def _is_up_to_date(queued: _Queued) -> bool:
+    save_at, _, node = queued
+    return bool(node.blocks) and node.save_at == save_at

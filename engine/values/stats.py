@@ -170,10 +170,14 @@ DISK_FAULTS = tuple(fault.value for fault in Fault)
 class DiskCacheStats:
     """The disk cache at one moment. The fields from `read_bytes` on count since the start.
 
-    `hits` counts prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
-    decision to read to the last block. `failures` counts the faults of reading and writing that
-    have happened, by the names in DISK_FAULTS. `ended_threads` names threads that should run and
-    have ended; only another start of the engine brings them back.
+    `hits` counts loads that brought something, whole or not: `loaded_tokens` in `load_seconds`,
+    from the decision to read to the last block. `failures` counts the faults of reading and writing
+    that have happened, by the names in DISK_FAULTS.
+
+    The last three are states. `write_fault`: why the last write failed; None if it did not.
+    `is_day_spent`: nothing more is written today, as much has been written as may be.
+    `ended_threads`: threads that should run and have ended; only another start of the engine brings
+    them back.
     """
 
     entries: int  # blocks, and ends of prompts within one
@@ -186,7 +190,12 @@ class DiskCacheStats:
     hits: int
     loaded_tokens: int
     load_seconds: float
+    given_up_loads: int  # because the disk delivered nothing for seconds
+    evicted_entries: int
+    refused_entries: int  # accepted, and not written for lack of space or of today's budget
     failures: Mapping[str, int]
+    write_fault: str | None = None
+    is_day_spent: bool = False
     ended_threads: tuple[str, ...] = ()
 
 

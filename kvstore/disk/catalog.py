@@ -1,23 +1,23 @@
 """What is stored and what is being written, in memory: entries by hash, extents below each other.
 
-An extent is *pending* from when its entries are accepted until its file has its name. Look-ups are
-single dictionary reads, which any thread makes without waiting. What changes the catalog holds its
-lock. Two invariants: the parent of an entry is a root or has a record, and an extent that others
-hang from was used later than they were, so the coldest one has nothing below it.
+An extent is *pending* from when room is reserved for its first entry until its file has its name.
+Look-ups are a few dictionary reads, which any thread makes without waiting. What changes the
+catalog holds its lock. Two invariants: the parent of an entry is a root or has a record, and an
+extent that others hang from was used later than they were, so the coldest one has nothing below it.
 
 Parts that are added to an entry later, such as a recurrent state, stand in an extent of their own,
 a *supplement*. It can be evicted alone, and goes when the entry does.
 """
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from kvstore.disk.extent import ExtentHeader
-from kvstore.disk.types import Entry, EntryInfo
+from kvstore.disk.types import EntryHead
 from kvstore.tokens import Digest
 
 
@@ -39,20 +39,14 @@ class CatalogExtent:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Some of an entry's parts, all in one extent. Offset and checksum are known once written."""
+    """Some of an entry's parts, all in one extent."""
 
     extent: CatalogExtent
-    sizes: tuple[int | None, ...]
-    checksum: bytes = b""
-    offset: int = 0
+    head: EntryHead
 
     @property
-    def n_bytes(self) -> int:
-        return sum(filter(None, self.sizes))
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.n_bytes
+    def is_written(self) -> bool:
+        return bool(self.head.checksum)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,25 +56,34 @@ class Record:
     `path_bytes`: of the path from the root to this entry, without supplements.
     """
 
-    block_hash: Digest
     parent: Digest
-    n_tokens: int
     path_bytes: int
     pieces: list[Piece]
 
     @property
     def is_written(self) -> bool:
-        return bool(self.pieces[0].checksum)
+        return self.pieces[0].is_written
 
     @property
     def written(self) -> list[Piece]:
         """The pieces that can be read."""
-        return [piece for piece in self.pieces if piece.checksum]
+        return [piece for piece in self.pieces if piece.is_written]
 
     @property
-    def info(self) -> EntryInfo:
-        """Of the parts that can be read."""
-        return EntryInfo(self.n_tokens, _merged([piece.sizes for piece in self.written]))
+    def head(self) -> EntryHead:
+        """The parts that can be read."""
+        first = self.pieces[0].head
+        return EntryHead(first.block_hash, first.n_tokens, _sizes(self.written))
+
+
+class Reservation(NamedTuple):
+    """Room for an entry whose bytes are still to come, or for the parts of it that are missing.
+
+    `extent` is pending and has this one entry. It is removed when its parent is.
+    """
+
+    extent: CatalogExtent
+    head: EntryHead
 
 
 class FoundExtent(NamedTuple):
@@ -117,27 +120,30 @@ class Catalog:
         return self._records.get(block_hash)
 
     def known(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes, from the first on, can be read."""
-        for count, block_hash in enumerate(hashes):
-            record = self._records.get(block_hash)
-            if record is None or not record.is_written:
-                return count
-        return len(hashes)
+        """How many of the hashes of a path, from the first on, can be read."""
+        return bisect_left(hashes, True, key=self._is_unreadable)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes, from the first on, are stored or pending."""
-        for count, block_hash in enumerate(hashes):
-            if block_hash not in self._records:
-                return count
-        return len(hashes)
+        """How many of the hashes of a path, from the first on, are stored or pending."""
+        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._records)
 
-    def missing(self, block_hash: Digest, has: Sequence[bool]) -> tuple[bool, ...]:
-        """For each part, whether it is in `has` and neither stored nor pending."""
+    def _is_unreadable(self, block_hash: Digest) -> bool:
         record = self._records.get(block_hash)
+        return record is None or not record.is_written
+
+    def missing(self, head: EntryHead) -> EntryHead | None:
+        """The entry with those of its parts that are neither stored nor pending; None without."""
+        record = self._records.get(head.block_hash)
         if record is None:
-            return tuple(has)
-        sizes = _merged([piece.sizes for piece in list(record.pieces)])
-        return tuple(here and size is None for here, size in zip(has, sizes, strict=False))
+            return head
+        known = _sizes(list(record.pieces))
+        sizes = tuple(
+            None if there is not None else size
+            for size, there in zip(head.sizes, known, strict=False)
+        )
+        if all(size is None for size in sizes):
+            return None
+        return EntryHead(head.block_hash, head.n_tokens, sizes)
 
     def path_bytes(self, block_hash: Digest) -> int:
         """Of an entry and all above it; 0 of a root and of an unknown hash."""
@@ -155,7 +161,7 @@ class Catalog:
         """
         with self._lock:
             first = (self._records[it.hashes[0]] for it in self._below.get(block_hash, ()))
-            return frozenset(record.n_tokens for record in first if record.is_written)
+            return frozenset(it.pieces[0].head.n_tokens for it in first if it.is_written)
 
     def roots(self) -> frozenset[Digest]:
         """The roots of all namespaces that have an extent."""
@@ -202,16 +208,28 @@ class Catalog:
                 self._use(self._above(extent), extent.used_ns + 1)
             return [each.name for each in found if each.name not in loaded]
 
-    def add(self, extent: CatalogExtent, entry: Entry, used_ns: int) -> None:
-        """Append a pending entry to a pending extent, a new one or one that is not being written
-        yet. Its parent exists.
-        """
+    def reserve(self, root: Digest, parent: Digest, missing: EntryHead, now_ns: int) -> Reservation:
+        """Add an entry, or parts that a known one lacks, in a pending extent. Its parent exists."""
         with self._lock:
+            extent = CatalogExtent(root, parent, missing.block_hash in self._records)
             self._extents.add(extent)
-            self._below[extent.parent].add(extent)
-            parent = extent.hashes[-1] if extent.hashes else extent.parent
-            self._append(extent, parent, entry.block_hash, entry.n_tokens, entry.part_bytes)
-            self._use(chain((extent,), self._above(extent)), used_ns)
+            self._below[parent].add(extent)
+            self._append(extent, parent, missing)
+            above = next(self._above(extent), None)
+            if above is None or above.name:
+                self._use(self._above(extent), now_ns + 1)
+                extent.used_ns = now_ns
+            else:  # what is above was used when that was reserved
+                extent.used_ns = above.used_ns - 1
+            return Reservation(extent, missing)
+
+    def join(self, extent: CatalogExtent, before: CatalogExtent) -> None:
+        """Append the entry of a reservation to the pending extent that ends with its parent."""
+        with self._lock:
+            [block_hash] = extent.hashes
+            self._records[block_hash].pieces[0].extent = before
+            before.hashes.append(block_hash)
+            self._discard(extent)
 
     def publish(self, extent: CatalogExtent, name: str, header: ExtentHeader) -> bool:
         """The extent is in the file `name`. False if it has been removed meanwhile."""
@@ -220,9 +238,8 @@ class Catalog:
                 return False
             extent.name = name
             for entry in header.entries:
-                record = self._records[entry.block_hash]
-                piece = next(piece for piece in record.pieces if piece.extent is extent)
-                piece.checksum, piece.offset = entry.checksum, entry.offset
+                pieces = self._records[entry.block_hash].pieces
+                next(piece for piece in pieces if piece.extent is extent).head = entry
             self._n_written += 0 if extent.is_supplement else len(header.entries)
             return True
 
@@ -270,9 +287,9 @@ class Catalog:
         with self._lock:
             for block_hash, record in self._records.items():
                 above = self._records.get(record.parent)
-                path_bytes = record.pieces[0].n_bytes + (above.path_bytes if above else 0)
+                path_bytes = record.pieces[0].head.n_bytes + (above.path_bytes if above else 0)
                 extent = record.pieces[0].extent
-                if record.block_hash != block_hash or record.path_bytes != path_bytes:
+                if record.head.block_hash != block_hash or record.path_bytes != path_bytes:
                     yield "a record does not add up"
                 if above is None and record.parent != extent.root:
                     yield "a record without its parent"
@@ -308,29 +325,19 @@ class Catalog:
         self._extents.add(extent)
         self._below[parent].add(extent)
         for entry in entries:
-            self._append(extent, parent, entry.block_hash, entry.n_tokens, entry.sizes)
-            piece = self._records[entry.block_hash].pieces[-1]
-            piece.checksum, piece.offset = entry.checksum, entry.offset
+            self._append(extent, parent, entry)
             parent = entry.block_hash
         self._n_written += 0 if found.is_supplement else len(entries)
         return True
 
-    def _append(
-        self,
-        extent: CatalogExtent,
-        parent: Digest,
-        block_hash: Digest,
-        n_tokens: int,
-        sizes: tuple[int | None, ...],
-    ) -> None:
-        piece = Piece(extent, sizes)
-        extent.hashes.append(block_hash)
+    def _append(self, extent: CatalogExtent, parent: Digest, head: EntryHead) -> None:
+        extent.hashes.append(head.block_hash)
         if extent.is_supplement:
-            self._records[block_hash].pieces.append(piece)
+            self._records[head.block_hash].pieces.append(Piece(extent, head))
             return
         above = self._records.get(parent)
-        path_bytes = piece.n_bytes + (above.path_bytes if above else 0)
-        self._records[block_hash] = Record(block_hash, parent, n_tokens, path_bytes, [piece])
+        path_bytes = head.n_bytes + (above.path_bytes if above else 0)
+        self._records[head.block_hash] = Record(parent, path_bytes, [Piece(extent, head)])
 
     def _above(self, extent: CatalogExtent) -> Iterator[CatalogExtent]:
         """The extents that an extent hangs from, the nearest first."""
@@ -353,14 +360,17 @@ class Catalog:
             self._touched.add(extent)
             now_ns += 1
 
-    def _unlink(self, extent: CatalogExtent) -> None:
-        extent.is_removed = True
+    def _discard(self, extent: CatalogExtent) -> None:
         self._extents.discard(extent)
         self._touched.discard(extent)
         siblings = self._below[extent.parent]
         siblings.discard(extent)
         if not siblings:
             del self._below[extent.parent]
+
+    def _unlink(self, extent: CatalogExtent) -> None:
+        extent.is_removed = True
+        self._discard(extent)
         for block_hash in extent.hashes:
             record = self._records.get(block_hash)
             if record is None:
@@ -372,9 +382,9 @@ class Catalog:
                 del self._records[block_hash]
 
 
-def _merged(sizes: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+def _sizes(pieces: Sequence[Piece]) -> tuple[int | None, ...]:
     """For each part its size in the first piece that has it."""
     return tuple(
         next((size for size in each if size is not None), None)
-        for each in zip(*sizes, strict=False)
+        for each in zip(*(piece.head.sizes for piece in pieces), strict=False)
     )

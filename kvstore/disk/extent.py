@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from kvstore.disk.types import Buffer, Entry
+from kvstore.disk.types import Buffer, Entry, EntryHead
 from kvstore.tokens import Digest
 
 SUFFIX, UNFINISHED = ".kv", ".tmp"
@@ -49,37 +49,12 @@ class DamagedHeader(Exception):
     """The file is no extent, or its header has been changed."""
 
 
-class EntryHeader(NamedTuple):
-    """An entry as its extent's header describes it. `offset`: of its first part in the file."""
-
-    block_hash: Digest
-    n_tokens: int
-    sizes: tuple[int | None, ...]
-    checksum: bytes
-    offset: int
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(filter(None, self.sizes))
-
-    def parse(self, payload: memoryview) -> Entry | None:
-        """The entry, its parts slices of `payload`; None where the checksum does not match."""
-        if len(payload) != self.n_bytes:
-            return None
-        parts, start = list[Buffer | None](), 0
-        for size in self.sizes:
-            parts.append(None if size is None else payload[start : start + size])
-            start += size or 0
-        entry = Entry(self.block_hash, self.n_tokens, tuple(parts))
-        return entry if _checksum(entry) == self.checksum else None
-
-
 class ExtentHeader(NamedTuple):
     """`end`: the size of the whole file in bytes."""
 
     root: Digest
     parent: Digest
-    entries: tuple[EntryHeader, ...]
+    entries: tuple[EntryHead, ...]
     end: int
 
 
@@ -99,7 +74,7 @@ def encode(root: Digest, parent: Digest, entries: Sequence[Entry]) -> tuple[Exte
     header_bytes = PREFIX.size + HEAD.size + len(entries) * record.size
     *offsets, end = accumulate((entry.n_bytes for entry in entries), initial=header_bytes)
     headers = tuple(
-        EntryHeader(it.block_hash, it.n_tokens, it.part_bytes, _checksum(it), offset)
+        EntryHead(it.block_hash, it.n_tokens, it.sizes, _checksum(it), offset)
         for it, offset in zip(entries, offsets, strict=True)
     )
     body = HEAD.pack(root, parent, len(entries), n_parts) + b"".join(
@@ -125,19 +100,30 @@ def read_header(files: "OsFiles", path: Path) -> ExtentHeader:
         raise DamagedHeader(path)
     root, parent, n_entries, n_parts = HEAD.unpack_from(body)
     record = struct.Struct(f"<32sI{CHECKSUM_BYTES}s{n_parts}q")
-    entries, offset = list[EntryHeader](), end
+    entries, offset = list[EntryHead](), end
     for block_hash, n_tokens, its_checksum, *packed in record.iter_unpack(body[HEAD.size :]):
         sizes = tuple(None if size < 0 else size for size in packed)
-        entry = EntryHeader(Digest(block_hash), n_tokens, sizes, its_checksum, offset)
-        entries.append(entry)
-        offset += entry.n_bytes
+        entries.append(EntryHead(Digest(block_hash), n_tokens, sizes, its_checksum, offset))
+        offset = entries[-1].end
     if not entries or len(entries) != n_entries:
         raise DamagedHeader(path)
     return ExtentHeader(Digest(root), Digest(parent), tuple(entries), offset)
 
 
+def parse(head: EntryHead, payload: memoryview) -> Entry | None:
+    """An entry, its parts slices of `payload`; None where the checksum does not match."""
+    if len(payload) != head.n_bytes:
+        return None
+    parts, start = list[Buffer | None](), 0
+    for size in head.sizes:
+        parts.append(None if size is None else payload[start : start + size])
+        start += size or 0
+    entry = Entry(head.block_hash, head.n_tokens, tuple(parts))
+    return entry if _checksum(entry) == head.checksum else None
+
+
 def _checksum(entry: Entry) -> bytes:
-    sizes = entry.part_bytes
+    sizes = entry.sizes
     layout = f"<32sI{len(sizes)}q"
     hasher = blake3(struct.pack(layout, entry.block_hash, entry.n_tokens, *_packable(sizes)))
     for part in entry.parts:

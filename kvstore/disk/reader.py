@@ -8,9 +8,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore.disk.catalog import Catalog, CatalogExtent, Piece, Record
-from kvstore.disk.extent import EntryHeader
+from kvstore.disk.extent import parse
 from kvstore.disk.space import Space
 from kvstore.disk.types import (
     Buffer,
@@ -218,10 +219,10 @@ class Readers:
             if record is None or not record.is_written:
                 break
             first = record.pieces[0]
-            n_bytes += first.n_bytes
+            n_bytes += first.head.n_bytes
             if run:
                 last = run[-1].pieces[0]
-                if (first.extent, first.offset) != (last.extent, last.end):
+                if (first.extent, first.head.offset) != (last.extent, last.head.end):
                     break
                 if n_bytes > self._limits.run_bytes:
                     break
@@ -230,21 +231,21 @@ class Readers:
 
     def _read_run(self, records: Sequence[Record], entries: list[Entry]) -> None:
         """Append the entries, up to the first that is not what was written. Raises _Unreadable."""
-        first, end = records[0].pieces[0], records[-1].pieces[0].end
-        payload = self._bytes(first, end - first.offset)
+        first, last = records[0].pieces[0], records[-1].pieces[0]
+        start = first.head.offset
+        payload = self._bytes(first, last.head.end - start)
         for record in records:
-            pieces = record.written
-            start = pieces[0].offset - first.offset
-            found = _parse(record, pieces[0], payload[start : start + pieces[0].n_bytes])
-            for piece in pieces[1:]:
-                more = _parse(record, piece, self._bytes(piece, piece.n_bytes))
-                found = Entry(record.block_hash, record.n_tokens, _merged(found, more))
+            piece, *others = record.written
+            found = _parsed(piece, payload[piece.head.offset - start : piece.head.end - start])
+            for other in others:
+                more = _parsed(other, self._bytes(other, other.head.n_bytes))
+                found = replace(found, parts=_merged(found, more))
             entries.append(found)
 
     def _bytes(self, piece: Piece, n_bytes: int) -> memoryview:
         """Bytes of an extent from a piece on. Raises _Unreadable."""
         try:
-            return self._space.read(piece.extent.name, piece.offset, n_bytes)
+            return self._space.read(piece.extent.name, piece.head.offset, n_bytes)
         except (OSError, MemoryError) as error:
             raise _Unreadable(piece, fault_of(error)) from error
 
@@ -255,19 +256,17 @@ class Readers:
             self._remove(piece.extent)
             return ReadFailure(start, Fault.GONE)
         self._counters.count_fault(fault)
+        logger.warning("disk cache: %s cannot be read: %s", piece.extent.name, fault)
         if fault is not Fault.RESOURCES:
             self._remove(piece.extent)
         return ReadFailure(start, fault)
 
 
-def _parse(record: Record, piece: Piece, payload: memoryview) -> Entry:
+def _parsed(piece: Piece, payload: memoryview) -> Entry:
     """An entry with the parts of one piece. Raises _Unreadable."""
-    header = EntryHeader(
-        record.block_hash, record.n_tokens, piece.sizes, piece.checksum, piece.offset
-    )
-    entry = header.parse(payload)
+    entry = parse(piece.head, payload)
     if entry is None:
-        is_short = len(payload) < piece.n_bytes
+        is_short = len(payload) < piece.head.n_bytes
         raise _Unreadable(piece, Fault.SHORT_READ if is_short else Fault.CHECKSUM)
     return entry
 

@@ -71,16 +71,8 @@ class Space:
         self._limits = limits
         self._measured: dict[Path, _Measured] = {folder: _Measured()}
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
-
-    @property
-    def used_bytes(self) -> int:
-        """By all models, as last measured."""
-        return sum(each.n_bytes for each in self._measured.values())
-
-    @property
-    def own_bytes(self) -> int:
-        """By this process's folder, as last measured."""
-        return self._measured[self._folder].n_bytes
+        self.own_bytes = 0  # of this process's folder, as last measured; any thread may read it
+        self.used_bytes = 0  # of the folders of all models, as last measured
 
     @property
     def is_taken(self) -> bool:
@@ -106,7 +98,7 @@ class Space:
                 self._measure(folder, measured)
             except (FileNotFoundError, PermissionError):  # removed, or of another user
                 self._measured[folder] = _Measured()
-        self._look_at_disk()
+        self._add_up()
 
     def own_names(self) -> set[str]:
         """The extents of this process's folder that exist."""
@@ -171,7 +163,7 @@ class Space:
             self._measured[cold.folder].changed_ns = 0
         else:
             del self._measured[cold.folder]
-        self._look_at_disk()
+        self._add_up()
 
     def _changed(self, name: str, n_bytes: int | None) -> None:
         """An extent takes `n_bytes` of disk now; None: it has been deleted."""
@@ -180,7 +172,7 @@ class Space:
         if n_bytes is not None:
             own.extents[name] = (n_bytes, 0)
         own.changed_ns = self._files.changed_ns(self._folder)
-        self._look_at_disk()
+        self._add_up()
 
     def _measure(self, folder: Path, measured: _Measured) -> None:
         changed_ns = self._files.changed_ns(folder)
@@ -195,7 +187,12 @@ class Space:
         is_settled = folder == self._folder or time.time_ns() - changed_ns > SETTLED_NS
         measured.changed_ns = changed_ns if is_settled else 0
 
-    def _look_at_disk(self) -> None:
+    def _add_up(self) -> None:
+        """Note how much there is now. The sums are not made when they are read, since other threads
+        read them while folders are measured.
+        """
+        self.own_bytes = self._measured[self._folder].n_bytes
+        self.used_bytes = sum(each.n_bytes for each in self._measured.values())
         free, total = self._files.disk(self._directory)
         self._free_bytes = free - int(self._limits.least_free * total)
 
@@ -206,6 +203,7 @@ class Space:
             used_ns = self._files.changed_ns(cold.folder / cold.name)
         except FileNotFoundError:
             del extents[cold.name]
+            self._add_up()
             return False
         if used_ns == cold.used_ns:
             return True

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.disk.catalog import Catalog, FoundExtent
-from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, read_header
+from kvstore.disk.catalog import Catalog, FoundExtent, Reservation
+from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, parse, read_header
 from kvstore.disk.folder import (
     EXTENTS,
     LOCK,
@@ -30,12 +30,12 @@ from kvstore.disk.folder import (
 from kvstore.disk.reader import Deliver, Readers, Ticket
 from kvstore.disk.space import Space
 from kvstore.disk.types import (
+    Buffer,
     DiskCounters,
     DiskError,
     DiskLimits,
     DiskStats,
-    EntryInfo,
-    Extent,
+    EntryHead,
     Fault,
 )
 from kvstore.disk.writer import Writer
@@ -53,6 +53,7 @@ class DiskStore:
         self,
         held: ExitStack,
         catalog: Catalog,
+        space: Space,
         counters: DiskCounters,
         writer: Writer,
         readers: Readers,
@@ -61,6 +62,7 @@ class DiskStore:
         self._held = held
         self._counters = counters
         self._catalog = catalog
+        self._space = space
         self._writer = writer
         self._readers = readers
         self._is_closed = False
@@ -110,26 +112,24 @@ class DiskStore:
                 lambda extent: writer.remove([extent]),
                 writer.now_ns,
             )
-            return cls(held.pop_all(), catalog, counters, writer, readers)
+            return cls(held.pop_all(), catalog, space, counters, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
         """How many of a path's entries, from the first on, can be read."""
         return self._catalog.known(hashes)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of a path's entries, from the first on, are stored or being written."""
+        """How many of a path's entries, from the first on, are stored, pending or reserved."""
         return self._catalog.held(hashes)
 
-    def lacks(self, block_hash: Digest, has: Sequence[bool]) -> bool:
-        """Whether an entry that `has` these parts brings one that is neither stored nor being
-        written.
-        """
-        return any(self._catalog.missing(block_hash, has))
+    def lacks(self, head: EntryHead) -> bool:
+        """Whether the entry has a part that is neither stored, being written nor reserved."""
+        return self._catalog.missing(head) is not None
 
-    def entry(self, block_hash: Digest) -> EntryInfo | None:
+    def entry(self, block_hash: Digest) -> EntryHead | None:
         """What is known of an entry that can be read."""
         record = self._catalog.get(block_hash)
-        return record.info if record is not None and record.is_written else None
+        return record.head if record is not None and record.is_written else None
 
     def lengths_below(self, block_hash: Digest) -> frozenset[int]:
         """The lengths in tokens of the readable entries right below this entry or root, as far as
@@ -143,30 +143,44 @@ class DiskStore:
 
     @property
     def room(self) -> int:
-        """Bytes that `offer` would accept now: none when today's budget is spent or the disk is
-        full, and for a while after it has failed.
+        """Bytes that can be reserved now: none when today's budget is spent or the disk is full,
+        and for a while after it has failed.
         """
         return self._writer.room
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was accepted has been written, so that waiting makes no room."""
+        """Whether nothing is reserved or still to be written, so that waiting makes no room."""
         return not self._writer.n_bytes
 
     def path_room(self, block_hash: Digest) -> int:
-        """Bytes that a path may still take below this entry, stored or being written, or below this
-        root. A longer path would push its own beginning out.
+        """Bytes that a path may still take below this entry, which may be a reserved one, or below
+        this root. A longer path would push its own beginning out.
         """
         return self._writer.path_room(block_hash)
 
-    def offer(self, extent: Extent) -> bool:
-        """Hand over entries to be written. Their buffers must not change any more.
+    def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
+        """Reserve room for an entry that the store `lacks`, below `parent`: another entry, or the
+        root of its namespace. It counts as `held` at once.
 
-        False when there is no room, no `path_room`, or no parent: come again, with the first entry
-        that is not `held`. What was accepted may still be lost, with all below it. Of an entry that
-        is stored only the parts that are missing are written.
+        None where there is no room, no `path_room`, or no parent. Each reservation ends with one
+        call of `write`, after those of its ancestors, or of `cancel`.
         """
-        return self._writer.offer(extent)
+        return self._writer.reserve(root, parent, head)
+
+    def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
+        """Hand over the parts of a reserved entry, which must not change any more. Those that are
+        stored already are not written again.
+
+        False where the reservation has been removed meanwhile, with its parent or by a clear. What
+        was accepted may still be lost, with all below it. Raises ValueError for parts of other
+        sizes than were reserved.
+        """
+        return self._writer.write(reservation, parts)
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Give a reservation back. What hangs from it is removed."""
+        self._writer.cancel(reservation)
 
     def read(self, hashes: Sequence[Digest], deliver: Deliver) -> Ticket:
         """Read these entries, root to leaf. A reader thread delivers them in runs, in order.
@@ -210,8 +224,8 @@ class DiskStore:
         return DiskStats(
             counters=self._counters.copy(),
             entries=len(self._catalog),
-            used_bytes=self._writer.own_bytes,
-            shared_bytes=self._writer.shared_bytes,
+            used_bytes=self._space.own_bytes,
+            shared_bytes=self._space.used_bytes,
             buffered_bytes=self._writer.n_bytes,
             read_rate=self._readers.read_rate,
             write_fault=self._writer.fault,
@@ -342,7 +356,7 @@ def _check(folder: Path) -> FolderCheck:
             continue
         for entry in header.entries:
             n_bytes += entry.n_bytes
-            if entry.parse(files.read(folder / name, entry.offset, entry.n_bytes)) is None:
+            if parse(entry, files.read(folder / name, entry.offset, entry.n_bytes)) is None:
                 unsound.append(entry.block_hash.hex())
     return FolderCheck(
         folder, fingerprint_of(folder), len(catalog), n_bytes, tuple(unsound), len(orphans)

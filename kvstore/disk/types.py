@@ -4,13 +4,12 @@ import errno
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvstore.tokens import Digest
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 MIB = 1 << 20
 LEAST_BYTES = 16 * MIB
@@ -79,54 +78,36 @@ class Entry:
     parts: tuple[Buffer | None, ...]
 
     @property
-    def part_bytes(self) -> tuple[int | None, ...]:
+    def sizes(self) -> tuple[int | None, ...]:
+        """The bytes of each part, None for an absent one."""
         return tuple(None if part is None else memoryview(part).nbytes for part in self.parts)
 
     @property
-    def has(self) -> tuple[bool, ...]:
-        """For each part, whether it is present."""
-        return tuple(part is not None for part in self.parts)
-
-    @property
     def n_bytes(self) -> int:
-        return sum(filter(None, self.part_bytes))
+        return sum(filter(None, self.sizes))
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """A run of entries of one path, each the parent of the next; the first is a child of `parent`.
+class EntryHead:
+    """An entry without its bytes. `sizes`: the bytes of each part, None for an absent one.
 
-    `root` is the digest of the namespace. The first entry of a path has it as its parent.
+    `checksum` and `offset`, of its first part in its file, are known once it has been written.
     """
 
-    root: Digest
-    parent: Digest
-    entries: tuple[Entry, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(entry.n_bytes for entry in self.entries)
-
-    def with_parents(self) -> Iterator[tuple[Digest, Entry]]:
-        """Each entry with the hash of its parent."""
-        parent = self.parent
-        for entry in self.entries:
-            yield parent, entry
-            parent = entry.block_hash
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
-    """What is known of a stored entry without reading it: its length, and the size of each part in
-    bytes, None for an absent one.
-    """
-
+    block_hash: Digest
     n_tokens: int
-    part_bytes: tuple[int | None, ...]
+    sizes: tuple[int | None, ...]
+    checksum: bytes = b""
+    offset: int = 0
 
     @property
     def n_bytes(self) -> int:
-        return sum(filter(None, self.part_bytes))
+        return sum(filter(None, self.sizes))
+
+    @property
+    def end(self) -> int:
+        """The offset after its last part."""
+        return self.offset + self.n_bytes
 
 
 @dataclass(frozen=True, slots=True)

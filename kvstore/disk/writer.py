@@ -10,14 +10,22 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 
-from kvstore.disk.catalog import Catalog, CatalogExtent
+from kvstore.disk.catalog import Catalog, CatalogExtent, Reservation
 from kvstore.disk.extent import SUFFIX, encode
 from kvstore.disk.folder import DailyBudget, FileLock
 from kvstore.disk.space import Space, longest_path
-from kvstore.disk.types import DiskCounters, DiskLimits, Entry, Extent, Fault, fault_of
+from kvstore.disk.types import (
+    Buffer,
+    DiskCounters,
+    DiskLimits,
+    Entry,
+    EntryHead,
+    Fault,
+    fault_of,
+)
 from kvstore.tokens import Digest
 
 UPKEEP_SECONDS = 10.0
@@ -66,8 +74,8 @@ class Writer:
         self._last = dict[Digest, _Waiting]()  # by the hash of the last entry
         self._at_work: _Waiting | None = None
         self._doomed = list[str]()  # files to be deleted
-        self._n_bytes = 0  # waiting or being written
-        self._allowance = 0.0  # that may be waiting or being written
+        self._n_bytes = 0  # reserved, waiting or being written
+        self._allowance = 0.0  # the most that `_n_bytes` may be
         self._longest_path = 0
         self._undeleted = list[str]()  # those of them that the thread has taken
         self._is_working = False
@@ -81,24 +89,14 @@ class Writer:
 
     @property
     def n_bytes(self) -> int:
-        """Accepted and not yet written."""
+        """Reserved, or accepted and not yet written."""
         return self._n_bytes
 
     @property
     def room(self) -> int:
-        """Bytes that `offer` would accept now."""
+        """Bytes that can be reserved now."""
         with self._changed:
             return self._room()
-
-    @property
-    def own_bytes(self) -> int:
-        """That this model's folder took when it was last measured."""
-        return self._space.own_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """That all models' folders took when they were last measured."""
-        return self._space.used_bytes
 
     @property
     def is_alive(self) -> bool:
@@ -111,24 +109,39 @@ class Writer:
         """Bytes that a path may still take below this entry, or below this root."""
         return max(0, self._longest_path - self._catalog.path_bytes(block_hash))
 
-    def offer(self, extent: Extent) -> bool:
-        """See `DiskStore.offer`."""
+    def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
+        """See `DiskStore.reserve`."""
         with self._changed:
-            if extent.n_bytes > min(self._room(), self.path_room(extent.parent)):
+            missing = self._catalog.missing(head)
+            if missing is None or not self._catalog.parent_exists(root, parent):
+                return None
+            if missing.n_bytes > min(self._room(), self.path_room(parent)):
+                return None
+            self._n_bytes += missing.n_bytes
+            return self._catalog.reserve(root, parent, missing, self.now_ns())
+
+    def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
+        """See `DiskStore.write`."""
+        extent, head = reservation
+        wanted = (
+            None if size is None else part for part, size in zip(parts, head.sizes, strict=True)
+        )
+        entry = Entry(head.block_hash, head.n_tokens, tuple(wanted))
+        if entry.sizes != head.sizes:
+            raise ValueError(f"parts of {entry.sizes} bytes where {head.sizes} were reserved")
+        with self._changed:
+            if extent.is_removed:
+                self._n_bytes -= head.n_bytes
                 return False
-            if not self._catalog.parent_exists(extent.root, extent.parent):
-                return False
-            now_ns = self.now_ns()
-            for parent, entry in extent.with_parents():
-                missing = self._catalog.missing(entry.block_hash, entry.has)
-                if any(missing):
-                    parts = tuple(
-                        part if lacks else None
-                        for part, lacks in zip(entry.parts, missing, strict=True)
-                    )
-                    self._enqueue(extent.root, parent, replace(entry, parts=parts), now_ns)
+            self._enqueue(extent, entry)
             self._changed.notify_all()
             return True
+
+    def cancel(self, reservation: Reservation) -> None:
+        """See `DiskStore.cancel`."""
+        with self._changed:
+            self._n_bytes -= reservation.head.n_bytes
+            self._doom(self._catalog.remove([reservation.extent]))
 
     def remove(self, extents: Sequence[CatalogExtent]) -> int:
         """Remove extents and all that hangs from them: from the catalog now, from the disk soon.
@@ -241,7 +254,9 @@ class Writer:
         self._catalog.touch(extent.hashes[-1], self.now_ns())
         header, encoded = encode(extent.root, extent.parent, waiting.entries)
         if waiting.n_bytes > self._budget.left() or not self._make_room(header.end, extent):
-            self._counters.refused_entries += self.remove([extent])
+            n_refused = self.remove([extent])
+            self._counters.refused_entries += n_refused
+            logger.info("disk cache: %d blocks were not written: there is no room", n_refused)
             self._allow()
             return
         name = secrets.token_hex(8) + SUFFIX
@@ -280,7 +295,9 @@ class Writer:
         if other is not None and (mine is None or other.used_ns <= mine.used_ns):
             self._space.remove(other)
         elif mine is not None:
-            self._counters.evicted_entries += self.remove([mine])
+            n_evicted = self.remove([mine])
+            self._counters.evicted_entries += n_evicted
+            logger.debug("disk cache: %d blocks were evicted", n_evicted)
             self._delete()
         return other is not None or mine is not None
 
@@ -337,19 +354,25 @@ class Writer:
 
     # With `_changed` held.
 
-    def _enqueue(self, root: Digest, parent: Digest, entry: Entry, now_ns: int) -> None:
-        """Append to the extent that ends with the parent if it is short, else begin one."""
-        is_supplement = entry.parts[0] is None
-        waiting = None if is_supplement else self._last.pop(parent, None)
-        n_bytes = entry.n_bytes
-        if waiting is None or waiting.n_bytes + n_bytes > self._limits.extent_bytes:
-            waiting = _Waiting(CatalogExtent(root, parent, is_supplement), monotonic())
+    def _enqueue(self, extent: CatalogExtent, entry: Entry) -> None:
+        """Append a reserved entry to the extent that ends with its parent, if that is short and
+        still waits; else its own extent is the next of the queue. An entry of fewer tokens than its
+        parent has nothing below it, so it does not take its place at the end.
+        """
+        waiting = None if extent.is_supplement else self._last.get(extent.parent)
+        if (
+            waiting is None
+            or waiting.n_bytes + entry.n_bytes > self._limits.extent_bytes
+            or waiting.entries[-1].n_tokens != entry.n_tokens
+        ):
+            waiting = _Waiting(extent, monotonic())
             self._queue.append(waiting)
-        self._catalog.add(waiting.extent, entry, now_ns)
+        else:
+            del self._last[extent.parent]
+            self._catalog.join(extent, waiting.extent)
         waiting.entries.append(entry)
-        waiting.n_bytes += n_bytes
-        self._n_bytes += n_bytes
-        if not is_supplement:
+        waiting.n_bytes += entry.n_bytes
+        if not extent.is_supplement:
             self._last[entry.block_hash] = waiting
 
     def _doom(self, removed: Sequence[CatalogExtent]) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import MIB, DiskLimits, Entry, Extent
+from kvstore.disk.types import MIB, DiskLimits, EntryHead
 from kvstore.tokens import Digest
 
-RECORDS, PATH, EXTENT, REPEATS = 100_000, 500, 32, 10
+RECORDS, PATH, REPEATS = 100_000, 500, 10
 PARTS = (bytes(64), None)
 LIMITS = DiskLimits(max_bytes=1024 * MIB, extent_bytes=200 * 64)
 
@@ -25,13 +25,12 @@ def fill(directory: Path, n_records: int) -> None:
     tier, root = DiskStore.open(directory, "none", LIMITS), _name(b"root")
     for start in range(0, n_records, PATH):
         parent = root
-        names = [_name(b"%d" % number) for number in range(start, min(start + PATH, n_records))]
-        for at in range(0, len(names), EXTENT):
-            part = names[at : at + EXTENT]
-            entries = tuple(Entry(name, 32, PARTS) for name in part)
-            while not tier.offer(Extent(root, parent, entries)):
+        for number in range(start, min(start + PATH, n_records)):
+            head = EntryHead(_name(b"%d" % number), 32, (64, None))
+            while (reservation := tier.reserve(root, parent, head)) is None:
                 tier.flush()
-            parent = part[-1]
+            tier.write(reservation, PARTS)
+            parent = head.block_hash
     tier.flush()
     tier.close()
 

@@ -32,6 +32,7 @@ from engine.watch.snapshot import EngineSnapshot, SnapshotTaker
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskLimits
 from kvstore.lease import Refusal
+from kvstore.ops import ReadBlock
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
@@ -68,7 +69,8 @@ class Branches:
             self.serve()
         budget = StepBudget(StepCosts(), math.inf)
         while self.disk.add_reads(0, budget):
-            self.disk.commit(0, [(b"b", None)] * len(self.store.take_ops()))
+            reads = [op for _, op in self.store.take_ops() if isinstance(op, ReadBlock)]
+            self.disk.commit(0, [(b"b", None)] * len(reads))
 
     def serve(self) -> None:
         """Serve one prompt, which is not written to disk."""

@@ -39,6 +39,21 @@ def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
         "From the decision to load a prefix to its last block, added up.",
         disk.load_seconds,
     )
+    for name, about, count in (
+        ("given_up_loads", "Loads given up: the disk delivered nothing.", disk.given_up_loads),
+        ("evicted_entries", "Entries evicted from the disk cache.", disk.evicted_entries),
+        (
+            "refused_entries",
+            "Entries not written for lack of room.",
+            disk.refused_entries,
+        ),
+    ):
+        yield CounterMetricFamily(f"rootstock_disk_{name}", about, count)
+    yield GaugeMetricFamily(
+        "rootstock_disk_day_spent",
+        "1 while nothing is written because the daily budget has been.",
+        disk.is_day_spent,
+    )
     failures = CounterMetricFamily(
         "rootstock_disk_failures",
         "What could not be read or written, by fault; it is computed instead.",

@@ -15,8 +15,8 @@ router = Endpoints()
 @router.endpoint("GET", "/health", response_model_exclude_none=True)
 async def health(service: ServiceDependency) -> Health:
     """Red as soon as no model can be served. Degraded, and still 200, where one of several has
-    failed, where one is being loaded again, or where something has been lost that only another
-    start brings back.
+    failed, where one is being loaded again, where something has been lost that only another start
+    brings back, or where the disk cache cannot be written.
     """
     failed = [name for name in service.models.known if not service.models.is_well(name)]
     if len(failed) == len(service.models.known):
@@ -40,6 +40,8 @@ def _losses(stats: EngineStats) -> Iterator[str]:
     disk = stats.cache.disk
     if disk is not None and disk.ended_threads:
         yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
+    if disk is not None and disk.write_fault is not None:
+        yield f"the disk cache cannot be written: {disk.write_fault}"
 
 
 @router.endpoint("GET", "/load")

@@ -64,10 +64,15 @@ class DiskCache(BaseModel):
     buffered_bytes: int  # on their way to the disk
     read_bytes: int
     written_bytes: int
-    hits: int  # prompts of which something was loaded
+    hits: int  # loads that brought something, whole or not
     loaded_tokens: int
     load_seconds: float
+    given_up_loads: int  # because the disk delivered nothing for seconds
+    evicted_entries: int
+    refused_entries: int  # accepted, and not written for lack of space or of today's budget
     failures: dict[str, int]  # of reading and writing, by fault
+    write_fault: str | None  # of the last write; null: it succeeded; else `/health` says degraded
+    is_day_spent: bool  # nothing is written before tomorrow (UTC)
     ended_threads: list[str]  # that should run and do not; `/health` says degraded then
 
 

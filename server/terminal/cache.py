@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from engine.disk_cache import folder as disk_folder
-from engine.disk_cache.folder import DiskError, FolderCheck
+from kvstore.disk import store as disk_store
+from kvstore.disk.store import FolderCheck
+from kvstore.disk.types import DiskError
 from server.schemas.cache import CacheStatsResponse, ClearResponse, DiskCache, MemoryUse
 from server.terminal.admin_client import LOADED, Admin, loaded_model, none_loaded, recent_text
 from server.terminal.cli import command_group
@@ -115,7 +116,7 @@ def clear(
 def du(directory: Directory) -> None:
     """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
     with _disk_errors_printed():
-        uses = disk_folder.du(directory)
+        uses = disk_store.du(directory)
     if uses:
         heads = ("folder", "files", "size", "of")
         rows = [
@@ -139,7 +140,7 @@ def verify(directory: Directory) -> None:
     """
     is_sound = True
     with _disk_errors_printed():
-        for check in disk_folder.verify(directory):
+        for check in disk_store.verify(directory):
             typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
             is_sound = is_sound and check.is_sound
     if not is_sound:
@@ -174,7 +175,7 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     if given := [flag for flag, value in others.items() if value is not None]:
         raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
     with _disk_errors_printed():
-        n_bytes = disk_folder.clear(directory)
+        n_bytes = disk_store.clear(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
@@ -269,6 +270,12 @@ def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
         ("on disk", fullness_text(disk.used_bytes, disk.shared_bytes, disk.limit_bytes)),
         ("loaded", f"{disk.loaded_tokens:,} tokens of {disk.hits:,} prompts"),
         ("read", bytes_text(disk.read_bytes)),
-        ("written", bytes_text(disk.written_bytes)),
+        ("written", bytes_text(disk.written_bytes) + _day_text(disk)),
+        ("evicted", f"{disk.evicted_entries:,} blocks; {disk.refused_entries:,} never written"),
         ("failures", failures),
+        ("last write", f"failed: {disk.write_fault}" if disk.write_fault else ""),
     ]
+
+
+def _day_text(disk: DiskCache) -> str:
+    return ", as much as it may today" if disk.is_day_spent else ""

@@ -93,6 +93,9 @@ DISK = DiskCacheStats(
     hits=3,
     loaded_tokens=900,
     load_seconds=0.25,
+    given_up_loads=2,
+    evicted_entries=11,
+    refused_entries=5,
     failures={"checksum": 1, "io": 0},
 )
 

@@ -20,9 +20,9 @@ from engine.values.tree import TreeSnapshot
 from kvstore.disk.types import MIB, DiskError
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
+from tests.disk_store_harness import PATIENCE, extent_files
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
-from tests.tier_harness import PATIENCE, extent_files
 from tests.unit.threaded_harness import Letters
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

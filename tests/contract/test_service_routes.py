@@ -135,6 +135,19 @@ def test_health_says_what_has_been_lost_for_good() -> None:
     assert stats["disk"]["ended_threads"] == ["disk-writer"]
 
 
+def test_a_disk_that_cannot_be_written_is_in_health_and_a_spent_day_in_metrics() -> None:
+    full = replace(DISK, write_fault="no_space", is_day_spent=True)
+    with running(FakeEngine(disk=full), Settings(port=0)) as url:
+        answer = httpx.get(f"{url}/health")
+        text = httpx.get(f"{url}/metrics").text
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "degraded",
+        "reason": "the disk cache cannot be written: no_space",
+    }
+    assert value(text, "rootstock_disk_day_spent") == 1
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -278,7 +291,12 @@ def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
         "hits": 3,
         "loaded_tokens": 900,
         "load_seconds": 0.25,
+        "given_up_loads": 2,
+        "evicted_entries": 11,
+        "refused_entries": 5,
         "failures": {"checksum": 1, "io": 0},
+        "write_fault": None,
+        "is_day_spent": False,
         "ended_threads": [],
     }
 
@@ -495,6 +513,10 @@ def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
         "hits_total": 3,
         "loaded_tokens_total": 900,
         "load_seconds_total": 0.25,
+        "given_up_loads_total": 2,
+        "evicted_entries_total": 11,
+        "refused_entries_total": 5,
+        "day_spent": 0,
     }
     assert {name: value(text, f"rootstock_disk_{name}") for name in shown} == shown
     assert value(text, "rootstock_disk_failures_total", fault="checksum") == 1

@@ -25,8 +25,7 @@ from kvstore.disk.extent import OsFiles
 from kvstore.disk.folder import fingerprint_of
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Buffer, Fault
-from tests.profiles import examples
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
@@ -34,8 +33,10 @@ from tests.tier_harness import (
     allocated,
     entry,
     extent_files,
+    offer,
     read,
 )
+from tests.profiles import examples
 
 N_BYTES, LENGTH = 200_000, 8
 SMALL = replace(LIMITS, extent_bytes=600_000)
@@ -79,7 +80,7 @@ class SharingMachine(RuleBasedStateMachine):
     def offer(self, model: str, number: int) -> None:
         tier, chain = self.tier(model), CHAINS[model][number]
         before = self.stamps()
-        tier.offer(chain.extent(tier.known(chain.names)))
+        offer(tier, chain.extent(tier.known(chain.names)))
         self.settle(tier)
         self.what_went_was_cold(before)
 
@@ -87,7 +88,7 @@ class SharingMachine(RuleBasedStateMachine):
     def offer_at_once(self, number: int) -> None:
         for model, chains in CHAINS.items():
             tier, chain = self.tier(model), chains[number]
-            tier.offer(chain.extent(tier.known(chain.names)))
+            offer(tier, chain.extent(tier.known(chain.names)))
         for tier in self.tiers.values():
             self.settle(tier)
 

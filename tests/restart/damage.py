@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.disk.folder import folders
-from tests.tier_harness import extent_files, flip, offset_of
+from tests.disk_store_harness import extent_files, flip, offset_of
 
 Damage = Callable[[Path, random.Random], None]
 

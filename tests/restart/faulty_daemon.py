@@ -13,7 +13,7 @@ from unittest import mock
 
 from kvstore.disk import store
 from server.terminal.cli import app
-from tests.tier_harness import FaultyFiles
+from tests.disk_store_harness import FaultyFiles
 
 POLL_SECONDS = 0.01
 

@@ -14,8 +14,8 @@ from engine.core.request import Limits, Submission, prepare
 from engine.core.scheduler import Scheduler
 from engine.core.step import SequenceId
 from engine.disk_cache.cache import DiskCache
-from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
+from engine.disk_cache.transfers import LoadLimits
 from engine.disk_cache.writer import DiskWriter, WriteRules
 from engine.grammar.stage import GrammarStage
 from engine.output.text import output_factory
@@ -27,15 +27,15 @@ from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group
 from kvstore.store import KVStore
-from kvstore.tree import RadixTree
 from kvstore.window import WindowGroup, lease_slots
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
+from tests.simulation.checks.tree import WatchedTree
 from tests.simulation.cutting_scheduler import CuttingScheduler
 from tests.simulation.fake_runner import FakeRunner, Launching
 from tests.simulation.grammars import EOS, LateAnswers, plan_of
 from tests.simulation.model import ADAPTERS, text_of
-from tests.simulation.troubled_tier import TroubledTier
+from tests.simulation.troubled_store import TroubledStore
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 NO_DECODE = DecodeStats("eager: nothing is computed", 0, 0)
@@ -123,7 +123,7 @@ class Daemon:
         random: Random,
         layout: Layout,
         world: World,
-        tier: TroubledTier | None,
+        tier: TroubledStore | None,
         census: Census,
     ) -> None:
         self._random = random
@@ -133,9 +133,9 @@ class Daemon:
         self.limits = _limits(random, layout, n_blocks)
         self.pool = BlockPool(n_blocks)
         is_cached = tier is not None or random.random() < 0.8
-        tree: RadixTree | None = None
+        tree: WatchedTree | None = None
         if is_cached:
-            tree = RadixTree(self.pool, layout.block_size, hashes_blocks=tier is not None)
+            tree = WatchedTree(self.pool, layout.block_size, hashes_blocks=tier is not None)
         self.store = KVStore(self.pool, tree, layout.block_size, self._groups(is_cached))
         self.runner = FakeRunner(
             self.pool,
@@ -204,7 +204,7 @@ class Daemon:
             groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
         return groups
 
-    def _disk(self, tier: TroubledTier) -> DiskCache:
+    def _disk(self, tier: TroubledStore) -> DiskCache:
         random = self._random
         write_rules, load_rules = draw_rules(random)
         disk = DiskCache(

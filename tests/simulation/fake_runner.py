@@ -325,14 +325,14 @@ class FakeRunner:
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data, None):
                 assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
-                kv = unpacked(data)
+                kv = unpacked(bytes(data))
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
             case FillBlock(filled, data, int(group)):
-                for slot, value in enumerate(unpacked(data)):
+                for slot, value in enumerate(unpacked(bytes(data))):
                     self._windows[group, filled, slot] = value
             case FillState(state, data):
-                [self._states[state]] = unpacked(data)
+                [self._states[state]] = unpacked(bytes(data))
 
     def _read(self, read: ReadBlock) -> Parts:
         """As a real runner's, the parts are of one size, with zeros behind the tokens."""

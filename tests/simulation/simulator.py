@@ -33,7 +33,7 @@ from tests.simulation.load_watch import LoadWatch
 from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
 from tests.simulation.oracle import Oracle, Overconfident
 from tests.simulation.receiver import Receiver
-from tests.simulation.troubled_tier import HEALTHY, Temper, TroubledTier
+from tests.simulation.troubled_store import HEALTHY, Temper, TroubledStore
 from tests.simulation.workload import Workload
 
 PATIENCE = 100
@@ -69,7 +69,7 @@ class Simulation:
         self._restart_rate = random.choice([0.0, 0.03, 0.06])
         self._layout = Layout.draw(random)
         check = RecordCheck(self._layout.vocab_size)
-        self.tier = TroubledTier(random, Temper.draw(random), check, self.census)
+        self.tier = TroubledStore(random, Temper.draw(random), check, self.census)
         self._has_disk = random.random() < 0.85
         self._draft_error = random.choice([None, 0.02, 0.3])  # None: nothing is drafted
         self._new_proposer = random.choice([Proposer, Overconfident])

@@ -67,7 +67,7 @@ class PendingTransfer:
         return dict(zip(self._readers, views, strict=True))
 
 
-def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
+def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) -> None:
     """Overwrite whole blocks. The bytes are copied to the device while it computes; then this waits
     until the device is idle and the bytes are in place.
 
@@ -95,7 +95,7 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
     mx.eval(arena.planes())  # now: evaluated and still on their way they would be copied, too
 
 
-def _unpack(contents: Sequence[bytes], shapes: Sequence[ArrayShape]) -> list[mx.array]:
+def _unpack(contents: Sequence[bytes | memoryview], shapes: Sequence[ArrayShape]) -> list[mx.array]:
     """The arrays of several blocks or states, each `[rows, *shape]`. Raises ArenaError for another
     size.
     """

@@ -158,11 +158,12 @@ def test_cache_stats(url: str) -> None:
 def test_cache_stats_have_the_disk_cache_where_there_is_one(url: str) -> None:
     facts = [" ".join(words) for words in lines_of(run("cache", "stats", "--url", url))]
     first = facts.index("on disk 5.00 MiB of 1.00 GiB, other models 2.00 MiB")
-    assert facts[first : first + 5] == [
+    assert facts[first : first + 6] == [
         "on disk 5.00 MiB of 1.00 GiB, other models 2.00 MiB",
         "loaded 900 tokens of 3 prompts",
         "read 1.00 MiB",
         "written 4.00 MiB",
+        "evicted 11 blocks; 5 never written",
         "failures 1 checksum",
     ]
     assert facts[-1] == "recurrent 16 9 4 3 5 11"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from kvstore.disk.store import DiskStore
 from server.terminal.cli import app
-from tests.tier_harness import LIMITS, Chain, allocated, extent_files, flip, stored
+from tests.disk_store_harness import LIMITS, Chain, allocated, extent_files, flip, stored
 
 N_ENTRIES, ENTRY_BYTES = 30, 40_960
 

@@ -1,25 +1,24 @@
 """Loads under way and what is to be written, recounted from the store, the tree and the tier."""
 
 from collections.abc import Iterator
-from operator import gt
 
-from engine.disk_cache.dirty_set import prefix_hash
 from engine.disk_cache.loader import _Load
 from engine.disk_cache.writer import DiskWriter
 from engine.values.settings import DiskWrites
+from kvstore.disk.types import EntryHead
 from kvstore.recurrent import RecurrentGroup
-from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
 from kvstore.tree import Node
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
-from tests.simulation.fake_tier import FakeTicket
-from tests.simulation.troubled_tier import TroubledTier
+from tests.simulation.fake_store import FakeTicket
+from tests.simulation.troubled_store import TroubledStore
 
 
 class DiskCheck:
     """See `problems`. `writer` is the engine's, None where it has no disk."""
 
-    def __init__(self, daemon: Daemon, tier: TroubledTier) -> None:
+    def __init__(self, daemon: Daemon, tier: TroubledStore) -> None:
         self._daemon = daemon
         self._tier = tier
         self._states = [g for g in daemon.store.groups if isinstance(g, RecurrentGroup)]
@@ -37,8 +36,7 @@ class DiskCheck:
         """What is in memory now need not be on disk any more: it has been cleared there."""
         if (writer := self._daemon.writer) is not None:
             for node in writer._tree.nodes():
-                entries = self._entries(node)
-                self._tier.lost.update(name for _, name, _ in entries)
+                self._tier.lost.update(head.block_hash for _, head in self._entries(node))
 
     def _leases(self) -> Iterator[str]:
         running = {sequence.lease for sequence in self._daemon.scheduler.running}
@@ -66,58 +64,55 @@ class DiskCheck:
 
     def _writer(self, writer: DiskWriter) -> Iterator[str]:
         reads = [read for reads in writer._reads.values() for read in reads]
-        wanted = {each.block_hash for read in reads if read.is_wanted for each in read.candidates}
-        if writer._dirty_set._reading.keys() != wanted:
-            yield "the hashes that are being read are not those of the reads"
+        reserved = [read.reservation for read in reads if read.reservation is not None]
+        if any(it not in reserved for it in self._tier.unread()):
+            yield "room is reserved for what no step reads"
         in_flight = self._daemon.in_flight
         assert self._daemon.loader is not None
         if not (writer._reads.keys() | self._daemon.loader._fills.keys()) <= {in_flight}:
             yield "something awaits a step that is over"
-        nodes = set(writer._tree.nodes())
-        seen = writer._dirty_set._seen.keys()
-        if not (writer._due.keys() | writer._later.keys() | seen) <= nodes:
-            yield "something is to be written that has left the tree"
-        dirty = {*writer._due, *writer._later}
+        dirty = writer._dirty_nodes()
+        for node in writer._tree.nodes():
+            if node.n_saved > len(node.packed) // TOKEN_BYTES // self._daemon.store.block_size:
+                yield "more of a node is saved than it has"
+            if node.save_at is not None and node not in dirty:
+                yield "a node is to be written, and nobody knows"
         if not writer._rules.salted and any(node.namespace.cache_salt for node in dirty):
             yield "something salted is to be written"
-        if writer._due.keys() & writer._later.keys():
-            yield "a node is due now and later"
-        if (times := list(writer._later.values())) != sorted(times):
-            yield "what is due first does not stand first"
 
     def _not_dirty(self, writer: DiskWriter) -> Iterator[str]:
         """Of nodes that are not dirty any more, nor above one that is, what is neither on disk nor
         on its way, nor was ever lost, nor stands behind the longest path.
         """
-        dirty = {above for node in (*writer._due, *writer._later) for above in _lineage(node)}
+        dirty = {above for node in writer._dirty_nodes() for above in _lineage(node)}
+        reads = (read for reads in writer._reads.values() for read in reads)
+        read = {read.candidate.head.block_hash for read in reads}
         for node in self._worth(writer):
             if node in dirty:
                 continue
             entries = list(self._entries(node))
-            for parent, name, has in entries:
-                reading = writer._dirty_set._reading.get(name)
-                wanted = tuple(map(gt, has, reading.has)) if reading else has
-                if name not in self._tier.lost and self._tier.misses(name, wanted):
-                    if self._is_long(writer, parent):
+            for parent, head in entries:
+                name = head.block_hash
+                if name not in self._tier.lost | read and self._tier.missing(head) is not None:
+                    if self._is_long(parent):
                         self._tier.census[Happening.PATH_LONG] += 1
                         # It is not asked for again when what stands above has become smaller.
-                        self._tier.lost.update(name for _, name, _ in entries)
+                        self._tier.lost.update(head.block_hash for _, head in entries)
                         break
                     yield f"{name.hex()} of node {node.serial} was never written whole"
 
-    def _is_long(self, writer: DiskWriter, parent: Digest) -> bool:
+    def _is_long(self, parent: Digest) -> bool:
         """Whether an entry behind this one could make a path that is too long, or could have
         before the tier lost some of what stands above.
         """
-        reading = writer._dirty_set._reading.get(parent)
         whole = sum(self._daemon.part_bytes)
         above = self._tier.path_bytes(parent) + sum(
-            whole - entry.n_bytes
-            for name, entry in self._tier.path(parent)
-            if name in self._tier.lost
+            whole - head.n_bytes
+            for head in self._tier.path(parent)
+            if head.block_hash in self._tier.lost
         )
-        room = reading.path_room if reading else self._tier.temper.longest_path - above
-        return room < whole or not (reading or self._tier.holds(parent))
+        room = self._tier.temper.longest_path - above
+        return room < whole or not self._tier.holds(parent)
 
     def _worth(self, writer: DiskWriter) -> Iterator[Node]:
         rules = writer._rules
@@ -128,7 +123,7 @@ class DiskCheck:
             if is_long or rules.writes is DiskWrites.ALL:
                 yield node
 
-    def _entries(self, node: Node) -> Iterator[tuple[Digest, Digest, tuple[bool, ...]]]:
+    def _entries(self, node: Node) -> Iterator[tuple[Digest, EntryHead]]:
         """All that its blocks are worth, with their parents, and what memory has of them."""
         block_size, store = self._daemon.store.block_size, self._daemon.store
         n_tokens = len(node.packed) // TOKEN_BYTES
@@ -138,10 +133,17 @@ class DiskCheck:
             if here == block_size or not self._states:
                 stops.add(here)
             for stop in sorted(stops):
-                has = (True, *(group.attached(block, stop) is not None for group in store.groups))
-                padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
-                name = prefix_hash(node, index, stop, block_size)
-                yield node.parent_hash(index), name, padded
+                slots = [group.attached(block, stop) for group in store.groups]
+                slots += [None] * (len(self._daemon.part_bytes) - 1 - len(slots))
+                sizes = tuple(
+                    None if slot is None else size
+                    for slot, size in zip((block, *slots), self._daemon.part_bytes, strict=True)
+                )
+                start = index * block_size * TOKEN_BYTES
+                parent = node.parent_hash(index)
+                packed = bytes(node.packed[start : start + stop * TOKEN_BYTES])
+                name = child_digest(parent, packed)
+                yield parent, EntryHead(name, stop, sizes)
 
 
 def _lineage(node: Node) -> Iterator[Node]:

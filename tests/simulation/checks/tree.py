@@ -1,55 +1,48 @@
 """What stands in the tree is what the model computes of its tokens, whoever brought it there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.core.sequence import LiveSequence
 from kvstore.ops import RollBackState
 from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
-from kvstore.tree import Node, TreeObserver
-from kvstore.types import BlockId, Namespace, SlotId
+from kvstore.tree import Node, RadixTree
+from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.model import ROOT, chain, fingerprint
 
 
+class WatchedTree(RadixTree):
+    """Reports each node that has grown, with the index of its first new block."""
+
+    report: Callable[[Node, int], None] | None = None
+
+    def _grow(self, node: Node, packed: bytes, blocks: Sequence[BlockId]) -> None:
+        super()._grow(node, packed, blocks)
+        grown = self._node_of[blocks[0]]
+        if self.report is not None:
+            self.report(grown, grown.blocks.index(blocks[0]))
+
+
 class ContentCheck:
-    """Checks each block once, when it is indexed. Passes changes on to the tree's own observer."""
+    """Checks each block once, when it is indexed."""
 
     def __init__(self, store: KVStore, runner: FakeRunner) -> None:
         self._store = store
         self._runner = runner
         self._block_size = store.block_size
-        self._next: TreeObserver | None = None
-        if store.tree is not None:
-            self._next, store.tree.observer = store.tree.observer, self
+        if isinstance(store.tree, WatchedTree):
+            store.tree.report = self._check_grown
 
-    def stored(self, node: Node, first: int) -> None:
-        if self._next is not None:
-            self._next.stored(node, first)
+    def _check_grown(self, node: Node, first: int) -> None:
         kv = self._above(node, first)
         tokens = unpacked(bytes(node.packed[first * self._block_size * TOKEN_BYTES :]))
         for place, token_id in enumerate(tokens, start=first * self._block_size):
             index, slot = divmod(place, self._block_size)
             kv = chain(kv, token_id, node.namespace.adapter)
             assert self._runner.kv(node.blocks[index], slot) == kv, "a block of other tokens"
-
-    def split(self, node: Node, lower: Node) -> None:
-        if self._next is not None:
-            self._next.split(node, lower)
-
-    def used(self, node: Node) -> None:
-        if self._next is not None:
-            self._next.used(node)
-
-    def removed(self, node: Node) -> None:
-        if self._next is not None:
-            self._next.removed(node)
-
-    def cleared(self, namespace: Namespace) -> None:
-        if self._next is not None:
-            self._next.cleared(namespace)
 
     def check_attached(self) -> None:
         """What is attached to a block in the tree is what its own KV says of so many tokens."""

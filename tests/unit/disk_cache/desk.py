@@ -11,7 +11,8 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
-from kvstore.disk.types import Entry, Extent, Fault, ReadFailure
+from kvstore.disk.catalog import Reservation
+from kvstore.disk.types import Buffer, Entry, Fault, ReadFailure
 from kvstore.ops import FillBlock, FillState, Parts, ReadBlock
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
@@ -19,7 +20,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import Digest, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
-from tests.simulation.fake_tier import FakeTier
+from tests.simulation.fake_store import FakeStore
 from tests.unit.kv_helpers import BLOCK, NS
 
 BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
@@ -31,16 +32,16 @@ Fill = FillBlock | FillState
 
 
 @dataclass(slots=True)
-class Shelf(FakeTier):
+class Shelf(FakeStore):
     """Loses nothing, and reads when it is told to."""
 
-    offered: list[Extent] = field(default_factory=list)
+    written: list[Reservation] = field(default_factory=list)
     touched: list[Digest] = field(default_factory=list)
 
-    def offer(self, extent: Extent) -> bool:
-        is_taken = super(Shelf, self).offer(extent)
+    def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
+        is_taken = super(Shelf, self).write(reservation, parts)
         if is_taken:
-            self.offered.append(extent)
+            self.written.append(reservation)
         return is_taken
 
     def touch(self, names: Sequence[Digest]) -> None:
@@ -50,7 +51,7 @@ class Shelf(FakeTier):
         """The first reading that is not over cannot go on."""
         ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
         ticket.is_over = True
-        ticket.deliver(ReadFailure(ticket.done, Fault.CHECKSUM))
+        ticket.deliver_found(ReadFailure(ticket.done, Fault.CHECKSUM))
 
     def change(self, name: Digest, parts: Parts) -> None:
         stored = self.records[name]
@@ -139,6 +140,8 @@ class Desk:
         return found
 
     def wait(self, seconds: float = IDLE) -> None:
+        """As the loop, which asks how long it may sleep."""
+        self.disk.wait_seconds()
         self.now += seconds
 
     def load(
@@ -181,4 +184,4 @@ def contents(read: ReadBlock) -> Parts:
 
 def filled(ops: Sequence[Fill]) -> list[bytes]:
     """What goes into blocks, in order."""
-    return [op.data for op in ops if isinstance(op, FillBlock) and op.group is None]
+    return [bytes(op.data) for op in ops if isinstance(op, FillBlock) and op.group is None]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.disk_cache.byte_pace import BytePace
+from engine.disk_cache.transfers import BytePace
 
 UNSEEN_RATE = 100.0
 

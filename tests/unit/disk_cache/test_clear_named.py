@@ -17,8 +17,8 @@ from kvstore.disk.store import DiskStore
 from kvstore.store import KVStore
 from kvstore.tokens import root_digest
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
+from tests.disk_store_harness import LIMITS, PATIENCE
 from tests.simulation.daemon import NO_BYTES
-from tests.tier_harness import LIMITS, PATIENCE
 from tests.unit.engine_harness import Harness, disk_of, prompt
 
 PROMPT = prompt(1, 40)

@@ -10,8 +10,8 @@ import pytest
 
 from engine.core.step import StepPlan
 from engine.disk_cache.cache import DiskCache
-from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
+from engine.disk_cache.transfers import LoadBudget, LoadLimits
 from engine.values.request import WaitReason
 from kvstore.disk.types import MIB
 from tests.simulation.daemon import Layout

@@ -178,6 +178,25 @@ def test_a_failure_leaves_what_came_before_it(desk: Desk, shelf: Shelf) -> None:
     assert desk.cached(PROMPT) == 4 * BLOCK
 
 
+def test_whole_and_cut_loads_count_alike_and_those_that_brought_nothing_do_not(
+    desk: Desk, shelf: Shelf
+) -> None:
+    for n_entries, hits, loaded_tokens, seconds in ((0, 0, 0, 0.0), (4, 1, 16, 0.5)):
+        desk.load([*PROMPT, 0])
+        shelf.hand_over(n_entries)
+        desk.wait(0.5)
+        shelf.break_off()
+        desk.step()
+        stats = desk.disk.stats()
+        found = (stats.hits, stats.loaded_tokens, stats.load_seconds)
+        assert found == (hits, loaded_tokens, seconds)
+    desk.load([*PROMPT, 0])
+    shelf.hand_over(len(PROMPT) // BLOCK - 4)
+    desk.step()
+    stats = desk.disk.stats()
+    assert (stats.hits, stats.loaded_tokens, stats.given_up_loads) == (2, len(PROMPT), 0)
+
+
 def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) -> None:
     """What would have come behind them is not waited for, and the prompt is computed."""
     hashes = desk.disk.block_hashes(NS, [*PROMPT, 0])
@@ -269,6 +288,8 @@ def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf
     assert not waits(desk.store, waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == 4 * BLOCK
+    stats = desk.disk.stats()
+    assert (stats.hits, stats.loaded_tokens, stats.given_up_loads) == (1, 4 * BLOCK, 1)
 
 
 def test_a_failed_step_publishes_nothing_of_what_it_filled_in(desk: Desk, shelf: Shelf) -> None:

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from engine.disk_cache.opening import kept_tokens, tier_limits
+from engine.disk_cache.cache import disk_limits, kept_tokens
 from engine.values.settings import DiskCacheConfig
 from kvstore.disk.space import SPARE_BYTES, longest_path
 from kvstore.disk.types import MIB
@@ -12,8 +12,8 @@ from kvstore.disk.types import MIB
 def test_the_buffer_takes_the_largest_entry() -> None:
     """Else a block with a saved state of 80 MiB would never be written."""
     config = DiskCacheConfig(Path("disk"), max_bytes=1024 * MIB)
-    assert tier_limits(config, (MIB, MIB, 80 * MIB)).buffer_bytes == 82 * MIB
-    assert tier_limits(config, (MIB, 0)).buffer_bytes == 64 * MIB
+    assert disk_limits(config, (MIB, MIB, 80 * MIB)).buffer_bytes == 82 * MIB
+    assert disk_limits(config, (MIB, 0)).buffer_bytes == 64 * MIB
 
 
 def test_what_is_kept_of_a_prompt_counts_windows_and_a_state() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.values.settings import DiskWrites
-from kvstore.disk.types import EntryInfo
+from kvstore.disk.types import DiskCounters, DiskStats, EntryHead, Fault
 from kvstore.ops import ReadBlock
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Digest
@@ -42,13 +42,13 @@ class Asked(Shelf):
 
     n_asked = 0
 
-    def entry(self, name: Digest) -> EntryInfo | None:
+    def entry(self, name: Digest) -> EntryHead | None:
         self.n_asked += 1
         return super().entry(name)
 
-    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+    def lacks(self, head: EntryHead) -> bool:
         self.n_asked += 1
-        return super().lacks(name, has)
+        return super().lacks(head)
 
     def held(self, names: Sequence[Digest]) -> int:
         self.n_asked += len(names)
@@ -102,7 +102,8 @@ def test_what_memory_serves_is_used_on_disk_too() -> None:
     desk.wait()
     desk.write()
     admit(desk.store, [*PROMPT, 0])
-    assert desk.shelf.touched == [desk.disk.block_hashes(NS, [*PROMPT, 0])[-1]]
+    desk.step()
+    assert desk.shelf.touched == list(desk.disk.block_hashes(NS, [*PROMPT, 0]))
 
 
 def test_what_is_about_to_be_evicted_is_written_at_once() -> None:
@@ -142,6 +143,20 @@ def test_exit_writes_nothing_before_the_end() -> None:
     assert desk.disk.is_ending
     assert len(desk.step()[1]) == 6
     assert not desk.disk.is_ending
+
+
+def test_what_was_evicted_is_not_remembered_until_the_end() -> None:
+    """The first prompt is held, so that the entries after it are never the first of the queue."""
+    desk = Desk(write_rules=EXIT, n_blocks=32)
+    serve(desk.store, PROMPT)
+    admit(desk.store, [*PROMPT, 0])
+    for number in range(1, 100):
+        serve(desk.store, run_of(1000 * number, 6 * BLOCK))
+        desk.step()
+    assert len(desk.disk._writer._queue) <= 2 * tree_of(desk.store).n_nodes
+    desk.disk.end()
+    desk.write()
+    assert desk.has(run_of(99_000, 6 * BLOCK)) == 6 * BLOCK
 
 
 def test_the_end_takes_what_was_used_last_first() -> None:
@@ -249,8 +264,10 @@ def test_parents_are_written_with_a_child_that_is_due_alone() -> None:
     compute(desk.store, lease)
     desk.step()
     assert desk.has(PROMPT) == len(PROMPT)
-    for extent in desk.shelf.offered:
-        assert extent.parent in (extent.root, *desk.shelf.records)
+    places = {it.extent.root for it in desk.shelf.written}
+    for extent, head in desk.shelf.written:
+        assert extent.parent in places
+        places.add(head.block_hash)
 
 
 def test_what_is_shared_is_written_once() -> None:
@@ -316,14 +333,13 @@ def test_to_ask_how_it_is_changes_nothing() -> None:
     desk = Desk()
     serve(desk.store, PROMPT)
     desk.wait()
-    writer = desk.disk._writer
-    later, due = dict(writer._later), dict(writer._due)
-    assert desk.disk.is_busy
-    assert not desk.disk.is_loading
-    assert not desk.disk.is_ending
-    assert desk.disk.wait_seconds() == 0.0
-    assert desk.disk.namespaces == frozenset()
-    assert (writer._later, writer._due) == (later, due)
+    for _ in range(2):
+        assert desk.disk.is_busy
+        assert not desk.disk.is_loading
+        assert not desk.disk.is_ending
+        assert desk.disk.wait_seconds() == 0.0
+        assert desk.disk.namespaces == frozenset()
+    assert len(desk.step()[1]) == 6
 
 
 def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
@@ -391,9 +407,8 @@ def test_what_was_not_read_again_since_it_was_being_read_is_read_when_that_was_f
     second, _, again = desk.plan()
     assert (len(reads), len(again)) == (6, 0)
     if refuses:
-        desk.shelf.room = 0
+        desk.shelf.clear()
         desk.disk.commit(first, [contents(read) for read in reads])
-        desk.shelf.room = 1000
     else:
         desk.disk.fail(first)
     desk.disk.commit(second, [])
@@ -439,6 +454,7 @@ def test_a_clear_between_plan_and_commit_drops_what_was_read(tiers: str) -> None
     if tiers != "memory":
         desk.disk.clear(None)
     if tiers != "disk":
+        desk.disk.forget(None)
         desk.store.clear()
     desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
     desk.wait()
@@ -459,6 +475,7 @@ def test_what_comes_back_while_a_cleared_read_is_on_its_way_is_read_anew() -> No
     serve(desk.store, PROMPT)
     desk.wait()
     first, _, reads = desk.plan()
+    desk.disk.forget(None)
     desk.store.clear()
     serve(desk.store, PROMPT)
     desk.wait()
@@ -625,14 +642,10 @@ def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:
     serve(desk.store, run_of(500, 6 * BLOCK))
     desk.wait(IDLE / 4)
     serve(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(800, BLOCK)])
-    times = list(desk.disk._writer._later.values())
-    assert times == sorted(times)
     desk.wait(IDLE / 4)
     desk.write()
-    assert desk.has(PROMPT) == 3 * BLOCK
-    desk.wait(IDLE)
-    desk.write()
     assert desk.has(PROMPT) == len(PROMPT)
+    assert not desk.has(run_of(500, 6 * BLOCK))
 
 
 def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
@@ -642,9 +655,10 @@ def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
     desk.wait()
     desk.write()
     admit(desk.store, [*prompt, 0])
+    desk.step()
     whole = desk.disk.block_hashes(NS, prompt)[-1]
     [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
-    assert desk.shelf.touched == [whole, tail]
+    assert desk.shelf.touched[-2:] == [whole, tail]
 
 
 def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> None:
@@ -656,3 +670,19 @@ def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> Non
     desk.disk.observe([], number, BLOCK_BYTES)  # half of what was thought
     desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
     assert len(desk.step()[1]) == 4
+
+
+class FullDisk(Shelf):
+    """It has evicted and refused entries, and writes no more today."""
+
+    def stats(self) -> DiskStats:
+        counters = DiskCounters(evicted_entries=3, refused_entries=4)
+        return replace(
+            super().stats(), counters=counters, write_fault=Fault.NO_SPACE, is_day_spent=True
+        )
+
+
+def test_what_the_disk_has_lost_is_in_the_figures() -> None:
+    stats = Desk(FullDisk()).disk.stats()
+    assert (stats.evicted_entries, stats.refused_entries) == (3, 4)
+    assert (stats.write_fault, stats.is_day_spent) == ("no_space", True)

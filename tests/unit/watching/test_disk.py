@@ -10,7 +10,7 @@ from engine.disk_cache.writer import WriteRules
 from engine.values.settings import DiskWrites
 from engine.values.tree import TreeNode
 from kvstore.store import KVStore
-from tests.simulation.fake_tier import FakeTier
+from tests.simulation.fake_store import FakeStore
 from tests.unit.engine_harness import Harness, disk_of, prompt
 from tests.unit.watching.test_renderer import BLOCK, Watcher
 
@@ -22,7 +22,7 @@ class Tiered:
     """A harness with a disk cache, and a watcher."""
 
     def __init__(self) -> None:
-        self.tier = FakeTier()
+        self.tier = FakeStore()
         self.harness = Harness(disk=self._disk)
         self.watcher = Watcher(self.harness)
 

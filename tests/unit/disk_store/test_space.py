@@ -12,14 +12,16 @@ import pytest
 from kvstore.disk import store as maintenance
 from kvstore.disk import writer
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import MIB, Extent
-from tests.tier_harness import (
+from kvstore.disk.types import MIB
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
     Chain,
+    Extent,
     FaultyFiles,
     allocated,
+    offer,
     read,
     stored,
 )
@@ -207,7 +209,7 @@ def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path
     assert tier.room == 0
     tier.upkeep()
     assert tier.flush(PATIENCE)
-    assert not tier.offer(more.extent())
+    assert not offer(tier, more.extent())
     assert [read(tier, chain.names)[1] for chain in chains] == [None] * 5
     assert tier.stats().counters.faults == {}
     tier.close()
@@ -251,7 +253,7 @@ def test_a_smaller_limit_holds_on_a_full_disk_too(tmp_path: Path) -> None:
 def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     chain = Chain("large", 1, 20 * MIB)
-    assert not tier.offer(chain.extent())
+    assert not offer(tier, chain.extent())
     assert tier.flush(PATIENCE)
     assert tier.known(chain.names) == 0
     assert tier.stats().counters.faults == {}
@@ -279,7 +281,7 @@ def test_the_end_of_a_long_path_does_not_push_its_beginning_out(tmp_path: Path) 
     stored(tier, other.extent())
     for _ in range(3):
         start = tier.held(long.names)
-        while start < 800 and tier.offer(long.extent(start, start + 5)):
+        while start < 800 and offer(tier, long.extent(start, start + 5)):
             start += 5
             tier.flush(PATIENCE)
     kept = tier.known(long.names)
@@ -297,7 +299,7 @@ def test_the_end_of_a_long_path_does_not_push_its_beginning_out(tmp_path: Path) 
 def test_a_path_on_its_way_is_as_long_as_one_that_is_stored(tmp_path: Path) -> None:
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     chain = Chain("chain", 50)
-    assert tier.offer(chain.extent())
+    assert offer(tier, chain.extent())
     rooms = [tier.path_room(name) for name in chain.names]
     assert tier.flush(PATIENCE)
     assert rooms == [tier.path_room(name) for name in chain.names]
@@ -311,7 +313,7 @@ def test_nothing_is_taken_while_the_disk_is_full(tmp_path: Path) -> None:
     limits = replace(LIMITS, least_free=0.05)
     tier = DiskStore.open(tmp_path, "model", limits, files)
     assert (tier.room, tier.is_idle) == (0, True)
-    assert not tier.offer(Chain("chain", 1).extent())
+    assert not offer(tier, Chain("chain", 1).extent())
     files.capacity = 50 * MIB
     tier.upkeep()
     assert tier.flush(PATIENCE)

@@ -8,12 +8,11 @@ from typing import NoReturn
 
 import pytest
 
-from kvstore.disk import writer
-from kvstore.disk.extent import EntryHeader
+from kvstore.disk import reader, writer
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Fault, ReadFailure
-from tests.tier_harness import LIMITS, PATIENCE, Chain, FaultyFiles, read, stored
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, FaultyFiles, offer, read, stored
 
 LOST = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 CHAIN, MORE = Chain("one", 20), Chain("more", 20)
@@ -51,7 +50,7 @@ def test_a_reader_goes_on_and_who_waited_is_told(
 ) -> None:
     """More often than there are readers."""
     with monkeypatch.context() as broken:
-        broken.setattr(EntryHeader, "parse", raising(ValueError("a fault of ours")))
+        broken.setattr(reader, "parse", raising(ValueError("a fault of ours")))
         for _ in range(READERS + 1):
             assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.INTERNAL))
     assert read(tier, CHAIN.names)[1] is None
@@ -65,7 +64,7 @@ def test_the_writer_goes_on_and_what_it_had_can_come_again(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(writer, "encode", raising(ValueError("a fault of ours")))
-        assert tier.offer(MORE.extent())
+        assert offer(tier, MORE.extent())
         assert tier.flush(PATIENCE)
     assert tier.held(MORE.names) == 0
     assert tier.stats().counters.faults == {Fault.INTERNAL: 1}
@@ -100,7 +99,7 @@ def test_a_writer_that_is_lost_is_told_of_and_the_rest_is_read(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(writer, "encode", raising(SystemExit()))
-        assert tier.offer(MORE.extent())
+        assert offer(tier, MORE.extent())
         ended("disk-writer")
     assert tier.stats().ended_threads == ("disk-writer",)
     assert read(tier, CHAIN.names)[1] is None
@@ -111,7 +110,7 @@ def test_readers_that_are_lost_are_told_of_and_nobody_waits_for_them(
     tier: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(EntryHeader, "parse", raising(SystemExit()))
+        broken.setattr(reader, "parse", raising(SystemExit()))
         for _ in range(READERS):
             tier.read(CHAIN.names, lambda found: None)
         for number in range(READERS):

@@ -22,20 +22,22 @@ from hypothesis.stateful import (
 )
 
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import MIB, Extent, Fault
+from kvstore.disk.types import MIB, Fault
 from kvstore.tokens import Digest
-from tests.profiles import examples
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
+    Extent,
     FaultyFiles,
     allocated,
     entry,
     extent_files,
     flip,
+    offer,
     read,
 )
+from tests.profiles import examples
 
 N_BYTES, LENGTH = 20_000, 12
 SMALL = replace(LIMITS, extent_bytes=100_000, least_free=0.05)
@@ -76,18 +78,19 @@ class TierMachine(RuleBasedStateMachine):
         extent = self.extent(chain, start, n_entries)
         if extent.entries:
             in_place = extent.parent == extent.root or self.tier.known([extent.parent]) == 1
-            assert self.tier.offer(extent) == in_place
+            assert offer(self.tier, extent) == in_place
             assert self.tier.flush(PATIENCE)
             if in_place:
-                for parent, found in extent.with_parents():
-                    self.parents[found.block_hash] = parent
+                above = extent.parent
+                for found in extent.entries:
+                    self.parents[found.block_hash], above = above, found.block_hash
                 assert self.tier.known(chain.names[start:][:n_entries]) == len(extent.entries)
 
     @rule(chain=chains, start=positions, n_entries=st.integers(1, LENGTH))
     def offer_to_a_full_disk(self, chain: Chain, start: int, n_entries: int) -> None:
         extent, before = self.extent(chain, start, n_entries), self.known()
         self.files.fail("write", errno.ENOSPC)
-        self.tier.offer(extent)
+        offer(self.tier, extent)
         assert self.tier.flush(PATIENCE)
         self.files.heal()
         self.tier.upkeep()
@@ -177,7 +180,7 @@ class TierMachine(RuleBasedStateMachine):
         before = self.known()
         self.files.capacity = allocated(self.path) + LEFT_FREE + spare_bytes
         chain = Chain("narrow", 3, N_BYTES)
-        self.tier.offer(chain.extent())
+        offer(self.tier, chain.extent())
         assert self.tier.flush(PATIENCE)
         self.tier.forget(chain.names[0])
         assert self.tier.flush(PATIENCE)
@@ -193,7 +196,7 @@ class TierMachine(RuleBasedStateMachine):
         """Somebody else does, and goes away again."""
         before = self.known()
         self.files.capacity = 0
-        self.tier.offer(self.extent(chain, start, LENGTH))
+        offer(self.tier, self.extent(chain, start, LENGTH))
         self.tier.upkeep()
         assert self.tier.flush(PATIENCE)
         assert self.tier.room == 0

@@ -4,18 +4,20 @@ It writes late or not at all, reads slowly, loses and damages what it has, and g
 between any two questions, as other threads would.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from engine.disk_cache.tier import Found
+from kvstore.disk.catalog import CatalogExtent, Reservation
+from kvstore.disk.reader import Deliver
+from kvstore.disk.store import DiskStore
 from kvstore.disk.types import (
+    Buffer,
     DiskCounters,
     DiskStats,
     Entry,
-    EntryInfo,
-    Extent,
+    EntryHead,
     Fault,
     ReadFailure,
     ReadRun,
@@ -23,7 +25,7 @@ from kvstore.disk.types import (
 from kvstore.tokens import Digest
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
-from tests.simulation.fake_tier import FakeTicket, Stored, completed
+from tests.simulation.fake_store import FakeTicket, Stored, completed, head_of, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,24 @@ class Temper:
 HEALTHY = Temper()
 
 
+@dataclass(eq=False, slots=True)
+class Pending:
+    """What is reserved, and is written once it has its parts."""
+
+    reservation: Reservation
+    parts: tuple[Buffer | None, ...] | None = None
+
+    @property
+    def extent(self) -> CatalogExtent:
+        return self.reservation.extent
+
+    @property
+    def name(self) -> Digest:
+        return self.reservation.head.block_hash
+
+
 @dataclass(slots=True)
-class TroubledTier:
+class TroubledStore(DiskStore):
     """`tick` lets time pass. Outlives the engines that use it, one after another."""
 
     random: Random
@@ -78,21 +96,19 @@ class TroubledTier:
     tickets: list[FakeTicket] = field(default_factory=list)
     lost: set[Digest] = field(default_factory=set)  # ever, though it may be back
     _children: defaultdict[Digest, set[Digest]] = field(default_factory=lambda: defaultdict(set))
-    _buffer: deque[Extent] = field(default_factory=deque)
-    _buffered: Counter[Digest] = field(default_factory=Counter)
-    _paths: dict[Digest, int] = field(default_factory=dict)  # of what is buffered, in bytes
+    _pending: list[Pending] = field(default_factory=list)
+    _reserved_bytes: int = 0
     _refuses: bool = False
 
     @property
     def room(self) -> int:
         self._meanwhile()
-        waiting = sum(extent.n_bytes for extent in self._buffer)
-        return 0 if self._refuses else max(self.temper.buffer_bytes - waiting, 0)
+        return 0 if self._refuses else max(self.temper.buffer_bytes - self._reserved_bytes, 0)
 
     @property
     def is_idle(self) -> bool:
         self._meanwhile()
-        return not self._buffer
+        return not self._reserved_bytes
 
     @property
     def read_rate(self) -> float | None:
@@ -108,7 +124,7 @@ class TroubledTier:
 
     def holds(self, name: Digest) -> bool:
         """Whether it is stored or on its way."""
-        return name in self.records or name in self._buffered
+        return name in self.records or any(each.name == name for each in self._pending)
 
     def roots(self) -> frozenset[Digest]:
         self._meanwhile()
@@ -116,24 +132,24 @@ class TroubledTier:
 
     def held_roots(self) -> frozenset[Digest]:
         """Of all that is stored or on its way."""
-        waiting = {extent.root for extent in self._buffer}
+        waiting = {each.extent.root for each in self._pending}
         return frozenset(waiting.union(stored.root for stored in self.records.values()))
 
-    def entry(self, name: Digest) -> EntryInfo | None:
+    def entry(self, name: Digest) -> EntryHead | None:
         self._meanwhile()
         stored = self.records.get(name)
-        return stored.info if stored else None
+        return head_of(stored.entry) if stored else None
 
-    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+    def lacks(self, head: EntryHead) -> bool:
         self._meanwhile()
-        return self.misses(name, has)
+        return self.missing(head) is not None
 
-    def misses(self, name: Digest, has: Sequence[bool]) -> bool:
-        """Whether one of these parts is neither stored nor on its way."""
-        stored = self.records.get(name)
-        found = [stored.entry] if stored else []
-        found += [it for extent in self._buffer for it in extent.entries if it.block_hash == name]
-        return any(here and not any(it.has[n] for it in found) for n, here in enumerate(has))
+    def missing(self, head: EntryHead) -> EntryHead | None:
+        """The parts that are neither stored nor on their way."""
+        stored = self.records.get(head.block_hash)
+        known = [head_of(stored.entry)] if stored else []
+        known += [it.reservation.head for it in self._pending if it.name == head.block_hash]
+        return missing(head, *known)
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         self._meanwhile()
@@ -146,43 +162,52 @@ class TroubledTier:
 
     def path_bytes(self, name: Digest) -> int:
         """Of an entry, stored or on its way, and of all that it hangs from."""
-        if name in self._paths:
-            return self._paths[name]
-        stored = self.records.get(name)
-        return self.path_bytes(stored.parent) + stored.entry.n_bytes if stored else 0
+        return sum(head.n_bytes for head in self.path(name))
 
-    def path(self, name: Digest) -> Iterator[tuple[Digest, Entry]]:
+    def path(self, name: Digest) -> Iterator[EntryHead]:
         """The entries from this one up to its root, stored or on their way."""
-        buffered = {
-            entry.block_hash: (parent, entry)
-            for extent in self._buffer
-            for parent, entry in extent.with_parents()
-        }
+        pending = {each.name: each for each in reversed(self._pending)}
         while True:
             if (stored := self.records.get(name)) is not None:
-                parent, entry = stored.parent, stored.entry
-            elif name in buffered:
-                parent, entry = buffered[name]
+                yield head_of(stored.entry)
+                name = stored.parent
+            elif (each := pending.get(name)) is not None:
+                yield each.reservation.head
+                name = each.extent.parent
             else:
                 return
-            yield name, entry
-            name = parent
 
-    def offer(self, extent: Extent) -> bool:
-        path_bytes = self.path_bytes(extent.parent)
-        is_short = path_bytes + extent.n_bytes <= self.temper.longest_path
-        if extent.n_bytes > self.room or not is_short or not self._has_place(extent):
+    def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
+        room, lacking = self.room, self.missing(head)
+        path_room = self.temper.longest_path - self.path_bytes(parent)
+        has_place = lacking is not None and self._has_place(root, parent)
+        if lacking is None or not has_place or lacking.n_bytes > min(room, path_room):
             self.census[Happening.OFFER_REFUSED] += 1
+            return None
+        extent = CatalogExtent(root, parent, self.holds(head.block_hash), [head.block_hash])
+        reservation = Reservation(extent, lacking)
+        self._pending.append(Pending(reservation))
+        self._reserved_bytes += lacking.n_bytes
+        return reservation
+
+    def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
+        self._meanwhile()
+        extent, head = reservation
+        if extent.is_removed:
+            self._reserved_bytes -= head.n_bytes
             return False
-        for parent, entry in extent.with_parents():
-            self.check(extent.root, parent, entry)
-            path_bytes += entry.n_bytes
-            self._paths[entry.block_hash] = path_bytes
-        self._buffer.append(extent)
-        self._buffered.update(entry.block_hash for entry in extent.entries)
+        self.check(extent.root, extent.parent, Entry(head.block_hash, head.n_tokens, tuple(parts)))
+        pending = next(each for each in self._pending if each.reservation is reservation)
+        pending.parts = tuple(
+            None if size is None else part for part, size in zip(parts, head.sizes, strict=True)
+        )
         return True
 
-    def read(self, names: Sequence[Digest], deliver: Callable[[Found], None]) -> FakeTicket:
+    def cancel(self, reservation: Reservation) -> None:
+        self._reserved_bytes -= reservation.head.n_bytes
+        self._remove([each for each in self._pending if each.reservation is reservation])
+
+    def read(self, names: Sequence[Digest], deliver: Deliver) -> FakeTicket:
         assert names, "a reading of nothing"
         ticket = FakeTicket(tuple(names), deliver)
         self.tickets.append(ticket)
@@ -197,24 +222,26 @@ class TroubledTier:
         doomed = [name] if name in self.records else []
         for each in doomed:
             doomed += self._children.pop(each, ())
+            self._remove([it for it in self._pending if each in (it.name, it.extent.parent)])
         for each in doomed:
             self._children[self.records.pop(each).parent].discard(each)
         self.lost.update(doomed)
         self.census[Happening.ENTRY_FORGOTTEN] += len(doomed)
 
     def clear(self, root: Digest | None = None) -> None:
-        self._drop([extent for extent in self._buffer if root in (None, extent.root)])
+        self._remove([each for each in self._pending if root in (None, each.extent.root)])
         for name in [n for n, s in self.records.items() if root in (None, s.root)]:
             self.forget(name)
 
     def flush(self, timeout: float | None = None) -> bool:
-        while self._buffer and (timeout is None or self.random.random() * timeout > 0.1):
+        while self._next() and (timeout is None or self.random.random() * timeout > 0.1):
             self._write()
-        return not self._buffer
+        return self._next() is None
 
     def close(self) -> None:
         """What has not been flushed is dropped; the next engine finds the rest."""
-        self._drop(list(self._buffer))
+        self._remove(list(self._pending))
+        self._reserved_bytes = 0
         self.tickets.clear()
 
     def stats(self) -> DiskStats:
@@ -226,7 +253,7 @@ class TroubledTier:
         if self.records and random.random() < temper.loss:
             self.forget(random.choice(list(self.records)))
         self._refuses = random.random() < temper.refusal
-        if self._buffer and random.random() < temper.write:
+        if self._next() and random.random() < temper.write:
             self._write()
         for ticket in self.tickets:
             if random.random() < temper.reading:
@@ -237,51 +264,63 @@ class TroubledTier:
         for name, stored in self.records.items():
             if stored.parent != stored.root and stored.parent not in self.records:
                 yield f"{name.hex()} is an orphan"
+        for each in self._pending:
+            if not self._has_place(each.extent.root, each.extent.parent):
+                yield f"{each.name.hex()} is to be written, and would be an orphan"
 
     def _meanwhile(self) -> None:
         if self.temper.meanwhile and self.random.random() < self.temper.meanwhile:
             self.tick()
 
-    def _has_place(self, extent: Extent) -> bool:
-        if extent.parent == extent.root or extent.parent in self._buffered:
+    def _has_place(self, root: Digest, parent: Digest) -> bool:
+        if parent == root or any(
+            (it.name, it.extent.root) == (parent, root) for it in self._pending
+        ):
             return True
-        parent = self.records.get(extent.parent)
-        return parent is not None and parent.root == extent.root
+        stored = self.records.get(parent)
+        return stored is not None and stored.root == root
+
+    def unread(self) -> list[Reservation]:
+        """What has been reserved, and is neither written nor given back."""
+        return [each.reservation for each in self._pending if each.parts is None]
+
+    def _next(self) -> Pending | None:
+        """What is written next."""
+        return next((each for each in self._pending if each.parts is not None), None)
 
     def _write(self) -> None:
-        """As the catalog: what has no parent any more is no use, and what is there is added to."""
-        extent = self._buffer[0]
+        """What is there is added to."""
+        pending = self._next()
+        assert pending is not None
         if self.random.random() < self.temper.write_fault:
-            self._drop([extent])
+            self._remove([pending])
             return
-        for parent, entry in extent.with_parents():
-            if parent != extent.root and parent not in self.records:
-                self._lose(entry.block_hash)
+        (extent, head), parts = pending.reservation, pending.parts
+        assert parts is not None
+        assert extent.parent in (extent.root, *self.records), "written before its parent"
+        entry = Entry(head.block_hash, head.n_tokens, parts)
+        if (before := self.records.get(pending.name)) is not None:
+            self.census[Happening.PARTS_ADDED] += 1
+            entry = completed(entry, before.entry)
+        self.records[pending.name] = Stored(extent.root, extent.parent, entry)
+        self._children[extent.parent].add(pending.name)
+        self.census[Happening.RECORD_WRITTEN] += 1
+        self._pending.remove(pending)
+        self._reserved_bytes -= head.n_bytes
+
+    def _remove(self, pending: list[Pending]) -> None:
+        """They, and what hangs from them, will not be written."""
+        for each in pending:
+            if each.extent.is_removed:
                 continue
-            if (before := self.records.get(entry.block_hash)) is not None:
-                self.census[Happening.PARTS_ADDED] += before.lacks(entry.has)
-            whole = entry if before is None else completed(entry, before.entry)
-            self.records[entry.block_hash] = Stored(extent.root, parent, whole)
-            self._children[parent].add(entry.block_hash)
-            self.census[Happening.RECORD_WRITTEN] += 1
-        self._let_go([extent])
-
-    def _drop(self, extents: Sequence[Extent]) -> None:
-        for entry in (entry for extent in extents for entry in extent.entries):
-            self._lose(entry.block_hash)
-        self._let_go(extents)
-
-    def _lose(self, name: Digest) -> None:
-        self.lost.add(name)
-        self.census[Happening.WRITE_LOST] += 1
-
-    def _let_go(self, extents: Sequence[Extent]) -> None:
-        for extent in extents:
-            self._buffer.remove(extent)
-            self._buffered -= Counter(entry.block_hash for entry in extent.entries)
-            for entry in extent.entries:
-                if entry.block_hash not in self._buffered:
-                    self._paths.pop(entry.block_hash, None)
+            each.extent.is_removed = True
+            self._pending.remove(each)
+            if not each.extent.is_supplement:
+                pending += [it for it in self._pending if each.name in (it.name, it.extent.parent)]
+            if each.parts is not None:  # else whoever reserved it finds out
+                self._reserved_bytes -= each.reservation.head.n_bytes
+                self.lost.add(each.name)
+                self.census[Happening.WRITE_LOST] += 1
 
     def _advance(self, ticket: FakeTicket) -> None:
         """The next run, as long as it is not too far ahead of who consumes it."""
@@ -293,13 +332,13 @@ class TroubledTier:
         found = self._found(ticket.names[ticket.done : ticket.done + self.random.randint(1, 4)])
         if not found:
             ticket.is_over = True
-            ticket.deliver(ReadFailure(ticket.done, Fault.CHECKSUM))
+            ticket.deliver_found(ReadFailure(ticket.done, Fault.CHECKSUM))
             return
         run = ReadRun(ticket.done, tuple(found))
         ticket.done += len(found)
         ticket.ahead_bytes += run.n_bytes
         ticket.is_over = ticket.done == len(ticket.names)
-        ticket.deliver(run)
+        ticket.deliver_found(run)
 
     def _found(self, names: Sequence[Digest]) -> list[Entry]:
         """Up to the first that has gone or is damaged."""

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.disk import writer
-from kvstore.disk.extent import DamagedHeader, EntryHeader, OsFiles, read_header
+from kvstore.disk import reader, writer
+from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
 from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import DiskError, Fault, ReadFailure
-from tests.tier_harness import (
+from kvstore.disk.types import DiskError, EntryHead, Fault, ReadFailure
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
     FaultyFiles,
     extent_files,
     flip,
+    offer,
     offset_of,
     read,
     stored,
@@ -49,7 +50,7 @@ def second_extent(directory: Path) -> Path:
     return extent_files(directory)[-2]
 
 
-def out_of_memory(header: EntryHeader, payload: memoryview) -> None:
+def out_of_memory(head: EntryHead, payload: memoryview) -> None:
     raise MemoryError
 
 
@@ -115,7 +116,7 @@ def test_too_little_memory_ends_no_reader(tier: DiskStore, monkeypatch: pytest.M
     """One that reads ends with a failure each time, more often than there are readers."""
     stored(tier, CHAIN.extent())
     with monkeypatch.context() as little:
-        little.setattr(EntryHeader, "parse", out_of_memory)
+        little.setattr(reader, "parse", out_of_memory)
         for _ in range(READERS + 1):
             assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
     assert read(tier, CHAIN.names)[1] is None
@@ -129,7 +130,7 @@ def test_too_little_memory_does_not_end_the_writer(
 
     with monkeypatch.context() as little:
         little.setattr(writer, "encode", encode)
-        assert tier.offer(CHAIN.extent())
+        assert offer(tier, CHAIN.extent())
         assert tier.flush(PATIENCE)
     assert tier.stats().counters.faults == {Fault.RESOURCES: 1}
     assert tier.stats().write_fault is Fault.RESOURCES
@@ -157,7 +158,7 @@ def test_a_disk_that_cannot_write(
     stored(tier, CHAIN.extent(0, 5))
     path_room = tier.path_room(CHAIN.names[4])
     files.fail(method, code)
-    assert tier.offer(CHAIN.extent(5, 10))
+    assert offer(tier, CHAIN.extent(5, 10))
     tier.flush(PATIENCE)
     assert tier.stats().counters.faults == {fault: 1}
     assert tier.path_room(CHAIN.names[4]) == path_room > 0
@@ -165,7 +166,7 @@ def test_a_disk_that_cannot_write(
     assert len(extent_files(tmp_path)) == 1
     assert not list(tmp_path.rglob("*.tmp"))
     assert tier.room == 0
-    assert not tier.offer(CHAIN.extent(5, 10))
+    assert not offer(tier, CHAIN.extent(5, 10))
     assert read(tier, CHAIN.names[:5])[1] is None
     files.heal()
     tier.upkeep()
@@ -185,7 +186,7 @@ def test_what_could_not_be_written_is_unknown_after_a_restart(
     tier = DiskStore.open(tmp_path, "model", LIMITS, files)
     stored(tier, CHAIN.extent(0, 5))
     files.fail("write", errno.ENOSPC)
-    tier.offer(CHAIN.extent(5, 10))
+    offer(tier, CHAIN.extent(5, 10))
     tier.flush(PATIENCE)
     tier.close()
     tier = DiskStore.open(tmp_path, "model", LIMITS)
@@ -199,7 +200,7 @@ def test_what_waits_behind_a_failure_is_not_stored_without_its_parent(
 ) -> None:
     files.fail("write", errno.ENOSPC)
     for start in (0, 5, 10):
-        tier.offer(CHAIN.extent(start, start + 5))
+        offer(tier, CHAIN.extent(start, start + 5))
     tier.flush(PATIENCE)
     assert tier.held(CHAIN.names) == tier.known(CHAIN.names) == 0
 
@@ -278,3 +279,13 @@ def test_every_bit_of_a_header_is_covered(tmp_path: Path) -> None:
             read_header(OsFiles(), path)
         path.write_bytes(sound)
     assert read_header(OsFiles(), path).end == len(sound)
+
+
+def test_what_cannot_be_read_is_logged(
+    tier: DiskStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tier, CHAIN.extent())
+    damaged = second_extent(tmp_path)
+    flip(damaged, offset_of(damaged, 0))
+    read(tier, CHAIN.names)
+    assert f"{damaged.name} cannot be read: checksum" in caplog.text

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.disk.store import DiskStore
-from tests.tier_harness import LIMITS, PATIENCE, Chain, entry, read, stored
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, entry, offer, read, stored
 
 CHAINS = [Chain(f"chain {number}", 20) for number in range(4)]
 MORE = Chain("more", 20)
@@ -72,7 +72,7 @@ def see_them_change(directory: Path, change: Callable[[Path], None]) -> None:
         for chain in CHAINS:
             entries, _ = read(tier, chain.names)
             assert entries == [entry(name, chain.n_bytes) for name in chain.names[: len(entries)]]
-        tier.offer(MORE.extent())
+        offer(tier, MORE.extent())
         tier.upkeep()
         assert tier.flush(PATIENCE)
     assert not list(tier.problems())

@@ -23,18 +23,21 @@ from kvstore.disk.types import (
     DiskError,
     DiskLimits,
     Entry,
-    Extent,
+    EntryHead,
     Fault,
     ReadFailure,
     ReadRun,
 )
 from kvstore.tokens import Digest
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
+    Extent,
     extent_files,
     flip,
+    head_of,
+    offer,
     offset_of,
     read,
     stored,
@@ -83,7 +86,7 @@ def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
     assert second.stats().counters.faults == {}
     info = second.entry(chain.names[3])
     assert info is not None
-    assert (info.n_tokens, info.part_bytes, info.n_bytes) == (16, (32_768, None, 8_192), 40_960)
+    assert (info.n_tokens, info.sizes, info.n_bytes) == (16, (32_768, None, 8_192), 40_960)
     second.close()
 
 
@@ -138,11 +141,11 @@ def test_a_second_daemon_is_refused(tmp_path: Path, tier: DiskStore) -> None:
 
 def test_an_orphan_is_refused(tier: DiskStore) -> None:
     chain = Chain("one", 10)
-    assert not tier.offer(chain.extent(5))
-    assert tier.offer(chain.extent(0, 5))
-    assert tier.offer(chain.extent(5))  # its parent is on its way
+    assert not offer(tier, chain.extent(5))
+    assert offer(tier, chain.extent(0, 5))
+    assert not offer(tier, replace(chain.extent(5), root=Chain("one", 1, space="b").root))
+    assert offer(tier, chain.extent(5))  # its parent is on its way
     assert tier.flush(PATIENCE)
-    assert not tier.offer(replace(chain.extent(5), root=Chain("one", 1, space="b").root))
 
 
 def test_what_is_stored_is_not_written_again(tier: DiskStore) -> None:
@@ -206,18 +209,74 @@ def test_an_entry_keeps_the_parts_that_it_had_when_others_come(tmp_path: Path) -
 
 def test_what_an_entry_lacks_counts_what_is_on_its_way(tier: DiskStore) -> None:
     root, name = Chain("one", 1).root, Chain("one", 1).names[0]
-    assert tier.lacks(name, (True, False, False))
-    assert tier.offer(Extent(root, root, (Entry(name, 16, (b"block", b"window", None)),)))
+    head, more = EntryHead(name, 16, (5, 6, None)), EntryHead(name, 16, (5, 6, 5))
+    assert tier.lacks(head)
+    assert offer(tier, Extent(root, root, (Entry(name, 16, (b"block", b"window", None)),)))
     for _ in range(2):
-        assert not tier.lacks(name, (True, True, False))
-        assert tier.lacks(name, (True, True, True))
+        assert not tier.lacks(head)
+        assert tier.lacks(more)
         assert tier.flush(PATIENCE)
+
+
+def test_what_is_reserved_counts_as_held_and_takes_room(tier: DiskStore) -> None:
+    chain = Chain("one", 3)
+    room, path_room = tier.room, tier.path_room(chain.root)
+    first, second = (head_of(entry) for entry in chain.extent(0, 2).entries)
+    above = tier.reserve(chain.root, chain.root, first)
+    below = tier.reserve(chain.root, first.block_hash, second)
+    assert above is not None
+    assert below is not None
+    assert (tier.held(chain.names), tier.known(chain.names), tier.is_idle) == (2, 0, False)
+    assert tier.room == room - 2 * first.n_bytes
+    assert tier.path_room(second.block_hash) == path_room - 2 * first.n_bytes
+    tier.cancel(above)
+    assert not tier.write(below, chain.extent(1, 2).entries[0].parts)
+    assert (tier.held(chain.names), tier.room, tier.is_idle) == (0, room, True)
+
+
+def test_the_end_of_a_prompt_is_found_below_the_block_with_which_it_was_written(
+    tier: DiskStore, tmp_path: Path
+) -> None:
+    """And the block that comes next is in one file with the block before."""
+    chain = Chain("one", 3)
+    end = replace(Chain("end", 1).extent().entries[0], n_tokens=3)
+    assert offer(tier, chain.extent(0, 2))
+    assert offer(tier, Extent(chain.root, chain.names[1], (end,)))
+    stored(tier, chain.extent(2, 3))
+    assert tier.lengths_below(chain.names[1]) == {3}
+    assert len(extent_files(tmp_path)) == 2
+
+
+def test_what_was_reserved_one_by_one_is_one_file(tier: DiskStore, tmp_path: Path) -> None:
+    chain = Chain("one", 8)
+    stored(tier, chain.extent())
+    assert len(extent_files(tmp_path)) == 1
+    assert read(tier, chain.names) == (list(chain.extent().entries), None)
+
+
+def test_a_reservation_goes_with_its_namespace(tier: DiskStore) -> None:
+    chain = Chain("one", 1)
+    [entry] = chain.extent().entries
+    reservation = tier.reserve(chain.root, chain.root, head_of(entry))
+    assert reservation is not None
+    tier.clear(chain.root)
+    assert not tier.write(reservation, entry.parts)
+    assert tier.is_idle
+
+
+def test_parts_of_another_size_than_was_reserved_are_refused(tier: DiskStore) -> None:
+    chain = Chain("one", 1)
+    [entry] = chain.extent().entries
+    reservation = tier.reserve(chain.root, chain.root, head_of(entry))
+    assert reservation is not None
+    with pytest.raises(ValueError, match="reserved"):
+        tier.write(reservation, (b"short", None, None))
 
 
 def test_the_buffer_is_bounded(tmp_path: Path) -> None:
     tier = DiskStore.open(tmp_path, "model", replace(LIMITS, buffer_bytes=300_000))
     assert tier.room == 300_000
-    assert not tier.offer(Chain("large", 10).extent())
+    assert not offer(tier, Chain("large", 10).extent())
     chain = Chain("small", 7)
     stored(tier, chain.extent())
     assert read(tier, chain.names)[1] is None
@@ -233,7 +292,7 @@ def test_the_day_has_a_budget_that_outlives_the_process(tmp_path: Path) -> None:
     tier.close()
     tier = DiskStore.open(tmp_path, "model", limits, clock=lambda: today[0])
     assert tier.room == 500_000 - 409_600
-    assert not tier.offer(Chain("two", 10).extent())
+    assert not offer(tier, Chain("two", 10).extent())
     today[0] += 86_400
     tier.upkeep()
     assert tier.flush(PATIENCE)
@@ -270,9 +329,9 @@ def test_the_roots_are_those_of_what_is_stored_written_and_waiting(tmp_path: Pat
     chains = [Chain("one", 10, space=space) for space in "abc"]
     tier = files.tier = DiskStore.open(tmp_path, "model", LIMITS, files)
     assert tier.roots() == frozenset()
-    assert tier.offer(chains[0].extent())
+    assert offer(tier, chains[0].extent())
     assert files.begun.wait(PATIENCE)
-    assert tier.offer(chains[1].extent())
+    assert offer(tier, chains[1].extent())
     assert tier.roots() == {chains[0].root, chains[1].root}
     tier.close()
     tier = DiskStore.open(tmp_path, "model", LIMITS)
@@ -428,9 +487,9 @@ def test_what_is_being_written_when_a_tier_is_closed_is_kept(tmp_path: Path) -> 
     """It is waited for in any case."""
     files, (first, second) = FilesOfAClosingTier(), (Chain(name, 10) for name in ("one", "two"))
     tier = files.tier = DiskStore.open(tmp_path, "model", LIMITS, files)
-    assert tier.offer(first.extent())
+    assert offer(tier, first.extent())
     assert files.begun.wait(PATIENCE)
-    assert tier.offer(second.extent())
+    assert offer(tier, second.extent())
     tier.close()
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     assert [tier.known(chain.names) for chain in (first, second)] == [10, 0]

@@ -5,14 +5,26 @@ import queue
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
+from kvstore.disk.catalog import Reservation
 from kvstore.disk.extent import STAT_BLOCK, FileUse, OsFiles, read_header
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import MIB, Buffer, DiskLimits, Entry, Extent, ReadFailure, ReadRun
+from kvstore.disk.types import (
+    MIB,
+    Buffer,
+    DiskLimits,
+    Entry,
+    EntryHead,
+    ReadFailure,
+    ReadRun,
+)
 from kvstore.tokens import Digest
+
+Parts = tuple[Buffer | None, ...]
 
 BLOCK = 16
 LIMITS = DiskLimits(max_bytes=16 * MIB, extent_bytes=MIB, least_free=0.0)
@@ -21,6 +33,19 @@ DAEMON = "1 tests"
 
 PATIENCE = 60.0
 """Seconds after which a test has failed; nothing takes that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of entries of one path, each the parent of the next; `parent` is that of the first."""
+
+    root: Digest
+    parent: Digest
+    entries: tuple[Entry, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(entry.n_bytes for entry in self.entries)
 
 
 class Chain:
@@ -56,9 +81,31 @@ def plain(found: Entry) -> Entry:
     return Entry(found.block_hash, found.n_tokens, parts)
 
 
+def offer(tier: DiskStore, extent: Extent) -> bool:
+    """Whether all of it has been accepted that is not stored already; else nothing is."""
+    parent, reservations = extent.parent, list[tuple[Reservation, Parts]]()
+    for entry in extent.entries:
+        head = head_of(entry)
+        if tier.lacks(head):
+            reservation = tier.reserve(extent.root, parent, head)
+            if reservation is None:
+                for each, _ in reservations:
+                    tier.cancel(each)
+                return False
+            reservations.append((reservation, entry.parts))
+        parent = entry.block_hash
+    for reservation, parts in reservations:
+        tier.write(reservation, parts)
+    return True
+
+
+def head_of(entry: Entry) -> EntryHead:
+    return EntryHead(entry.block_hash, entry.n_tokens, entry.sizes)
+
+
 def stored(tier: DiskStore, *extents: Extent) -> None:
     for extent in extents:
-        assert tier.offer(extent)
+        assert offer(tier, extent)
     assert tier.flush(PATIENCE)
 
 

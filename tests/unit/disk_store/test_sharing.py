@@ -16,12 +16,13 @@ from kvstore.disk import store as maintenance
 from kvstore.disk.folder import LOCK, take_folder
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskError, DiskLimits, Fault
-from tests.tier_harness import (
+from tests.disk_store_harness import (
     DAEMON,
     LIMITS,
     PATIENCE,
     Chain,
     extent_files,
+    offer,
     read,
     stored,
 )
@@ -85,8 +86,8 @@ def filled(tier: DiskStore, name: str) -> list[Chain]:
 def test_two_models_write_and_read_at_the_same_time(models: Models) -> None:
     one, another = models.open("one"), models.open("another")
     mine, theirs = Chain("mine", LENGTH), Chain("theirs", LENGTH)
-    assert one.offer(mine.extent())
-    assert another.offer(theirs.extent())
+    assert offer(one, mine.extent())
+    assert offer(another, theirs.extent())
     assert one.flush(PATIENCE)
     assert another.flush(PATIENCE)
     assert read(one, mine.names) == (list(mine.extent().entries), None)

@@ -1,13 +1,53 @@
-"""Which loads may be under way at once, and how far each is read ahead of what is filled in."""
+"""How many bytes a step has time to move, and which loads may be under way at once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NEWEST_SHARE = 0.25
+"""The weight of the latest step in the average of `BytePace`."""
+
 AHEAD_STEPS = 2
-"""What the step in flight fills in is held until it is committed, beside what the next one will."""
+"""Loads are read ahead by what this many steps fill in: what the step in flight fills in is held
+until that is committed, in addition to what the next one will fill in.
+"""
 
 TICKETS = 2
-"""So many loads share what may be read ahead before others get any: one for each reader."""
+"""This many loads share what may be read ahead before others get any: one for each reader."""
+
+
+class BytePace:
+    """A moving average of seconds a byte, learned from steps that moved bytes.
+
+    What such a step takes once is in it by its share; so what is allowed converges to what fits,
+    where the time is longer than that.
+    """
+
+    def __init__(self) -> None:
+        self._byte_seconds: float | None = None
+
+    def observe(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes, at least one, have held a step up for so long."""
+        seen, known = seconds / n_bytes, self._byte_seconds
+        self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
+
+    def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
+        """The prediction for so many bytes. `unseen_rate`: bytes a second before any step was seen
+        to be held up; None: nothing is known.
+        """
+        return n_bytes * self._per_byte(unseen_rate)
+
+    def bytes_in(self, seconds: float, unseen_rate: float | None = None) -> float:
+        """How many bytes are moved in that time; infinite where that is."""
+        if math.isinf(seconds):
+            return math.inf
+        per_byte = self._per_byte(unseen_rate)
+        return seconds / per_byte if per_byte else 0.0
+
+    def _per_byte(self, unseen_rate: float | None) -> float:
+        if self._byte_seconds:  # no time at all is less than can be measured
+            return self._byte_seconds
+        return 1 / unseen_rate if unseen_rate else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Several threads offer, read, touch, forget and clear at once, in whatever order."""
 
 import random
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB
-from tests.tier_harness import LIMITS, PATIENCE, Chain, allocated, entry, read
+from tests.disk_store_harness import LIMITS, PATIENCE, Chain, allocated, entry, offer, read, stored
 
 N_BYTES = 8_192
 CHAINS = [Chain(f"chain {number}", 20, N_BYTES, space="ab"[number % 2]) for number in range(40)]
@@ -18,11 +19,11 @@ def test_threads_do_not_get_into_each_others_way(tmp_path: Path) -> None:
     tier = DiskStore.open(tmp_path, "model", replace(LIMITS, buffer_bytes=MIB))
     failures = list[BaseException]()
 
-    def offer(randomness: random.Random) -> None:
+    def write(randomness: random.Random) -> None:
         chain = randomness.choice(CHAINS)
         start = tier.held(chain.names)
         if start < len(chain.names):
-            tier.offer(chain.extent(start, start + 5))
+            offer(tier, chain.extent(start, start + 5))
 
     def load(randomness: random.Random) -> None:
         chain = randomness.choice(CHAINS)
@@ -42,7 +43,7 @@ def test_threads_do_not_get_into_each_others_way(tmp_path: Path) -> None:
         randomness = random.Random(number)
         try:
             for _ in range(TURNS):
-                (offer, offer, load, load, forget, clear)[number](randomness)
+                (write, write, load, load, forget, clear)[number](randomness)
         except BaseException as failure:
             failures.append(failure)
 
@@ -70,8 +71,34 @@ def test_what_is_cleared_while_it_is_written_does_not_come_back(tmp_path: Path) 
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     for _ in range(50):
         for chain in CHAINS[:4]:
-            tier.offer(chain.extent())
+            offer(tier, chain.extent())
         tier.clear()
         assert tier.flush(PATIENCE)
         assert tier.stats().entries == 0
+    tier.close()
+
+
+def test_the_figures_may_be_read_while_files_are_written(tmp_path: Path) -> None:
+    tier = DiskStore.open(tmp_path, "model", replace(LIMITS, extent_bytes=1))
+    failures, is_over = list[BaseException](), threading.Event()
+
+    def look() -> None:
+        try:
+            while not is_over.is_set():
+                tier.stats()
+        except BaseException as failure:
+            failures.append(failure)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for number in range(20):
+            stored(tier, Chain(f"chain {number}", 10, 400).extent())
+    finally:
+        is_over.set()
+        looking.join()
+        sys.setswitchinterval(interval)
+    assert failures == []
     tier.close()

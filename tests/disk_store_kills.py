@@ -1,4 +1,4 @@
-"""Kill writers of the disk tier at random moments: `python -m tests.tier_kills --kills 100`.
+"""Kill writers of the disk tier at random moments: `python -m tests.disk_store_kills --kills 100`.
 
 Two children, with a model each, write chains into one directory at the same time and say which they
 have flushed; they are killed with SIGKILL while they go on. Then all that they had flushed is read
@@ -21,7 +21,7 @@ import typer
 from kvstore.disk import store as maintenance
 from kvstore.disk.folder import WRITE_LOCK, FileLock
 from kvstore.disk.store import DiskStore
-from tests.tier_harness import DAEMON, LIMITS, PATIENCE, Chain, allocated, entry, read
+from tests.disk_store_harness import DAEMON, LIMITS, PATIENCE, Chain, allocated, entry, offer, read
 
 N_BYTES, LENGTH = 8_192, 20
 MOST_CHAINS = 14  # 3 MB: what two children have written is not evicted by themselves
@@ -33,7 +33,7 @@ def write(directory: Path, model: str, life: int) -> None:
     tier = DiskStore.open(directory, model, LIMITS, daemon=DAEMON)
     for number, chain in enumerate(chains(model, life)):
         for start in range(0, LENGTH, 5):
-            tier.offer(chain.extent(start, start + 5))
+            offer(tier, chain.extent(start, start + 5))
         tier.flush(PATIENCE)
         print(number, flush=True)
         if number % 7 == 6:
@@ -67,7 +67,9 @@ def live_and_die(directory: Path, life: int, randomness: random.Random) -> list[
 
 
 def born(directory: Path, model: str, life: int) -> "subprocess.Popen[str]":
-    program = f"from tests.tier_kills import *; write(Path({str(directory)!r}), {model!r}, {life})"
+    program = (
+        f"from tests.disk_store_kills import *; write(Path({str(directory)!r}), {model!r}, {life})"
+    )
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
