@@ -1,7 +1,7 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -131,19 +131,19 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
 
 def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[tuple[str, str]]:
     """The problems of the tokens that the sampling names: messages and field names."""
-    named_tokens: tuple[tuple[str, Iterable[int]], ...] = (
+    named_tokens: tuple[tuple[str, Collection[int]], ...] = (
         ("logit_bias", sampling.logit_bias),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
-        ("bad_words", chain.from_iterable(sampling.bad_words)),
+        ("bad_words", tuple(chain.from_iterable(sampling.bad_words))),
     )
     for name, token_ids in named_tokens:
-        for token_id in token_ids:
-            if not 0 <= token_id < limits.vocab_size:
-                yield (
-                    f"{name} has token {token_id}; the vocabulary has tokens 0 to "
-                    f"{limits.vocab_size - 1}",
-                    name,
-                )
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+            outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+            yield (
+                f"{name} has token {outside}; the vocabulary has tokens 0 to "
+                f"{limits.vocab_size - 1}",
+                name,
+            )
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
         yield "allowed_token_ids is empty: no token could be sampled", "allowed_token_ids"
     if not all(sampling.bad_words):

@@ -64,9 +64,8 @@ class TokenRules:
     def __init__(self, params: SamplingParams, output_tokens: Sequence[int]) -> None:
         self._allowed = params.allowed_token_ids
         self._bad_words = BadWords(params.bad_words) if params.bad_words else None
-        self._recent: tuple[int, ...] = ()
-        for token_id in output_tokens[-self._n_recent :] if self._n_recent else ():
-            self.accept(token_id)
+        self._n_recent = 0 if self._bad_words is None else self._bad_words.n_recent
+        self._recent = tuple(output_tokens[max(len(output_tokens) - self._n_recent, 0) :])
         self._allowed_mask: Masks | None = None
 
     def accept(self, token_id: int) -> None:
@@ -98,10 +97,6 @@ class TokenRules:
         if self._allowed_mask is None:
             self._allowed_mask = mask_of(self._allowed or (), n_words)
         return self._allowed_mask
-
-    @property
-    def _n_recent(self) -> int:
-        return 0 if self._bad_words is None else self._bad_words.n_recent
 
 
 def mask_of(tokens: Collection[int], n_words: int) -> Masks:
