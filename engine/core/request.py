@@ -1,7 +1,7 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -13,7 +13,7 @@ from engine.drafts.policy import DraftPolicy
 from engine.grammar.lookahead import forced_tokens
 from engine.grammar.state import GrammarPlan, GrammarState
 from engine.output.text import NewOutput
-from engine.values.request import Request
+from engine.values.request import Request, SamplingParams
 from kvstore.tokens import Digest, Tokens
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 
@@ -59,7 +59,11 @@ class Limits:
 
 def validate(request: Request, limits: Limits) -> None:
     """Raise InvalidRequest, naming the field and the limit, unless the request can be served."""
-    problems = chain(_token_problems(request, limits), _option_problems(request, limits))
+    problems = chain(
+        _token_problems(request, limits),
+        _option_problems(request, limits),
+        _named_token_problems(request.sampling, limits),
+    )
     problem = next(problems, None)
     if problem is not None:
         raise InvalidRequest(*problem)
@@ -114,13 +118,6 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
             f"({request.max_tokens})",
             "min_tokens",
         )
-    for token_id in sampling.logit_bias:
-        if not 0 <= token_id < limits.vocab_size:
-            yield (
-                f"logit_bias names token {token_id}; the vocabulary has tokens 0 to "
-                f"{limits.vocab_size - 1}",
-                "logit_bias",
-            )
     if sampling.top_k < 0:
         yield f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k"
     if request.adapter and request.adapter not in limits.adapters:
@@ -130,6 +127,27 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
         yield f"n is {request.n}; it must be at least 1", "n"
     if request.n > limits.max_waiting:
         yield f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+
+
+def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[tuple[str, str]]:
+    """The problems of the tokens that the sampling names: messages and field names."""
+    named_tokens: tuple[tuple[str, Collection[int]], ...] = (
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("bad_words", tuple(chain.from_iterable(sampling.bad_words))),
+    )
+    for name, token_ids in named_tokens:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+            outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+            yield (
+                f"{name} has token {outside}; the vocabulary has tokens 0 to "
+                f"{limits.vocab_size - 1}",
+                name,
+            )
+    if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
+        yield "allowed_token_ids is empty: no token could be sampled", "allowed_token_ids"
+    if not all(sampling.bad_words):
+        yield "bad_words has a word without tokens", "bad_words"
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,7 +389,8 @@ def batch_entry(sequence: LiveSequence) -> BatchEntry:
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if penalised else ()
+    is_read = penalised or params.bad_words
+    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
     sampling = Sampling(
         params=params,
         seed=sequence.seed,

@@ -40,7 +40,7 @@ class Sampling:
     seed: int
     output_index: int = 0  # number of tokens generated before it enters
     prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
-    output_tokens: tuple[int, ...] = ()  # for penalties; empty when all are off
+    output_tokens: tuple[int, ...] = ()  # for penalties and bad words; empty where there are none
     banned_tokens: tuple[int, ...] = ()  # banned before `min_tokens`, in rows without a mask
 
 

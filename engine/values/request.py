@@ -35,8 +35,9 @@ class Pooling(StrEnum):
 class SamplingParams:
     """How the next token is chosen. The defaults change nothing about the model's distribution.
 
-    Order of application: logit_bias and penalties on the logits, then temperature, top_k, top_p,
-    min_p. Log-probabilities that are reported come from the logits before any of these.
+    Order of application: logit_bias and penalties on the logits, then the tokens that are ruled
+    out, then temperature, top_k, top_p, min_p. Log-probabilities that are reported come from the
+    logits before any of these.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -47,6 +48,8 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: frozenset[int] | None = None  # only these are sampled; None: any
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the output never has
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
     min_tokens: int = 0  # no stop token is sampled before

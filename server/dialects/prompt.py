@@ -18,6 +18,7 @@ from server.generation.chat_task import chat_tokens
 from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
 from server.generation.conversation import MAX_MESSAGES, Conversation, Message
 from server.generation.models import ServedModel
+from server.generation.structure import Unsupported
 from server.generation.tools import (
     MAX_TOOLS,
     ChatFunctionTool,
@@ -41,6 +42,7 @@ class ChatConversation(Conversation):
     )
     function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
     chat_template: SkipJsonSchema[str] = ""
+    documents: Unsupported = None
 
     @field_validator("functions")
     @classmethod

@@ -24,6 +24,8 @@ class RenderedSampling(BaseModel):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: dict[str, float]
+    allowed_token_ids: list[int] | None
+    bad_words: list[str]
     seed: int | None
     stop: list[str]
     stop_token_ids: list[int]
@@ -59,7 +61,7 @@ async def check_requests(
 
 
 def rendered_request(request: Request, body: GenerationRequest, model: str) -> RenderedRequest:
-    sampling = request.sampling
+    sampling, allowed = request.sampling, request.sampling.allowed_token_ids
     return RenderedRequest(
         request_id=request.id,
         model=model,
@@ -76,6 +78,8 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
+            allowed_token_ids=None if allowed is None else sorted(allowed),
+            bad_words=body.bad_words,
             seed=sampling.seed,
             stop=list(request.stop),
             stop_token_ids=sorted(request.stop_token_ids),

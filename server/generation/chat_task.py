@@ -8,7 +8,7 @@ from engine.values.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
 from server.generation.conversation import Conversation
-from server.generation.engine_requests import chat_request, check_token_ids
+from server.generation.engine_requests import chat_request, check_token_ids, with_bad_words
 from server.generation.events import UsageMeter
 from server.generation.history import found_replays, template_arguments
 from server.generation.models import ServedModel
@@ -75,5 +75,7 @@ def _planned(
     check_token_ids(prediction, model.engine.card, "prediction")
     plan = model.planner.plan(chat, prompt)
     request = chat_request(chat, prompt, plan, model.engine.card, record)
+    words = model.prompts.bad_words(chat.sampling.bad_words)
+    request = with_bad_words(request, words, model.engine.card)
     request = replace(request, adapter=model.adapter, prediction=prediction)
     return ChatTask(chat, model, request, plan, UsageMeter(request.n))

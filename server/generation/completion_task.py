@@ -12,6 +12,7 @@ from server.generation.engine_requests import (
     completion_requests,
     opening_token,
     sequences_per_prompt,
+    with_bad_words,
 )
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
@@ -68,4 +69,7 @@ def _requests(
         check_prompt(prompt, card, "prompt")
     constraint = model.planner.text_constraint(body.structure)
     requests = completion_requests(body, prompts, constraint, card, record)
-    return [replace(request, adapter=model.adapter) for request in requests]
+    words = model.prompts.bad_words(body.bad_words)
+    return [
+        replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
+    ]

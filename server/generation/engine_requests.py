@@ -152,6 +152,7 @@ def _sampling(
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body, card),
+        allowed_token_ids=_allowed_token_ids(body, card),
         seed=None if body.seed is None else body.seed % 2**64,
         top_logprobs=None if logprobs is None else min(logprobs, card.vocab_size),
         min_tokens=body.min_tokens,
@@ -170,6 +171,30 @@ def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
         limit = f"within 0 and {card.vocab_size - 1}"
         raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
     return biases
+
+
+def _allowed_token_ids(body: SampledRequest, card: ModelCard) -> frozenset[int] | None:
+    if body.allowed_token_ids is None:
+        return None
+    check_token_ids(body.allowed_token_ids, card, "allowed_token_ids")
+    return frozenset(body.allowed_token_ids)
+
+
+def with_bad_words(
+    request: Request, words: tuple[tuple[int, ...], ...], card: ModelCard
+) -> Request:
+    """The request, whose output may not have these words. Raises ApiError (400) where its fields
+    leave no token that may come first.
+    """
+    sampling = replace(request.sampling, bad_words=words)
+    if sampling.allowed_token_ids is not None:
+        left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
+        if not left:
+            raise invalid("bad_words: they rule out all of allowed_token_ids", "bad_words")
+        if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
+            message = "what is left of them ends the answer, which min_tokens rules out"
+            raise invalid(f"allowed_token_ids: {message}", "allowed_token_ids")
+    return replace(request, sampling=sampling)
 
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:

@@ -126,6 +126,21 @@ class PromptEncoder:
 
         return await self._run(record, decode)
 
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each of `bad_words`, as at the beginning of a text and, as vLLM has it,
+        after a space. White space before a word does not count, unless it is the word. Called in
+        a worker thread.
+
+        Raises ApiError (400) for a word without tokens, or with one that the model does not have.
+        """
+        texts = [text for word in words for text in _beginning_and_middle(word)]
+        encoded = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        for text, tokens in zip(texts, encoded, strict=True):
+            if not tokens:
+                raise invalid(f"bad_words: {text!r} has no tokens", "bad_words")
+            check_token_ids(tokens, self._card, "bad_words")
+        return tuple(dict.fromkeys(encoded))
+
     async def _run(self, record: RequestRecord, function: Callable[[], T]) -> T:
         return await self._workers.prepare(record, function)
 
@@ -144,3 +159,9 @@ class PromptEncoder:
         if len(prompt) > self._card.max_sequence_tokens:
             raise too_long(str(len(prompt)), self._card, param)
         return tuple(prompt)
+
+
+def _beginning_and_middle(word: str) -> tuple[str, ...]:
+    """A bad word's text where it begins an output, and where it is in the midst of one."""
+    bare = word.lstrip()
+    return (bare, f" {bare}") if bare else (word,)

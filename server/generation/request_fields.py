@@ -22,6 +22,7 @@ from server.generation.structure import (
     JsonSchemaText,
     ResponseFormat,
     StructuredOutputs,
+    Unsupported,
     of_choice,
     of_format,
     of_lark,
@@ -41,6 +42,9 @@ MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 128
 
 
 def _as_list(value: object) -> object:
@@ -69,6 +73,7 @@ StopTexts = Annotated[
     AfterValidator(_few_characters),
 ]
 TokenId = Annotated[int, BeforeValidator(integral_to_int), Field(ge=0)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[
@@ -103,6 +108,20 @@ class SampledRequest(PromptRequest):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Biases = Field(default_factory=dict)
+    allowed_token_ids: list[TokenId] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_ALLOWED_TOKEN_IDS,
+        fail_fast=True,
+        description="The only tokens that may be generated, those that end the answer included.",
+    )
+    bad_words: list[BadWord] = Field(
+        default_factory=list,
+        max_length=MAX_BAD_WORDS,
+        fail_fast=True,
+        description="Texts that are not generated: the last token of one, with or without a space "
+        "before it, never follows its other tokens.",
+    )
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
 
     stop: Annotated[
@@ -115,6 +134,16 @@ class SampledRequest(PromptRequest):
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)
+
+    # What vLLM has besides, and what would change the answer, is refused, never ignored.
+    use_beam_search: Unsupported = None
+    logits_processors: Unsupported = None
+    repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
+    structural_tag: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    prompt_embeds: Unsupported = None
 
 
 class GenerationRequest(SampledRequest):

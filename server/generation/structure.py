@@ -4,15 +4,27 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.values.request import Grammar, GrammarKind
+from server.errors import UNSUPPORTED
 from server.json_model import RequestModel
 
 MAX_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
+
+
+def refuse(value: Any) -> Any:
+    """Validate a field that is not supported: only null, false and empty values pass."""
+    if value not in (None, False, "", [], {}):
+        raise PydanticCustomError(UNSUPPORTED, "not supported")
+    return value
+
+
+Unsupported = SkipJsonSchema[Annotated[Any, AfterValidator(refuse)]]
 
 
 class NamedSchema(RequestModel):
@@ -61,6 +73,9 @@ class StructuredOutputs(RequestModel):
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
+    structural_tag: Unsupported = None
+    whitespace_pattern: Unsupported = None
+    disable_any_whitespace: Unsupported = None
 
     def grammars(self) -> Iterator[tuple[str, Grammar]]:
         """The grammars that the fields describe, each with its field's name."""

@@ -212,6 +212,15 @@ IGNORED = {
     "verbosity": "low",
     "reasoning_effort": "low",
     "x": [1, {}],
+    "web_search_options": {},
+    "audio": {"voice": "a", "format": "wav"},
+    "length_penalty": 2.0,
+    "use_beam_search": False,
+    "documents": [],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
 }
 
 
@@ -253,6 +262,29 @@ def test_values_at_their_limits(http: httpx.Client, chat: ChatBody, fields: dict
     assert answer.status_code == 200, answer.text
     choices = answer.json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(fields["n"]))
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+def test_the_tokens_that_may_be_generated_reach_the_engine(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine, path: str, prompt: dict[str, str]
+) -> None:
+    """A word is ruled out as it begins a text and as it follows a space. White space before it
+    does not count, as in vLLM, but where there is nothing else.
+    """
+    fields = {"allowed_token_ids": [66, 65, 65.0], "bad_words": ["ab", " ab", "\nc", "\n"]}
+    assert http.post(path, json=chat(**fields, **prompt)).status_code == 200
+    sampling = engine.submitted.get_nowait().sampling
+    assert sampling.allowed_token_ids == frozenset({65, 66})
+    assert sampling.bad_words == tuple(
+        tuple(text.encode()) for text in ("ab", " ab", "c", " c", "\n")
+    )
 
 
 def test_sampling_fields_reach_the_engine(

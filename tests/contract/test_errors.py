@@ -95,6 +95,27 @@ BAD_CHAT = [
     ({"logit_bias": {"x" * 10_000: 1}}, "logit_bias." + "x" * 117),
     ({"model": "x" * 257}, "model"),
     ({"logit_bias": [1]}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [65, 257]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [10**4000]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": [65] * 4097}, "allowed_token_ids"),
+    ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids"),
+    (
+        {
+            "allowed_token_ids": [98, 97],
+            "stop_token_ids": [98],
+            "min_tokens": 1,
+            "bad_words": ["a"],
+        },
+        "allowed_token_ids",
+    ),
+    ({"allowed_token_ids": [97, 98], "bad_words": ["a", "b"]}, "bad_words"),
+    ({"bad_words": "a"}, "bad_words"),
+    ({"bad_words": ["a", ""]}, "bad_words[1]"),
+    ({"bad_words": ["x" * 129]}, "bad_words[0]"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
     ({"modalities": ["text"] * 17}, "modalities"),
     ({"tools": [TOOL] * 1025, "tool_choice": "none"}, "tools"),
     ({"seed": 10**4000}, "seed"),
@@ -146,6 +167,24 @@ BAD_CHAT = [
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
 ]
 
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"logits_processors": ["a.b"]}, "logits_processors"),
+    ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
+    ({"thinking_token_budget": 10}, "thinking_token_budget"),
+    ({"guided_whitespace_pattern": "[ ]*"}, "guided_whitespace_pattern"),
+    ({"structural_tag": "{}"}, "structural_tag"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+    ),
+]
+"""What vLLM has besides that would change an answer, of a chat or a text completion."""
+
 UNSUPPORTED_CHAT = [
     ({"tools": [TOOL]}, "tools"),  # the fake engine's model has no format of calls
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
@@ -153,6 +192,8 @@ UNSUPPORTED_CHAT = [
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"thinking_budget": 10}, "thinking_budget"),
     ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"documents": [{"title": "A", "text": "b"}]}, "documents"),
+    *REFUSED,
     ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
 ]
 
@@ -178,6 +219,9 @@ BAD_COMPLETIONS = [
     ({"echo": "yes"}, "echo"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"tools": [TOOL]}, "tools"),
+    ({"allowed_token_ids": [257]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    *REFUSED,
 ]
 
 
@@ -196,6 +240,16 @@ def test_what_is_not_there_yet_is_refused_not_ignored(
 ) -> None:
     error = error_of(post(http, "/v1/chat/completions", chat(**fields)))
     assert (error["code"], error["param"]) == ("unsupported", param)
+
+
+def test_a_limit_is_in_the_error(http: httpx.Client, chat: ChatBody) -> None:
+    for fields, limit in (
+        ({"allowed_token_ids": [65] * 4097}, "4096"),
+        ({"allowed_token_ids": [257]}, "256"),
+        ({"bad_words": ["x"] * 129}, "128"),
+        ({"bad_words": ["x" * 129]}, "128"),
+    ):
+        assert limit in error_of(post(http, "/v1/chat/completions", chat(**fields)))["message"]
 
 
 def test_tools_that_may_not_be_called_do_no_harm(http: httpx.Client, chat: ChatBody) -> None:

@@ -125,6 +125,10 @@ def test_what_else_the_engine_is_asked(
     assert (sampling["n"], sampling["top_k"], sampling["seed"]) == (2, 7, 3)
     assert (sampling["stop"], sampling["stop_token_ids"]) == (["x"], [8, 9])
     assert (sampling["logit_bias"], sampling["logprobs"]) == ({"65": -1.0}, 4)
+    assert (sampling["allowed_token_ids"], sampling["bad_words"]) == (None, [])
+    body |= {"allowed_token_ids": [98, 97], "bad_words": ["a"]}
+    limited = rendered(http, CHAT, body)["sampling_params"]
+    assert (limited["allowed_token_ids"], limited["bad_words"]) == ([97, 98], ["a"])
     assert (given["model"], given["stream"], given["cache_salt"]) == (model, True, "mine")
 
 

@@ -233,6 +233,8 @@ CHOSEN = (
     replace(DRAWN, temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
     replace(GREEDY, frequency_penalty=0.4, logit_bias={5: 2.0, 9: -3.0}),
     replace(DRAWN, min_p=0.02, min_tokens=12),
+    replace(DRAWN, allowed_token_ids=frozenset(range(0, VOCAB_SIZE, 3))),
+    replace(GREEDY, bad_words=tuple((token,) for token in range(0, VOCAB_SIZE, 2))),
 )
 
 

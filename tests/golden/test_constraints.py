@@ -149,6 +149,40 @@ async def test_a_grammar_wins_over_min_tokens_and_ignore_eos(engine: Engine) -> 
     assert events[-1].finish_reason is FinishReason.STOP
 
 
+LIMITED: dict[str, Any] = {
+    "allowed_token_ids": frozenset({10, 11, 12, 13}),
+    "bad_words": ((10,), (11, 11), (12, 13, 12), (13, 11, 12)),
+}
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+async def test_what_may_not_be_generated_is_not_of_any_output(
+    engine: Engine, speculate: bool
+) -> None:
+    """The second time the tree knows the answers, where tokens may be drafted."""
+    options: dict[str, Any] = {"ignore_eos": True, "speculate": speculate}
+    one = request("w", 7, 60, n=3, sampling=LIMITED, **options)
+    runs = [await said(engine, replace(one, id=f"w{time}{speculate}")) for time in range(2)]
+    for index in range(3):
+        outputs = [_tokens([event for event in events if event.index == index]) for events in runs]
+        assert outputs[0] == outputs[1]
+        assert set(outputs[0]) == {11, 12, 13}
+        for at in range(60):
+            for word in LIMITED["bad_words"]:
+                assert tuple(outputs[0][at : at + len(word)]) != word
+
+
+async def test_a_grammar_chooses_among_what_may_be_generated(engine: Engine) -> None:
+    digits = {text: engine.tokenizer.encode(text, add_special_tokens=False) for text in "37"}
+    (three,), (seven,) = digits.values()
+    allowed = frozenset({three, seven, *engine.card.eos_token_ids})
+    sampling = {"allowed_token_ids": allowed, "bad_words": ((three, three), (seven, seven))}
+    one = request("z", constraint=regex("[0-9]{6}"), sampling=sampling)
+    assert text_of(await said(engine, one)) in {"373737", "737373"}
+    forced = request("y", constraint=regex("ab"), sampling=sampling)
+    assert text_of(await said(engine, forced)) == "ab"
+
+
 async def test_a_stop_string_may_end_it_before_the_grammar(engine: Engine) -> None:
     events = await said(engine, request("t", constraint=regex("x{10}"), stop=("xxx",)))
     assert text_of(events) == ""

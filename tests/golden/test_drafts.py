@@ -72,6 +72,14 @@ ASKED = (
         range(0, VOCAB_SIZE, 2),
     ),
     (SamplingParams(seed=4, min_p=0.02, repetition_penalty=1.1), ()),
+    (
+        SamplingParams(
+            seed=5,
+            allowed_token_ids=frozenset(range(8)),
+            bad_words=((1,), (2, 2), (3, 4), (5, 6, 7), (7, 5, 0)),
+        ),
+        (),
+    ),
 )
 """How tokens are chosen, and which ones are ruled out before min_tokens."""
 

@@ -29,6 +29,10 @@ edit_params = st.builds(
     presence_penalty=st.just(0.0) | st.floats(-2, 2),
     frequency_penalty=st.just(0.0) | st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, VOCAB + 2), st.floats(-100, 100)),
+    allowed_token_ids=st.none() | st.frozensets(st.integers(0, VOCAB + 2), min_size=1),
+    bad_words=st.lists(st.lists(st.integers(0, VOCAB + 2), min_size=1, max_size=3).map(tuple)).map(
+        tuple
+    ),
     min_tokens=st.integers(0, 6),
 )
 
@@ -132,6 +136,31 @@ def test_a_state_ahead_is_what_the_sequence_comes_to_and_leaves_it_where_it_is(
 
 
 # Which tokens may be drawn
+
+
+@given(sequence=sequences(), drafts=token_lists)
+def test_only_allowed_tokens_are_left_and_none_that_completes_a_bad_word(
+    sequence: tuple[Sampling, tuple[int, ...]], drafts: tuple[int, ...]
+) -> None:
+    sampling, tokens = sequence
+    params, row = sampling.params, followed(sampling, tokens)
+    for draft in drafts:
+        row = row.followed_by(draft)
+    output = (*sampling.output_tokens, *tokens, *drafts)
+    words, allowed = params.bad_words, params.allowed_token_ids
+    expected = {
+        token
+        for token in range(32)
+        if (allowed is None or token in allowed)
+        and not any((*output, token)[-len(word) :] == word for word in words)
+    }
+    left = range(32) if row.rules is None else tokens_of(row.rules.mask(1))
+    assert set(left) == expected
+
+
+def tokens_of(mask: npt.NDArray[np.int32]) -> list[int]:
+    """The tokens of a mask of one word."""
+    return [token for token in range(32) if mask.view(np.uint32)[0] >> np.uint32(token) & 1]
 
 
 def weights_kept(logits: Numbers, params: SamplingParams, slack: float = 0.0) -> Numbers:

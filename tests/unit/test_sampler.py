@@ -13,7 +13,7 @@ import pytest
 from engine.core.step import NO_MASKS, SampledToken, Sampling
 from engine.mlx_backend.sampling import draws
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind
-from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow, mask_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
 from engine.values.request import SamplingParams
@@ -419,6 +419,103 @@ def test_a_row_tells_where_it_is_and_whether_it_edits_logits() -> None:
     banned = SamplingRow(Sampling(SamplingParams(min_tokens=1), seed=0, banned_tokens=(2,)))
     assert banned.has_edits
     assert not banned.followed_by(1).has_edits
+
+
+# Tokens that may be generated, and words that may not
+
+LIKELIEST_FIRST = [5.0, 4.0, 3.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "token"),
+    [
+        (((0,),), (), 1),
+        (((0, 0),), (), 0),
+        (((0, 0),), (0,), 1),
+        (((0, 1, 0),), (0, 1), 1),
+        (((0, 1, 0),), (1, 1), 0),
+        (((0, 1, 0),), (2, 0, 1), 1),
+        (((0, 0), (0,), (1,), (3, 4, 2)), (3, 4), 3),
+        (((0,), (9,)), (), 1),
+    ],
+)
+def test_the_last_token_of_a_bad_word_never_follows_its_others(
+    words: tuple[tuple[int, ...], ...], output: tuple[int, ...], token: int
+) -> None:
+    params = replace(GREEDY, bad_words=words)
+    row = new_row(params)
+    for generated in output:
+        row.accept(generated)
+    entered = SamplingRow(Sampling(params, 0, len(output), output_tokens=output))
+    for one in (row, entered):
+        [sampled] = sample(mx.array([LIKELIEST_FIRST]), [one])
+        assert sampled.token_id == token
+
+
+def test_the_draws_after_a_draft_count_its_tokens_as_output() -> None:
+    row = new_row(replace(GREEDY, bad_words=((0, 0), (0, 1, 2))))
+    after_draft = row.followed_by(0).followed_by(1)
+    logits = mx.array([LIKELIEST_FIRST, LIKELIEST_FIRST, [0.0, 1.0, 3.0, 2.0, 1.0]])
+    states = [row, row.followed_by(0), after_draft]
+    assert [token.token_id for token in sample(logits, states)] == [0, 1, 3]
+    assert [token.token_id for token in sample(logits[:1], [row])] == [0]  # it is where it was
+
+
+def test_only_allowed_tokens_are_drawn_and_the_logprob_is_the_models() -> None:
+    allowed = frozenset({3, 4, 99})
+    counts = drawn(LIKELIEST_FIRST, SamplingParams(allowed_token_ids=allowed), 200)
+    assert counts.keys() == {3, 4}
+    params = replace(GREEDY, allowed_token_ids=allowed, top_logprobs=1)
+    found = report(mx.array([LIKELIEST_FIRST]), params)
+    assert found.token_id == 3
+    assert found.top[0][0] == 0
+
+
+def test_a_bias_does_not_bring_back_what_is_ruled_out() -> None:
+    bias = {0: 100.0, 2: 50.0}
+    params = replace(GREEDY, logit_bias=bias, allowed_token_ids=frozenset({1, 2, 3}))
+    assert choose(LIKELIEST_FIRST, params) == 2
+    assert choose(LIKELIEST_FIRST, replace(params, bad_words=((2,),))) == 1
+
+
+def test_where_nothing_is_left_the_row_alone_has_no_token() -> None:
+    nothing = new_row(replace(GREEDY, allowed_token_ids=frozenset({1}), bad_words=((1,),)))
+    tokens = draw(mx.array([LIKELIEST_FIRST] * 2), [nothing, new_row(GREEDY)]).read()
+    assert tokens == [None, SampledToken(0)]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "allowed", "words", "token"),
+    [
+        ({1, 2, 3}, {2, 3}, ((2,),), 3),
+        ({1, 2, 3}, {2, 4}, ((2,),), 2),  # the word is all that both leave: the grammar wins
+        ({1, 2, 3}, {0, 4}, ((1,),), 2),
+        ({1}, None, ((1,),), 1),
+    ],
+)
+def test_a_grammar_wins_over_what_would_leave_it_nothing(
+    grammar: set[int], allowed: set[int] | None, words: tuple[tuple[int, ...], ...], token: int
+) -> None:
+    params = replace(
+        GREEDY,
+        allowed_token_ids=None if allowed is None else frozenset(allowed),
+        bad_words=words,
+    )
+    logits = mx.array([LIKELIEST_FIRST] * 3)
+    rows = [new_row(GREEDY), new_row(params), new_row(params)]
+    masks = mask_of(grammar, 1)[None]
+    tokens = Sampler(5).sample(logits, rows, masks, [1]).read()
+    assert tokens[0] == SampledToken(0)
+    assert tokens[1] == SampledToken(token)
+    assert tokens[2] == draw(logits[:1], [new_row(params)]).read()[0]
+
+
+def test_rows_with_rules_change_no_token_of_their_neighbours() -> None:
+    logits = mx.random.normal((4, VOCAB), key=mx.random.key(3))
+    limited = replace(EVERYTHING, allowed_token_ids=frozenset(range(6)), bad_words=((1,), (2, 3)))
+    rows = [new_row(EVERYTHING), new_row(limited), new_row(GREEDY), new_row(limited, 5)]
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert sample(logits, rows) == alone
 
 
 # Log-probabilities

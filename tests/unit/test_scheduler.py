@@ -490,6 +490,20 @@ def test_penalties_are_given_the_tokens_they_punish() -> None:
     assert entry.sampling.output_tokens == ()
 
 
+def test_a_preempted_sequence_with_bad_words_comes_back_with_its_output() -> None:
+    harness = Harness(n_blocks=9, block_size=4)
+    sampling = SamplingParams(seed=3, bad_words=((1, 2),))
+    low = harness.add(prompt(1, 11), max_tokens=12, priority=5, sampling=sampling)
+    harness.add(prompt(2, 11), max_tokens=12)
+    harness.finish()
+    entries = [entry.sampling for plan in harness.plans for entry in plan.enter]
+    first, *again = [entry for entry in entries if entry.params.bad_words]
+    assert first.output_tokens == ()
+    assert again
+    for entry in again:
+        assert list(entry.output_tokens) == harness.output(low)[: entry.output_index] != []
+
+
 def test_a_full_queue_refuses_and_says_when_there_is_room() -> None:
     now = 0.0
     harness = Harness(max_waiting=4, clock=lambda: now)
@@ -531,6 +545,16 @@ def test_no_client_fills_the_queue_alone() -> None:
         (Request("a", (1,), 4, prediction=(-1,)), "prediction"),
         (Request("a", (1,), 4, prediction=(1,) * 201), "prediction"),
         (Request("a", (1,), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),
+        (
+            Request("a", (1,), 4, SamplingParams(allowed_token_ids=frozenset({VOCAB_SIZE}))),
+            "allowed_token_ids",
+        ),
+        (
+            Request("a", (1,), 4, SamplingParams(allowed_token_ids=frozenset())),
+            "allowed_token_ids",
+        ),
+        (Request("a", (1,), 4, SamplingParams(bad_words=((1, -1),))), "bad_words"),
+        (Request("a", (1,), 4, SamplingParams(bad_words=((),))), "bad_words"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:

@@ -3,7 +3,7 @@ biases, bans and masks."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import NamedTuple
@@ -12,8 +12,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.step import Sampling
+from engine.core.step import Masks, Sampling
 from engine.mlx_backend.sampling.draws import Kind, kind_of
+from engine.values.request import SamplingParams
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
 """repetition_penalty, presence_penalty and frequency_penalty that change nothing."""
@@ -30,6 +31,86 @@ class Edits(NamedTuple):
     """[3, tokens]: a bias, that is added; a divisor, that then divides what is positive and
     multiplies what is negative; a penalty, that is subtracted last, infinite for a banned token.
     """
+
+
+class BadWords:
+    """Words that an output must not contain, each of one or more tokens, as vLLM's `bad_words`.
+
+    A word's last token is ruled out where the output ends with the tokens before it. Immutable.
+    """
+
+    def __init__(self, words: Iterable[tuple[int, ...]]) -> None:
+        self._last_tokens: dict[tuple[int, ...], set[int]] = {}
+        for *before, last in words:
+            self._last_tokens.setdefault(tuple(before), set()).add(last)
+        self._lengths = sorted({len(before) for before in self._last_tokens})
+        self.n_recent = self._lengths[-1]
+        """How many of the output's last tokens decide what is ruled out next."""
+
+    def ruled_out(self, recent: tuple[int, ...]) -> set[int]:
+        """The tokens that may not follow an output whose last `n_recent` tokens, or all where it
+        has fewer, are `recent`.
+        """
+        endings = [recent[len(recent) - n :] for n in self._lengths if n <= len(recent)]
+        return set().union(*(self._last_tokens.get(ending, ()) for ending in endings))
+
+
+class TokenRules:
+    """Which tokens a sequence may generate: `allowed_token_ids` alone, and no bad word.
+
+    Mutable: it follows the output.
+    """
+
+    def __init__(self, params: SamplingParams, output_tokens: Sequence[int]) -> None:
+        self._allowed = params.allowed_token_ids
+        self._bad_words = BadWords(params.bad_words) if params.bad_words else None
+        self._n_recent = 0 if self._bad_words is None else self._bad_words.n_recent
+        self._recent = tuple(output_tokens[max(len(output_tokens) - self._n_recent, 0) :])
+        self._allowed_mask: Masks | None = None
+
+    def accept(self, token_id: int) -> None:
+        """Take note of the token that was sampled last."""
+        if self._n_recent:
+            self._recent = (*self._recent, token_id)[-self._n_recent :]
+
+    def mask(self, n_words: int) -> Masks:
+        """The tokens that may come next, as one mask of `n_words`."""
+        mask = np.full(n_words, -1, dtype=np.int32)
+        if self._allowed is not None:
+            mask = self._mask_of_allowed(n_words).copy()
+        if self._bad_words is not None:
+            mask &= ~mask_of(self._bad_words.ruled_out(self._recent), n_words)
+        return mask
+
+    def narrow(self, mask: Masks) -> Masks:
+        """A grammar's mask without the tokens that may not come next. A rule that would leave
+        nothing of it is passed over: what a grammar asks for wins.
+        """
+        n_words = len(mask)
+        if self._allowed is not None:
+            mask = _narrowed(mask, self._mask_of_allowed(n_words))
+        if self._bad_words is not None:
+            mask = _narrowed(mask, ~mask_of(self._bad_words.ruled_out(self._recent), n_words))
+        return mask
+
+    def _mask_of_allowed(self, n_words: int) -> Masks:
+        if self._allowed_mask is None:
+            self._allowed_mask = mask_of(self._allowed or (), n_words)
+        return self._allowed_mask
+
+
+def mask_of(tokens: Collection[int], n_words: int) -> Masks:
+    """The mask, `[n_words]`, of these tokens alone. Tokens beyond it are passed over."""
+    ids = np.fromiter(tokens, dtype=np.int64, count=len(tokens))
+    ids = ids[ids < 32 * n_words]
+    words = np.zeros(n_words, dtype=np.uint32)
+    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return words.view(np.int32)
+
+
+def _narrowed(mask: Masks, other: Masks) -> Masks:
+    both = mask & other
+    return both if both.any() else mask
 
 
 class SamplingRow:
@@ -49,7 +130,11 @@ class SamplingRow:
         self._is_constant = off == PENALTIES_OFF  # whatever is generated
         self._banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
         biases = {token: bias for token, bias in params.logit_bias.items() if token in _TOKEN_IDS}
-        self._counts = Counter(sampling.output_tokens)
+        self.rules: TokenRules | None = None
+        """Which tokens it may generate; None: any."""
+        if params.allowed_token_ids is not None or params.bad_words:
+            self.rules = TokenRules(params, sampling.output_tokens)
+        self._counts = Counter(() if self._is_constant else sampling.output_tokens)
         seen = dict.fromkeys([*sampling.prompt_tokens, *self._counts])
         self._slots = {token: slot for slot, token in enumerate(biases | seen)}
         self._tokens = np.array(list(self._slots), dtype=np.uint32)
@@ -61,8 +146,8 @@ class SamplingRow:
 
     @property
     def has_edits(self) -> bool:
-        """Whether `edits` changes any token."""
-        return bool(self._slots or (self._banned and self._is_banning))
+        """Whether any logit is changed before the draw."""
+        return bool(self._slots or self.rules or (self._banned and self._is_banning))
 
     def edits(self) -> Edits:
         """What to change about the logits of single tokens. The banned ones are ruled out while the
@@ -87,6 +172,8 @@ class SamplingRow:
     def accept(self, token_id: int) -> None:
         """Take note of the token that was sampled last."""
         self.output_index += 1
+        if self.rules is not None:
+            self.rules.accept(token_id)
         if self._is_constant:
             return
         self._counts[token_id] += 1
@@ -102,6 +189,7 @@ class SamplingRow:
     def followed_by(self, token_id: int) -> "SamplingRow":
         """The state as it would be after that token; this one stays as it is."""
         row = copy(self)
+        row.rules = copy(self.rules)
         if not self._is_constant:
             row._counts, row._slots = self._counts.copy(), self._slots.copy()
             row._tokens, row._values = self._tokens.copy(), self._values.copy()

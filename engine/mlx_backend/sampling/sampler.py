@@ -205,17 +205,28 @@ def _edited(
     for index in masked:
         edits[index] = rows[index].edits_with_mask()
     edited = edit_tokens(logits.astype(mx.float32), edits)
-    if not len(masked):
+    if not len(masked) and not any(row.rules for row in rows):
         return edited
-    return keep_allowed(edited, _masks_of_all(len(logits), masks, masked))
+    return keep_allowed(edited, _masks_of_all(logits.shape, rows, masks, masked))
 
 
-def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:
-    """The masks, and between them the rows that may choose any token: one pass over all logits is
-    cheaper than to take some rows out and put them back.
+def _masks_of_all(
+    shape: tuple[int, ...], rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
+) -> mx.array:
+    """A mask for each row of logits of that shape, whether it may choose any token or not: one pass
+    over all logits is cheaper than to take some rows out and put them back.
     """
-    bits = np.full((n_rows, masks.shape[-1]), -1, dtype=masks.dtype)
-    bits[list(masked)] = masks
+    n_rows, vocab_size = shape
+    bits = np.full((n_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
+    if len(masked):
+        bits[list(masked)] = masks
+    with_grammar = frozenset(masked)
+    for index, row in enumerate(rows):
+        if row.rules is not None:
+            own = bits[index]
+            bits[index] = (
+                row.rules.narrow(own) if index in with_grammar else row.rules.mask(len(own))
+            )
     return mx.array(bits.view(np.uint32))
 
 

@@ -41,7 +41,12 @@ REQUEST = Request(
     "a",
     (1, 2, 150_000),
     3,
-    SamplingParams(logit_bias={7: -100.0, 8: 1.5}, seed=2**62),
+    SamplingParams(
+        logit_bias={7: -100.0, 8: 1.5},
+        allowed_token_ids=frozenset({7, 8}),
+        bad_words=((7,), (8, 9)),
+        seed=2**62,
+    ),
     stop=("ü",),
     stop_token_ids=frozenset({4, 5}),
     speculate=False,
