@@ -13,7 +13,7 @@ from server.activity.tracker import RequestTracker
 from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
-from server.metrics.models import ModelFigures
+from server.metrics.tables import ModelFigures
 from server.models import LoadedModel
 from server.record import RequestRecord, request_record
 from server.registry import ModelRegistry
