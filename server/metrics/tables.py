@@ -15,10 +15,10 @@ from engine.values.stats import (
     DecodeStats,
     DiskCacheStats,
     EngineStats,
-    Histogram,
     Latencies,
     Latency,
 )
+from server.activity.sequences import Buckets, FinishedSequences
 from server.pool.states import ModelState, State
 
 Source = TypeVar("Source")
@@ -37,6 +37,7 @@ class ModelFigures:
     name: str
     state: ModelState
     latencies: Latencies  # of all its engines together
+    sequences: FinishedSequences
     is_up: bool
     card: ModelCard | None  # None before the model is first loaded
     stats: EngineStats | None  # the last ones if it is not loaded any more
@@ -52,7 +53,7 @@ class Row(Generic[Source]):
 
     name: str
     documentation: str
-    read: Callable[[Source], Number | Histogram | Series]
+    read: Callable[[Source], Number | Buckets | Series]
     kind: ClassVar[str] = ""
 
     def family(self, sources: Iterable[tuple[dict[str, str], Source]]) -> Metric:
@@ -61,7 +62,7 @@ class Row(Generic[Source]):
         family = Metric(name, self.documentation, self.kind)
         for labels, source in sources:
             figures = self.read(source)
-            if isinstance(figures, Histogram):
+            if isinstance(figures, Buckets):
                 _add_histogram(family, labels, figures)
                 continue
             for *values, number in [(figures,)] if isinstance(figures, Number) else figures:
@@ -88,13 +89,13 @@ class Info(Row[Source]):
     kind = "info"
 
 
-def _add_histogram(family: Metric, labels: dict[str, str], histogram: Histogram) -> None:
+def _add_histogram(family: Metric, labels: dict[str, str], histogram: Buckets) -> None:
     """Add a histogram's samples. Prometheus' buckets are cumulative."""
     bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
     for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
         family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count)
-    family.add_sample(f"{family.name}_count", labels, histogram.count)
-    family.add_sample(f"{family.name}_sum", labels, histogram.sum_seconds)
+    family.add_sample(f"{family.name}_count", labels, sum(histogram.counts))
+    family.add_sample(f"{family.name}_sum", labels, histogram.total)
 
 
 LATENCIES = {
@@ -108,7 +109,11 @@ LATENCIES = {
 
 
 def _latency(name: str, latency: Latency) -> Row[Latencies]:
-    return Distribution(name, LATENCIES[latency], lambda latencies: latencies[latency])
+    def read(latencies: Latencies) -> Buckets:
+        histogram = latencies[latency]
+        return Buckets(histogram.bounds, histogram.counts, histogram.sum_seconds)
+
+    return Distribution(name, LATENCIES[latency], read)
 
 
 MODEL: tuple[Row[ModelFigures], ...] = (
@@ -377,6 +382,38 @@ VLLM_LATENCY: tuple[Row[Latencies], ...] = (
     _latency("vllm:request_queue_time_seconds", Latency.QUEUE_WAIT),
 )
 
+VLLM_SEQUENCES: tuple[Row[FinishedSequences], ...] = (
+    Distribution(
+        "vllm:request_prompt_tokens", "Prompt tokens of a sequence.", lambda s: s.prompt_tokens
+    ),
+    Distribution(
+        "vllm:request_generation_tokens",
+        "Output tokens of a sequence.",
+        lambda s: s.output_tokens,
+    ),
+    Distribution(
+        "vllm:request_max_num_generation_tokens",
+        "Output tokens of the longest of a request's n sequences.",
+        lambda s: s.longest_output_tokens,
+    ),
+    Distribution(
+        "vllm:request_prefill_time_seconds",
+        "From a sequence's admission to its first token.",
+        lambda s: s.prefill_seconds,
+    ),
+    Distribution(
+        "vllm:request_decode_time_seconds",
+        "From a sequence's first token to its last.",
+        lambda s: s.decode_seconds,
+    ),
+    Distribution(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between the tokens of a sequence.",
+        lambda s: s.seconds_per_token,
+    ),
+)
+"""Of sequences that ended with a stop or with their length."""
+
 VLLM: tuple[Row[EngineStats], ...] = (
     Gauge("vllm:num_requests_running", "Sequences that are computed.", lambda s: s.running),
     Gauge("vllm:num_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
@@ -443,6 +480,7 @@ def vllm_families(models: Sequence[ModelFigures]) -> Iterator[Metric]:
     """The families with vLLM's names and label, `model_name`, of models that have been loaded."""
     loaded = [model for model in models if model.stats is not None]
     yield from _families(VLLM_LATENCY, "model_name", loaded, lambda m: m.latencies)
+    yield from _families(VLLM_SEQUENCES, "model_name", loaded, lambda m: m.sequences)
     yield from _families(VLLM, "model_name", loaded, lambda m: m.stats)
 
 
