@@ -29,7 +29,6 @@ from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientLeft
 from server.metrics.metrics import HttpAnswers, Metrics
-from server.metrics.vllm import vllm_families
 from server.middleware.stack import middleware
 from server.openapi import OpenApiDocument
 from server.registry import ModelRegistry
@@ -72,11 +71,10 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     """The application. Whoever runs it runs and drains the models; `agents` are those that the page
     says how to launch.
     """
-    aliases = (vllm_families,) if settings.vllm_metric_names else ()
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
     refusals = Refusals()
-    metrics_page = Metrics(answers, unsent, refusals, aliases)
+    metrics_page = Metrics(answers, unsent, refusals, has_vllm_names=settings.vllm_metric_names)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

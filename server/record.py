@@ -26,6 +26,7 @@ class RequestRecord:
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     path: str = ""  # of its URL
     model: str = ""  # the name by which it asked for its model, when it has that
+    own_model: str = ""  # its model's own name, which may differ from that one
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     has_admin_key: bool = False
     keep_alive_seconds: float | None = None

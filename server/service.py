@@ -13,7 +13,7 @@ from server.activity.tracker import RequestTracker
 from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
-from server.metrics.models import ModelFigures
+from server.metrics.tables import ModelFigures
 from server.models import LoadedModel
 from server.record import RequestRecord, request_record
 from server.registry import ModelRegistry
@@ -57,7 +57,7 @@ class Service:
         """Hold the model of a name that `chosen` has looked up until the request is over."""
         using = self.models.using(name, record.key, record.keep_alive_seconds)
         model = await record.held.enter_async_context(using)
-        record.model = model.name
+        record.model, record.own_model = model.name, self.models.find(name)
         return model
 
     def is_admin(self, record: RequestRecord) -> bool:
@@ -73,6 +73,7 @@ class Service:
                 name,
                 self.models.state(name),
                 known.latencies,
+                self.tracker.sequences[name],
                 is_up=name in loaded and loaded[name].engine.is_alive(),
                 card=known.card,
                 stats=known.last_stats,

@@ -1,7 +1,7 @@
 """Requests that are being answered, and the last that were."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -10,6 +10,7 @@ from anyio import current_time, get_cancelled_exc_class
 
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request
+from server.activity.sequences import FinishedSequences, SequenceTimes
 from server.errors import CLIENT_LEFT_STATUS, ApiError, ended_by_admin, timed_out, to_api_error
 from server.record import RequestRecord
 from server.schemas.admin import FinishedRequest
@@ -33,6 +34,7 @@ class TrackedRequest:
         requests: Sequence[Request],
         end: End,
         clock: Callable[[], float],
+        finished: FinishedSequences,
     ) -> None:
         self.record = record
         self.requests = requests
@@ -43,6 +45,7 @@ class TrackedRequest:
         self.accepted_draft_tokens = 0  # of sequences that have finished
         self.unfinished = sum(request.n for request in requests)  # sequences
         self._clock = clock
+        self._times = SequenceTimes(finished, requests[0].n)
         self._first_token: float | None = None  # of the clock
         self._last_token: float | None = None  # known when all sequences have finished
 
@@ -65,14 +68,16 @@ class TrackedRequest:
         self.record.tokens += n_tokens
         if event.admission is not None and event.index == 0:  # the others have the same prompt
             self._admitted(event.admission)
+        now = self._clock()
+        self._times.note(event, now)
         if n_tokens and self._first_token is None:
-            self._first_token = self._clock()
+            self._first_token = now
         if event.usage is not None:
             self.accepted_draft_tokens += event.usage.accepted_draft_tokens
         if event.finish_reason is not None:
             self.unfinished -= 1
             if not self.unfinished:
-                self._last_token = self._clock()
+                self._last_token = now
 
     def _admitted(self, usage: Usage) -> None:
         self.record.tokens += usage.prompt_tokens
@@ -106,6 +111,8 @@ class RequestTracker:
         epoch_seconds: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is that of deadlines."""
+        self.sequences = defaultdict[str, FinishedSequences](FinishedSequences)
+        """Of each model, by its own name."""
         self._clock = clock
         self._epoch_seconds = epoch_seconds
         self._live: dict[str, TrackedRequest] = {}
@@ -129,7 +136,9 @@ class RequestTracker:
         self, record: RequestRecord, requests: Sequence[Request], end: End
     ) -> Iterator[TrackedRequest]:
         """The requests are answered while the block runs, and what it raises has come of them."""
-        tracked = TrackedRequest(record, requests, end, self._clock)
+        tracked = TrackedRequest(
+            record, requests, end, self._clock, self.sequences[record.own_model]
+        )
         self._live[record.id] = tracked
         status, code = 200, None
         try:

@@ -1,9 +1,11 @@
-"""The models: which, under which names, and when they are in memory."""
+"""The settings of models: how each is computed and cached, its names, and when it is in memory."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from itertools import starmap
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -12,22 +14,231 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_settings import NoDecode
 
-from engine.values.settings import DEFAULT_NAME, EngineConfig
+from engine.values.settings import (
+    DEFAULT_NAME,
+    AdapterConfig,
+    DiskCacheConfig,
+    DiskWrites,
+    EngineConfig,
+)
 from server.settings.conversation import ConversationSettings
-from server.settings.disk_cache import DiskCacheSettings
-from server.settings.engine import EngineSettings
-from server.settings.texts import Texts
+from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
 
+LEAST_DISK_BYTES = 16 * 1024**2
+"""The disk cache takes no fewer: its index alone may need a few MiB."""
+
+
+class EngineSettings(BaseModel):
+    """How the engine runs a model."""
+
+    adapters: Adapters = Field(
+        {},
+        description="Adapters of the model by name: folders with a LoRA as mlx-lm writes them. In "
+        "the API each is a model, which has the model's name, a colon and its own.",
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Where a request is silent: auto samples as the model's generation_config.json "
+        "says, none from the model's distribution as it is.",
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Size of the arena that holds the KV cache, such as 8GiB: allocated at start, "
+        "never grows. Unset: a share of what the machine has left.",
+    )
+    state_cache_bytes: ByteSize | None = Field(
+        None,
+        ge=0,
+        description="For saved states of recurrent layers. Unset: a quarter of the arena, if as "
+        "much is useful.",
+    )
+    block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    max_running: int = Field(
+        32, ge=1, le=1024, description="Sequences that are computed together in one step."
+    )
+    max_waiting: int = Field(
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Sequences that may queue before requests are refused; of one client at most "
+        "as many as places are free.",
+    )
+    step_tokens: int = Field(
+        512,
+        ge=1,
+        le=1_000_000,
+        description="Tokens computed in one step at most.",
+    )
+    max_prompt_share: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="Beside answers that are being written, the share of a step's time that "
+        "prompts may take: with 0.75 a step is at most four times as long as the answers alone "
+        "would make it. Less makes steadier streams, more lets prompts be through sooner. 1: "
+        "step_tokens alone limits.",
+    )
+    prefix_cache: bool = Field(
+        True, description="Share KV between prompts that begin alike, and between turns."
+    )
+    speculate: Literal["auto", "off"] = Field(
+        "auto",
+        description="Draft tokens from what is known already, and compute several of an answer in "
+        "one step where that is faster; auto decides by what it costs and how often drafts were "
+        "right. No answer changes.",
+    )
+    decode: Literal["auto", "eager"] = Field(
+        "auto",
+        description="auto compiles steps in which answers are written and nothing else happens, "
+        "where that is found to be faster when the model is loaded; eager never does.",
+    )
+    attention: Literal["auto", "gather", "cascade"] = Field(
+        "auto",
+        description="How attention reads the blocks; auto is cascade on a CPU, which alone "
+        "has it, else gather.",
+    )
+
+    pooling: Literal["auto", "last", "mean", "first"] = Field(
+        "auto",
+        description="Embeddings are made of the hidden state of a text's last token, of its first, "
+        "or of the mean of all; auto is what the checkpoint's files of sentence-transformers say, "
+        "without which a model does not embed.",
+    )
+    reranker: Literal["auto", "yes-no"] = Field(
+        "auto",
+        description="yes-no serves a generator as a reranker, by the logits of these two words, as "
+        "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
+    )
+
+    @field_validator("speculate", mode="before")
+    @classmethod
+    def _off_without_quotes(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML 1.1 reads `off` as false
+
+    @model_validator(mode="after")
+    def _one_purpose(self) -> Self:
+        if self.pooling != "auto" and self.reranker != "auto":
+            raise PydanticCustomError(
+                "reranker", "reranker: a model that reranks does not embed; set no pooling"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _step_holds_every_running_sequence(self) -> Self:
+        if self.step_tokens < self.max_running:
+            raise PydanticCustomError(
+                "step_tokens",
+                "step_tokens: must be at least max_running ({max_running}), because every "
+                "running sequence computes a token in a step",
+                {"max_running": self.max_running},
+            )
+        return self
+
+    def engine_config(self, model: str, disk: DiskCacheConfig | None) -> EngineConfig:
+        """The engine's share of the settings, for one model."""
+        return EngineConfig(
+            model=model,
+            disk=disk,
+            kv_cache_bytes=self.kv_cache_bytes,
+            block_size=self.block_size,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            step_tokens=self.step_tokens,
+            max_prompt_share=self.max_prompt_share,
+            prefix_cache=self.prefix_cache,
+            speculate=self.speculate,
+            decode=self.decode,
+            attention=self.attention,
+            state_cache_bytes=self.state_cache_bytes,
+            generation_config=self.generation_config,
+            adapters=tuple(starmap(AdapterConfig, self.adapters.items())),
+            pooling=self.pooling,
+            reranker=self.reranker,
+        )
+
+
+class DiskCacheSettings(EngineSettings):
+    """The disk cache, which outlives evictions and restarts."""
+
+    disk_cache: Path | None = Field(
+        None,
+        description="A directory on a fast disk, for KV that is to outlive evictions and restarts. "
+        "It is made where it is missing. All models of a daemon share it, and one daemon at a time "
+        "has it. Unset: no such cache.",
+    )
+    disk_cache_bytes: ByteSize = Field(
+        ByteSize(20 * 1024**3),
+        ge=LEAST_DISK_BYTES,
+        description="The most that the directory takes for all models, as du counts it.",
+    )
+    disk_cache_write: Literal["selective", "all", "exit"] = Field(
+        "selective",
+        description="What is written: selective, long prefixes that are shared, idle or about to "
+        "be evicted; all, every block as soon as it is computed; exit, nothing before the daemon "
+        "stops.",
+    )
+    disk_cache_daily_bytes: ByteSize = Field(
+        ByteSize(100 * 1024**3),
+        ge=0,
+        description="The most that is written in a day (of UTC) for all models, which spares the "
+        "SSD. 0: no limit.",
+    )
+    disk_cache_shutdown_seconds: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        description="Time for writing what is not on disk yet when the daemon stops, after running "
+        "requests have ended.",
+    )
+    disk_cache_salted: bool = Field(
+        False,
+        description="Write prompts with a cache_salt, too, and those of keys that share nothing.",
+    )
+
+    @field_validator("disk_cache")
+    @classmethod
+    def _home_is_known(cls, directory: Path | None) -> Path | None:
+        """A shell knows what ~ is; a YAML file and a unit of systemd do not."""
+        try:
+            return None if directory is None else directory.expanduser()
+        except RuntimeError:
+            raise PydanticCustomError("directory", "begins with a home that is not known") from None
+
+    @model_validator(mode="after")
+    def _there_are_prefixes_to_keep(self) -> Self:
+        if self.disk_cache is not None and not self.prefix_cache:
+            raise PydanticCustomError(
+                "disk_cache", "disk_cache: keeps what prefix_cache shares, which is turned off"
+            )
+        return self
+
+    def disk_cache_config(self) -> DiskCacheConfig | None:
+        """The disk cache's share of an engine's configuration; None without a disk cache."""
+        if self.disk_cache is None:
+            return None
+        return DiskCacheConfig(
+            directory=self.disk_cache,
+            max_bytes=self.disk_cache_bytes,
+            write=DiskWrites(self.disk_cache_write),
+            daily_bytes=self.disk_cache_daily_bytes or None,
+            shutdown_seconds=self.disk_cache_shutdown_seconds,
+            salted=self.disk_cache_salted,
+        )
+
 
 class ResidencySettings(BaseModel):
+    """When a model is in memory."""
+
     ttl_seconds: float | None = Field(
         None,
         ge=0,
@@ -47,7 +258,7 @@ class ResidencySettings(BaseModel):
 
 
 class ModelSettings(ConversationSettings, EngineSettings, ResidencySettings):
-    """One model's: what its entry in `models` says, and for the rest what holds for all."""
+    """The settings of one model: those of its entry in `models`, else those for all."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,6 +298,8 @@ def from_json(value: object) -> object:
 
 
 class PoolSettings(BaseModel):
+    """Which models there are, and the memory that they share."""
+
     model: Texts = Field((), description=f"{MODEL} Several are loaded when they are asked for.")
     served_model_name: Texts = Field((), description=NAMES)
     models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
@@ -152,7 +365,7 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """What an engine is told of all that; it takes at most so much memory, or what is free."""
+        """An engine's configuration. It takes `memory_bytes` at most; None: what is free."""
         config = model.engine_config(model.model, self.disk_cache_config())
         return replace(config, memory_bytes=memory_bytes)
 

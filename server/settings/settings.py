@@ -1,12 +1,14 @@
-"""All settings as one, read from flags, environment and YAML."""
+"""All settings as one, read from flags, environment and YAML, and what is wrong with them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -14,24 +16,67 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from server.settings.access import AccessSettings
-from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, variable_of
-from server.settings.errors import SettingsError, explained, suggestion
-from server.settings.general import GeneralSettings
-from server.settings.limits import LimitsSettings
-from server.settings.models import ModelsSettings, from_json
-from server.settings.monitoring import MonitoringSettings
+from server.settings.daemon import DaemonSettings
+from server.settings.models import ModelSettings, ModelsSettings, from_json
+from server.settings.values import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, variable_of
+
+SECRET = "api_key"
+"""The setting whose value is never shown."""
+
+LONGEST_VALUE = 80
+"""Characters of a refused value that are shown."""
+
+_SIZE = "must be a size such as 8GiB, 512MB or 1048576"
+_INTEGER = "must be an integer"
+_NUMBER = "must be a number"
+_BOOLEAN = "must be true or false"
+
+MESSAGES = {
+    "bool_parsing": _BOOLEAN,
+    "bool_type": _BOOLEAN,
+    "byte_size": _SIZE,
+    "byte_size_unit": _SIZE,
+    "dict_type": "must be a mapping",
+    "float_parsing": _NUMBER,
+    "float_type": _NUMBER,
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": _INTEGER,
+    "int_parsing": _INTEGER,
+    "int_parsing_size": "must be an integer of fewer digits",
+    "int_type": _INTEGER,
+    "invalid_key": "must be the name of a setting",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a mapping such as {{model: models/tiny}}",
+    "path_type": "must be a path",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "must have a length of at most {max_length}",
+    "string_too_short": "must have a length of at least {min_length}",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+}
+"""What replaces pydantic's own message, by the type of the error."""
+
+NEED_ANOTHER_KIND = frozenset({"dict_type", "model_type", "tuple_type"})
+"""The errors about what kind of value is given, such as a text in place of a list."""
+
+
+class SettingsError(Exception):
+    """The settings cannot be used. The text has one line for each setting at fault."""
+
+
+class GeneralSettings(BaseModel):
+    """The YAML file and the log level. They come first in `--help` and in the reference."""
+
+    config: Path | None = Field(None, description="A YAML file with any of these settings.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least that is worth a line in the log."
+    )
 
 
 # Of several bases the last has the first fields: in --help, the YAML file and the documents
-class Settings(
-    MonitoringSettings,
-    LimitsSettings,
-    AccessSettings,
-    ModelsSettings,
-    GeneralSettings,
-    BaseSettings,
-):
+class Settings(DaemonSettings, ModelsSettings, GeneralSettings, BaseSettings):
     """All settings. A flag wins over a variable ROOTSTOCK_*, and that over YAML."""
 
     model_config = SettingsConfigDict(
@@ -68,9 +113,8 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         config = flags.get("config") or variables.get("config")
         file = _read_file(Path(config)) if config else {}
         given = {**file, **variables, **flags}
-        raise explained(
+        raise _explained(
             error,
-            daemon_settings=Settings.model_fields,
             models=from_json(given.get("models")),
             variables=set(variables) - set(flags),
         ) from None
@@ -87,7 +131,7 @@ def _variables() -> dict[str, str]:
 
 
 def _unknown_variable(name: str) -> str:
-    meant = suggestion(name, Settings.model_fields)
+    meant = _suggestion(name, Settings.model_fields)
     hint = f"; did you mean {variable_of(meant)}?" if meant else ""
     return f"{variable_of(name)}: there is no such setting{hint}"
 
@@ -108,3 +152,106 @@ def _read_file(path: Path) -> dict[str, Any]:
     if "config" in content:
         raise SettingsError(f"config: {path} cannot name another file")
     return content
+
+
+def _explained(
+    error: ValidationError,
+    models: object,
+    variables: Collection[str],
+) -> SettingsError:
+    """The error for the user: each line names a setting, and what its value must be.
+
+    `models` is the value of the setting `models` before validation, which names the models.
+    `variables` are the settings whose value came from an environment variable.
+    """
+    lines = []
+    for details in error.errors(include_url=False):
+        line = _line(details, models)
+        name = str(details["loc"][0]) if details["loc"] else details["type"]
+        lines.append(f"{line} (set by {variable_of(name)})" if name in variables else line)
+    return SettingsError("\n".join(lines))
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    """The known name that is closest to this one, or an empty text."""
+    return next(iter(get_close_matches(name, known, n=1)), "")
+
+
+def _line(error: ErrorDetails, models: object) -> str:
+    if error["type"] == "extra_forbidden":
+        return _unknown(error["loc"], models)
+    place = _place(error["loc"])
+    if error["type"] in Settings.model_fields and error["msg"].startswith(f"{error['type']}: "):
+        # A rule among several settings: its message begins with the one to change
+        return f"{place}.{error['msg']}" if place else error["msg"]
+    return f"{place}: {_message(error)}{_given(error)}"
+
+
+def _unknown(loc: tuple[int | str, ...], models: object) -> str:
+    """The line for a name that is no setting, or none that is allowed in an entry of `models`."""
+    *entry, last = loc
+    name = str(last)
+    if not entry:
+        meant = _suggestion(name, Settings.model_fields)
+        return f"{name}: there is no such setting" + (f"; did you mean {meant}?" if meant else "")
+    place = _place(tuple(entry)) + _model_name(models, loc[1])
+    if name in Settings.model_fields:
+        return (
+            f"{place}: {name} is a setting of the daemon, not of one model: "
+            "move it to the top level"
+        )
+    meant = _suggestion(name, ModelSettings.model_fields)
+    return f"{place}: there is no setting {name}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _model_name(models: object, index: int | str) -> str:
+    """The model of an entry, in parentheses; empty where the entry names none."""
+    match models:
+        case list() | tuple() if isinstance(index, int) and index < len(models):
+            entry = models[index]
+            name = entry.get("model") if isinstance(entry, Mapping) else None
+            return f" ({_shortened(name)})" if name and isinstance(name, str) else ""
+    return ""
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """The setting, as in `models[0].served_model_name[1]`."""
+    place = ""
+    for part in loc:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part != "[key]":  # pydantic's mark of an error in a key; the key itself is before it
+            place += f".{part}" if place else part
+    return place
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] in MESSAGES:
+        limits = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in error.get("ctx", {}).items()
+        }
+        return MESSAGES[error["type"]].format_map(limits)
+    message = error["msg"].removeprefix("Input should ").removeprefix("String should ")
+    return message if message == error["msg"] else f"must {message}"
+
+
+def _given(error: ErrorDetails) -> str:
+    """The refused value, or only its kind where another kind is needed."""
+    if SECRET in error["loc"] or error["type"] == SECRET:
+        return ""
+    value = error["input"]
+    if value is None or isinstance(value, Mapping) or error["type"] in NEED_ANOTHER_KIND:
+        return f", not {_kind(value)}"
+    return f", not {_shortened(repr(value))}"
+
+
+def _kind(value: object) -> str:
+    kinds = {str: "a text", bool: "true or false", list: "a list", tuple: "a list"}
+    if value is None:
+        return "empty"
+    return "a mapping" if isinstance(value, Mapping) else kinds.get(type(value), "a number")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from server.addresses import base_url, is_loopback
-from server.settings import CLIENT_KEY_VARIABLE, Settings
-from server.settings.environment import variable_of
+from server.settings import CLIENT_KEY_VARIABLE, Settings, variable_of
 from server.terminal.admin_client import Admin, admin_client
 from server.terminal.client import Endpoint, parse_url, served_models
 from server.terminal.console import KeyRefused, TerminalError, Unreachable, errors_printed

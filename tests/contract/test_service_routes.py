@@ -523,6 +523,41 @@ def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
     assert value(text, "rootstock_disk_failures_total", fault="no_space") == 0  # none so far
 
 
+VLLM_PER_REQUEST = (
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_time_per_output_token_seconds",
+)
+"""Histograms that vLLM's Grafana dashboard shows."""
+
+
+def test_prompts_and_answers_are_measured_under_vllms_names(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    def figures(suffix: str) -> dict[str, float]:
+        text = http.get("/metrics").text
+        return {
+            name: value(text, f"vllm:{name}_{suffix}", model_name="test/bytes")
+            for name in VLLM_PER_REQUEST
+        }
+
+    counts, sums = figures("count"), figures("sum")
+    body = {"prompt": [97] * 30, "max_tokens": 4, "n": 2, "ignore_eos": True}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    counted, summed = figures("count"), figures("sum")
+    assert {name: counted[name] - counts[name] for name in counts} == {
+        **dict.fromkeys(VLLM_PER_REQUEST, 2),
+        "request_max_num_generation_tokens": 1,
+    }
+    added = {name: summed[name] - sums[name] for name in sums}
+    assert added["request_prompt_tokens"] == 2 * usage["prompt_tokens"] == 60
+    assert added["request_generation_tokens"] == usage["completion_tokens"] == 8
+    assert added["request_max_num_generation_tokens"] == 4
+
+
 def test_vllm_names_can_be_turned_off() -> None:
     with running(FakeEngine(), Settings(port=0, vllm_metric_names=False)) as base_url:
         assert "vllm:" not in httpx.get(f"{base_url}/metrics").text

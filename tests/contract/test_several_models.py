@@ -446,6 +446,13 @@ def test_figures_have_the_name_of_their_model(serve: Serve) -> None:
     assert state == {"one": "ready", "two": "ready", "three": "unloaded"}
 
 
+def test_answers_under_an_alias_are_measured_under_the_models_own_name(serve: Serve) -> None:
+    client = serve()
+    assert chat(client, "uno").status_code == 200
+    text = client.get("/metrics").text
+    assert value(text, "vllm:request_generation_tokens_count", model_name="one") == 1
+
+
 def test_a_key_reaches_the_models_it_names(serve: Serve, tmp_path: Path) -> None:
     keys = key_file(tmp_path, alice={"models": ["uno"]}, root={"role": "admin"})
     client = serve(settings_of(api_keys_file=keys), **bearer(secret_of("alice")))

@@ -1,4 +1,4 @@
-"""The type of the setting that names adapters."""
+"""How values of settings are written: lists of texts, adapters, and environment variables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,32 @@ from pydantic import BeforeValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
-from server.settings.texts import as_texts
+ENVIRONMENT_PREFIX = "ROOTSTOCK_"
+CLIENT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CLIENT_API_KEY"
+"""The API key that commands send to a daemon. It is no setting of the daemon's."""
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that sets a setting of the daemon."""
+    return f"{ENVIRONMENT_PREFIX}{name.upper()}"
+
+
+def as_texts(value: object) -> object:
+    """Split a text, as variables and YAML may have it, at its commas."""
+    if not isinstance(value, str):
+        return value
+    return tuple(filter(None, map(str.strip, value.split(","))))
+
+
+Texts = Annotated[
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+    NoDecode,
+    BeforeValidator(as_texts),
+]
 
 
 def _as_mapping(value: object) -> object:
-    """Texts, as flags and variables have them, are NAME=DIRECTORY each."""
+    """Read texts such as NAME=DIRECTORY, as flags and variables have them, into a mapping."""
     texts = as_texts(value)
     if not isinstance(texts, list | tuple):
         return value

@@ -1,22 +1,23 @@
-"""The address to listen on, and access control."""
+"""The settings of the daemon as a whole: address, access control, limits, dashboard and metrics."""
 
 import ipaddress
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.access.hosts import is_host_name
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.origins import ANY_ORIGIN, APP_SCHEMES, is_origin
 from server.addresses import is_loopback
-from server.settings.environment import ENVIRONMENT_PREFIX
-from server.settings.texts import Texts
+from server.settings.values import ENVIRONMENT_PREFIX, Texts
 
 
-class AccessSettings(BaseModel):
+class DaemonSettings(BaseModel):
+    """Settings that are the same for all models."""
+
     host: str = Field(
         "127.0.0.1",
         description="Address to listen on; one that other machines can reach needs API keys.",
@@ -52,6 +53,95 @@ class AccessSettings(BaseModel):
     allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
     trusted_proxies: Texts = Field(
         (), description="An address or network whose X-Forwarded-For counts."
+    )
+
+    max_body_bytes: ByteSize = Field(
+        ByteSize(8 * 1024**2), gt=0, description="The largest body of a request."
+    )
+    max_total_body_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2),
+        gt=0,
+        description="All bodies together that are arriving or being parsed.",
+    )
+    max_unsent_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2),
+        gt=0,
+        description="What may wait to be sent of one answer, in memory.",
+    )
+    max_total_unsent_bytes: ByteSize = Field(
+        ByteSize(1024**3),
+        gt=0,
+        description="The same of all answers together; beyond it the largest is ended.",
+    )
+    max_stored_responses: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Answers of /v1/responses kept in memory for when they are asked for again. "
+        "Beyond it the client with the most loses its oldest.",
+    )
+    max_stored_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2),
+        ge=0,
+        description="All of them together, with what they answer: a conversation once, however "
+        "many continue it.",
+    )
+    max_background_responses: int = Field(
+        64,
+        ge=0,
+        le=100_000,
+        description="Answers of /v1/responses that are made at once while nobody waits; of one "
+        "client as many as places are free.",
+    )
+    max_connections: int = Field(
+        2048,
+        ge=2,
+        le=65_536,
+        description="Open connections; fewer where the limit of open files is lower.",
+    )
+    header_timeout_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Time for the head of a request to arrive."
+    )
+    body_timeout_seconds: float = Field(
+        60.0, gt=0, le=3600, description="Time for the body of a request to arrive."
+    )
+    send_timeout_seconds: float = Field(
+        45.0,
+        gt=0,
+        le=3600,
+        description="Time in which a client must take a byte of what is sent to it.",
+    )
+    idle_timeout_seconds: int = Field(
+        120, ge=1, le=3600, description="How long a connection stays open between two requests."
+    )
+    keepalive_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Silence in a stream after which a comment or an event keeps it open.",
+    )
+    request_timeout_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="Time from a request's arrival to the end of its answer, its wait in the queue "
+        "included. Unset: no limit.",
+    )
+    drain_timeout_seconds: int = Field(
+        30,
+        ge=0,
+        le=86_400,
+        description="Time for running requests to finish after the first SIGINT or SIGTERM.",
+    )
+
+    dashboard: bool = Field(
+        True, description="Show the cache as it works: a page, and what that is made of."
+    )
+    dashboard_text: bool = Field(
+        False, description="Show what is cached as text, too: other people's prompts and answers."
+    )
+    vllm_metric_names: bool = Field(
+        True, description="Also name metrics as vLLM does, for dashboards made for it."
     )
 
     @field_validator("host")
@@ -135,6 +225,16 @@ class AccessSettings(BaseModel):
                 "({prefix}API_KEY) or an api_keys_file; without one bind to 127.0.0.1, or set "
                 "allow_public_without_key to serve everyone",
                 {"host": self.host, "prefix": ENVIRONMENT_PREFIX},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_body_fits_into_all(self) -> Self:
+        if self.max_total_body_bytes < self.max_body_bytes:
+            raise PydanticCustomError(
+                "max_total_body_bytes",
+                "max_total_body_bytes: must be at least max_body_bytes ({max_body_bytes})",
+                {"max_body_bytes": int(self.max_body_bytes)},
             )
         return self
 

@@ -1,0 +1,95 @@
+"""Token counts and phases of the sequences that have finished, in histograms."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.stats import Latency
+
+TOKEN_BOUNDS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
+WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+
+
+@dataclass(slots=True)
+class Buckets:
+    """Values counted in buckets: a value belongs to the first bound that is not below it. `counts`
+    has one count for each bound, and a last one for what exceeds all bounds. The counts are not
+    cumulative.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int]
+    total: float = 0.0  # of all values
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+def _tokens() -> Buckets:
+    return Buckets(TOKEN_BOUNDS, [0] * (len(TOKEN_BOUNDS) + 1))
+
+
+def _seconds(latency: Latency) -> Buckets:
+    return Buckets(latency.bounds_seconds, [0] * (len(latency.bounds_seconds) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequences:
+    """Histograms of one model's sequences that ended with STOP or LENGTH.
+
+    Times are measured where their events arrive in the server's process.
+    """
+
+    prompt_tokens: Buckets = field(default_factory=_tokens)
+    output_tokens: Buckets = field(default_factory=_tokens)
+    longest_output_tokens: Buckets = field(default_factory=_tokens)  # of an engine request's n
+    prefill_seconds: Buckets = field(default_factory=lambda: _seconds(Latency.FIRST_TOKEN))
+    """From the first admission to the first token."""
+    decode_seconds: Buckets = field(default_factory=lambda: _seconds(Latency.REQUEST))
+    """From the first token to the end."""
+    seconds_per_token: Buckets = field(default_factory=lambda: _seconds(Latency.TOKEN_GAP))
+    """Mean time of the tokens after the first, of sequences that have some."""
+
+
+class SequenceTimes:
+    """Follows the sequences of one HTTP request, and counts those in `finished` that end whole."""
+
+    def __init__(self, finished: FinishedSequences, n: int) -> None:
+        """`n` is the number of sequences of each engine request."""
+        self._finished = finished
+        self._n = n
+        self._prefilling: dict[tuple[str, int], float] = {}  # since when
+        self._decoding: dict[tuple[str, int], tuple[float, float]] = {}  # prefill time, since when
+        self._output_tokens = defaultdict[str, list[int]](list)  # of ended ones, by engine request
+
+    def note(self, event: OutputEvent, now: float) -> None:
+        """Count an event that arrived at `now`, in seconds of any one clock."""
+        sequence = event.request_id, event.index
+        if event.admission is not None:
+            self._prefilling[sequence] = now
+        if event.token_ids and self._prefilling:  # which is empty while all sequences decode
+            admitted = self._prefilling.pop(sequence, None)
+            if admitted is not None:
+                self._decoding[sequence] = now - admitted, now
+        if event.usage is not None and event.finish_reason in WHOLE:
+            self._ended(sequence, event.usage, now)
+
+    def _ended(self, sequence: tuple[str, int], usage: Usage, now: float) -> None:
+        finished, n_tokens = self._finished, usage.completion_tokens
+        finished.prompt_tokens.observe(usage.prompt_tokens)
+        finished.output_tokens.observe(n_tokens)
+        lengths = self._output_tokens[sequence[0]]
+        lengths.append(n_tokens)
+        if len(lengths) == self._n:
+            finished.longest_output_tokens.observe(max(lengths))
+        if (times := self._decoding.pop(sequence, None)) is None:
+            return
+        prefill_seconds, first_token = times
+        decode_seconds = now - first_token
+        finished.prefill_seconds.observe(prefill_seconds)
+        finished.decode_seconds.observe(decode_seconds)
+        if n_tokens > 1:
+            finished.seconds_per_token.observe(decode_seconds / (n_tokens - 1))

@@ -1,0 +1,454 @@
+"""The metric families that each model has: one row per family, in the order of `/metrics`."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from engine.values.model import ModelCard
+from engine.values.output import FinishReason
+from engine.values.stats import (
+    DISK_FAULTS,
+    DecodeStats,
+    DiskCacheStats,
+    EngineStats,
+    Latencies,
+    Latency,
+)
+from server.activity.sequences import Buckets, FinishedSequences
+from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Source
+from server.pool.states import ModelState, State
+
+VLLM_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """What `/metrics` shows of one model, which may or may not be loaded."""
+
+    name: str
+    state: ModelState
+    latencies: Latencies  # of all its engines together
+    sequences: FinishedSequences
+    is_up: bool
+    card: ModelCard | None  # None before the model is first loaded
+    stats: EngineStats | None  # the last ones if it is not loaded any more
+
+
+LATENCIES = {
+    Latency.FIRST_TOKEN: "From a request's arrival to its first token.",
+    Latency.TOKEN_GAP: "Between two consecutive tokens of a sequence.",
+    Latency.REQUEST: "From a request's arrival to its end.",
+    Latency.QUEUE_WAIT: "From a request's arrival to its admission.",
+    Latency.STEP: "One step of the engine's loop.",
+    Latency.MASK: "What may follow a token of an answer that a grammar holds: until it was known.",
+}
+
+
+def _latency(name: str, latency: Latency) -> Row[Latencies]:
+    def read(latencies: Latencies) -> Buckets:
+        histogram = latencies[latency]
+        return Buckets(histogram.bounds, histogram.counts, histogram.sum_seconds)
+
+    return Distribution(name, LATENCIES[latency], read)
+
+
+MODEL: tuple[Row[ModelFigures], ...] = (
+    Gauge(
+        "rootstock_model_state{state}",
+        "1 for the state that a model is in.",
+        lambda m: [(state, m.state.state is state) for state in State],
+    ),
+    Gauge(
+        "rootstock_model_memory_bytes",
+        "What a model takes of the budget while it is loaded.",
+        lambda m: m.state.need_bytes,
+    ),
+    Gauge("rootstock_up", "1 while the engine's loop turns.", lambda m: m.is_up),
+)
+
+LATENCY: tuple[Row[Latencies], ...] = (
+    _latency("rootstock_time_to_first_token_seconds", Latency.FIRST_TOKEN),
+    _latency("rootstock_time_between_tokens_seconds", Latency.TOKEN_GAP),
+    _latency("rootstock_request_seconds", Latency.REQUEST),
+    _latency("rootstock_queue_wait_seconds", Latency.QUEUE_WAIT),
+    _latency("rootstock_step_seconds", Latency.STEP),
+    _latency("rootstock_mask_seconds", Latency.MASK),
+)
+
+INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
+    Info(
+        "rootstock_model{model_name,fingerprint,device,dtype}",
+        "A model that is loaded.",
+        lambda named: [(named[0], named[1].fingerprint, named[1].device, named[1].dtype, 1)],
+    ),
+)
+
+ENGINE: tuple[Row[EngineStats], ...] = (
+    Counter(
+        "rootstock_requests_received",
+        "Sequences asked of the engine: those refused, finished and live.",
+        lambda s: s.sequences.received,
+    ),
+    Counter(
+        "rootstock_requests_refused{reason}",
+        "Sequences not taken in, by reason.",
+        lambda s: s.sequences.refused.items(),
+    ),
+    Counter(
+        "rootstock_requests_finished{reason}",
+        "Sequences that ended, by reason.",
+        lambda s: s.sequences.finished.items(),
+    ),
+    Gauge("rootstock_requests_running", "Sequences that are computed.", lambda s: s.running),
+    Gauge("rootstock_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Counter(
+        "rootstock_prompt_tokens{source}",
+        "Prompt tokens, computed or adopted from the cache.",
+        lambda s: [("computed", s.computed_prompt_tokens), ("cached", s.cache.hit_tokens)],
+    ),
+    Counter("rootstock_generated_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
+    Counter(
+        "rootstock_preemptions",
+        "Sequences sent back to the queue for lack of blocks.",
+        lambda s: s.preemptions,
+    ),
+    Counter(
+        "rootstock_gave_way",
+        "Sequences sent back to the queue for another client's.",
+        lambda s: s.client_preemptions,
+    ),
+    Counter(
+        "rootstock_rows_sat_out",
+        "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
+        lambda s: s.late_rows,
+    ),
+    Counter("rootstock_steps", "Steps of the engine's loop.", lambda s: s.steps),
+    Counter(
+        "rootstock_kv_contradictions",
+        "Counts of the KV store that a recount, while the engine was idle, found to be wrong.",
+        lambda s: s.contradictions,
+    ),
+    Counter(
+        "rootstock_drafts{source}",
+        "Drafts that were verified, each of one row in a step.",
+        lambda s: [(source, counts.drafts) for source, counts in s.drafts.items()],
+    ),
+    Counter(
+        "rootstock_draft_tokens{source}",
+        "Tokens of these drafts.",
+        lambda s: [(source, counts.drafted_tokens) for source, counts in s.drafts.items()],
+    ),
+    Counter(
+        "rootstock_draft_accepted_tokens{source}",
+        "Of these tokens, those that came into an answer: each saves its sequence a step.",
+        lambda s: [(source, counts.accepted_tokens) for source, counts in s.drafts.items()],
+    ),
+    Gauge(
+        "rootstock_kv_blocks{state}",
+        "Blocks by state: free, cached (only the tree holds them), held (by sequences).",
+        lambda s: [
+            ("free", s.cache.blocks_free),
+            ("cached", s.cache.blocks_cached),
+            ("held", s.cache.blocks_held),
+        ],
+    ),
+    Gauge(
+        "rootstock_kv_shared_blocks",
+        "Blocks in two tables or more.",
+        lambda s: s.cache.blocks_shared,
+    ),
+    Gauge(
+        "rootstock_kv_saved_blocks",
+        "Blocks that there would be besides if each sequence had copies of its own.",
+        lambda s: s.cache.blocks_saved,
+    ),
+    Gauge(
+        "rootstock_kv_saved_bytes",
+        "Bytes of these blocks, and of what sliding windows share.",
+        lambda s: s.cache.saved_bytes,
+    ),
+    Gauge("rootstock_kv_arena_bytes", "Size of the arena.", lambda s: s.cache.arena_bytes),
+    Gauge("rootstock_kv_tree_nodes", "Nodes of the prefix tree.", lambda s: s.cache.nodes),
+    Counter(
+        "rootstock_prefix_queried_tokens",
+        "Prompt tokens looked up, counted once per admission.",
+        lambda s: s.cache.queried_tokens,
+    ),
+    Counter(
+        "rootstock_prefix_hit_tokens",
+        "Prompt tokens found, counted once per admission.",
+        lambda s: s.cache.hit_tokens,
+    ),
+    Gauge(
+        "rootstock_prefix_hit_ratio{window}",
+        "Of the prompt tokens looked up in the last minutes those found; none where none were.",
+        lambda s: [
+            (f"{hits.seconds // 60}m", hits.share)
+            for hits in s.cache.recent_hits
+            if hits.share is not None
+        ],
+    ),
+    Counter(
+        "rootstock_kv_evicted_blocks",
+        "Blocks taken back from the tree.",
+        lambda s: s.cache.evictions,
+    ),
+    Counter(
+        "rootstock_prefix_tail_hit_tokens",
+        "Prompt tokens found beyond whole blocks, at every admission.",
+        lambda s: s.cache.tail_hit_tokens,
+    ),
+    Counter(
+        "rootstock_kv_copied_blocks{cause}",
+        "Blocks copied before a write: adopted in part from a prefix, or shared by forked outputs.",
+        lambda s: [("prefix", s.cache.prefix_copies), ("fork", s.cache.fork_copies)],
+    ),
+    Gauge(
+        "rootstock_group_slots{group,state}",
+        "Slots of sliding windows (blocks) and recurrent layers (states), by state.",
+        lambda s: [
+            (group.name, state, getattr(group, state))
+            for group in s.cache.groups
+            for state in ("free", "cached", "held")
+        ],
+    ),
+    Counter(
+        "rootstock_group_evicted_slots{group}",
+        "Slots that were kept for later and went for want of room.",
+        lambda s: [(group.name, group.evictions) for group in s.cache.groups],
+    ),
+    Counter(
+        "rootstock_group_unresumable_tokens{group}",
+        "Prompt tokens found in the tree, and computed for want of a slot of the group.",
+        lambda s: [(group.name, group.unresumable_tokens) for group in s.cache.groups],
+    ),
+    Gauge(
+        "rootstock_mlx_memory_bytes{kind}",
+        "Of MLX's allocator: in use, kept for the next step, and the most there was in use.",
+        lambda s: [
+            ("active", s.memory.active),
+            ("cached", s.memory.cached),
+            ("peak", s.memory.peak),
+        ],
+    ),
+    Gauge(
+        "rootstock_resident_memory_bytes",
+        "Of the whole process, as the system counts.",
+        lambda s: s.memory.resident,
+    ),
+    Gauge(
+        "rootstock_promised_memory_bytes{part}",
+        "What was reckoned with when the model was found to fit.",
+        lambda s: [
+            (part, getattr(s.memory.promise, part))
+            for part in ("weights", "storage", "workspace", "cache")
+        ],
+    ),
+)
+
+DECODE: tuple[Row[DecodeStats], ...] = (
+    Counter(
+        "rootstock_computed_steps{path}",
+        "Steps that the model computed: compiled are steady decodes, replayed as one function.",
+        lambda d: [("compiled", d.compiled_steps), ("eager", d.steps - d.compiled_steps)],
+    ),
+)
+
+DISK: tuple[Row[DiskCacheStats], ...] = (
+    Gauge(
+        "rootstock_disk_entries",
+        "Blocks, and ends of prompts within one, in the disk cache.",
+        lambda d: d.entries,
+    ),
+    Gauge(
+        "rootstock_disk_used_bytes",
+        "Size of the model's files in the disk cache.",
+        lambda d: d.used_bytes,
+    ),
+    Gauge(
+        "rootstock_disk_shared_bytes",
+        "Size of the files of all models in the disk cache.",
+        lambda d: d.shared_bytes,
+    ),
+    Gauge(
+        "rootstock_disk_limit_bytes",
+        "The most that the files of all models may take.",
+        lambda d: d.limit_bytes,
+    ),
+    Gauge(
+        "rootstock_disk_buffered_bytes",
+        "On their way to the disk cache.",
+        lambda d: d.buffered_bytes,
+    ),
+    Counter("rootstock_disk_read_bytes", "Read from the disk cache.", lambda d: d.read_bytes),
+    Counter(
+        "rootstock_disk_written_bytes", "Written to the disk cache.", lambda d: d.written_bytes
+    ),
+    Counter(
+        "rootstock_disk_hits", "Prompts of which the disk cache had something.", lambda d: d.hits
+    ),
+    Counter(
+        "rootstock_disk_loaded_tokens",
+        "Prompt tokens loaded from the disk cache.",
+        lambda d: d.loaded_tokens,
+    ),
+    Counter(
+        "rootstock_disk_load_seconds",
+        "From the decision to load a prefix to its last block, added up.",
+        lambda d: d.load_seconds,
+    ),
+    Counter(
+        "rootstock_disk_given_up_loads",
+        "Loads given up: the disk delivered nothing.",
+        lambda d: d.given_up_loads,
+    ),
+    Counter(
+        "rootstock_disk_evicted_entries",
+        "Entries evicted from the disk cache.",
+        lambda d: d.evicted_entries,
+    ),
+    Counter(
+        "rootstock_disk_refused_entries",
+        "Entries not written for lack of room.",
+        lambda d: d.refused_entries,
+    ),
+    Gauge(
+        "rootstock_disk_day_spent",
+        "1 while nothing is written because the daily budget has been.",
+        lambda d: d.is_day_spent,
+    ),
+    Counter(
+        "rootstock_disk_failures{fault}",
+        "What could not be read or written, by fault; it is computed instead.",
+        # All faults from the start: Prometheus' rates need a value to rise from.
+        lambda d: [(fault, d.failures.get(fault, 0)) for fault in DISK_FAULTS],
+    ),
+)
+
+
+def _held_share(stats: EngineStats) -> float:
+    cache = stats.cache
+    return cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
+
+
+VLLM_LATENCY: tuple[Row[Latencies], ...] = (
+    _latency("vllm:time_to_first_token_seconds", Latency.FIRST_TOKEN),
+    _latency("vllm:inter_token_latency_seconds", Latency.TOKEN_GAP),
+    _latency("vllm:e2e_request_latency_seconds", Latency.REQUEST),
+    _latency("vllm:request_queue_time_seconds", Latency.QUEUE_WAIT),
+)
+
+VLLM_SEQUENCES: tuple[Row[FinishedSequences], ...] = (
+    Distribution(
+        "vllm:request_prompt_tokens", "Prompt tokens of a sequence.", lambda s: s.prompt_tokens
+    ),
+    Distribution(
+        "vllm:request_generation_tokens",
+        "Output tokens of a sequence.",
+        lambda s: s.output_tokens,
+    ),
+    Distribution(
+        "vllm:request_max_num_generation_tokens",
+        "Output tokens of the longest of a request's n sequences.",
+        lambda s: s.longest_output_tokens,
+    ),
+    Distribution(
+        "vllm:request_prefill_time_seconds",
+        "From a sequence's admission to its first token.",
+        lambda s: s.prefill_seconds,
+    ),
+    Distribution(
+        "vllm:request_decode_time_seconds",
+        "From a sequence's first token to its last.",
+        lambda s: s.decode_seconds,
+    ),
+    Distribution(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between the tokens of a sequence.",
+        lambda s: s.seconds_per_token,
+    ),
+)
+"""Of sequences that ended with a stop or with their length."""
+
+VLLM: tuple[Row[EngineStats], ...] = (
+    Gauge("vllm:num_requests_running", "Sequences that are computed.", lambda s: s.running),
+    Gauge("vllm:num_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Gauge("vllm:kv_cache_usage_perc", "Share of blocks held by sequences; 1 is all.", _held_share),
+    Counter(
+        "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.cache.queried_tokens
+    ),
+    Counter("vllm:prefix_cache_hits", "Prompt tokens found.", lambda s: s.cache.hit_tokens),
+    Counter(
+        "vllm:prompt_tokens",
+        "Prompt tokens processed.",
+        lambda s: s.computed_prompt_tokens + s.cache.hit_tokens,
+    ),
+    Counter("vllm:generation_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
+    Counter(
+        "vllm:num_preemptions",
+        "Sequences sent back to the queue.",
+        lambda s: s.preemptions + s.client_preemptions,
+    ),
+    Counter(
+        "vllm:spec_decode_num_drafts",
+        "Drafts verified.",
+        lambda s: sum(each.drafts for each in s.drafts.values()),
+    ),
+    Counter(
+        "vllm:spec_decode_num_draft_tokens",
+        "Tokens drafted.",
+        lambda s: sum(each.drafted_tokens for each in s.drafts.values()),
+    ),
+    Counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Drafted tokens accepted.",
+        lambda s: sum(each.accepted_tokens for each in s.drafts.values()),
+    ),
+    Counter(
+        "vllm:request_success{finished_reason}",
+        "Sequences that ended.",
+        lambda s: [(reason, s.sequences.finished[reason]) for reason in VLLM_FINISH_REASONS],
+    ),
+)
+"""vLLM's names and types, over the same figures:
+https://docs.vllm.ai/en/latest/usage/metrics.html. Prometheus advises against colons in names
+(`promtool check metrics` warns), but vLLM's names have them.
+"""
+
+
+def model_families(models: Sequence[ModelFigures]) -> Iterator[Metric]:
+    """The families of all models, with the label `model`."""
+    yield from _families(MODEL, "model", models, lambda m: m)
+    yield from _families(LATENCY, "model", models, lambda m: m.latencies)
+    yield from _families(
+        INFO, "model", models, lambda m: None if m.card is None else (m.name, m.card)
+    )
+    yield from _families(ENGINE, "model", models, lambda m: m.stats)
+    yield from _families(
+        DECODE, "model", models, lambda m: None if m.stats is None else m.stats.decode
+    )
+    yield from _families(
+        DISK, "model", models, lambda m: None if m.stats is None else m.stats.cache.disk
+    )
+
+
+def vllm_families(models: Sequence[ModelFigures]) -> Iterator[Metric]:
+    """The families with vLLM's names and label, `model_name`, of models that have been loaded."""
+    loaded = [model for model in models if model.stats is not None]
+    yield from _families(VLLM_LATENCY, "model_name", loaded, lambda m: m.latencies)
+    yield from _families(VLLM_SEQUENCES, "model_name", loaded, lambda m: m.sequences)
+    yield from _families(VLLM, "model_name", loaded, lambda m: m.stats)
+
+
+def _families(
+    rows: Iterable[Row[Source]],
+    model_label: str,
+    models: Sequence[ModelFigures],
+    source: Callable[[ModelFigures], Source | None],
+) -> Iterator[Metric]:
+    """One family for each row. Models without the source have no samples in it."""
+    sources = [({model_label: model.name}, source(model)) for model in models]
+    found = [(labels, figures) for labels, figures in sources if figures is not None]
+    if found:
+        yield from (row.family(found) for row in rows)
