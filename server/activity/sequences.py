@@ -67,13 +67,13 @@ class SequenceTimes:
 
     def note(self, event: OutputEvent, now: float) -> None:
         """Count an event that arrived at `now`, in seconds of any one clock."""
+        if not (event.admission or event.usage or self._prefilling):
+            return  # the next tokens of a sequence that decodes, as most events are
         sequence = event.request_id, event.index
         if event.admission is not None:
             self._prefilling[sequence] = now
-        if event.token_ids and self._prefilling:  # which is empty while all sequences decode
-            admitted = self._prefilling.pop(sequence, None)
-            if admitted is not None:
-                self._decoding[sequence] = now - admitted, now
+        if event.token_ids and (admitted := self._prefilling.pop(sequence, None)) is not None:
+            self._decoding[sequence] = now - admitted, now
         if event.usage is not None and event.finish_reason in WHOLE:
             self._ended(sequence, event.usage, now)
 
