@@ -85,6 +85,7 @@ class Writer:
         self._is_closed = False
         self.fault: Fault | None = None  # of the last write; None: it succeeded
         self.is_day_spent = False
+        self._is_disk_full = False  # by other programs
         self._thread = threading.Thread(target=self.run, name="disk-writer", daemon=True)
 
     @property
@@ -330,9 +331,11 @@ class Writer:
         is_spent = left <= 0
         if is_spent and not self.is_day_spent:
             logger.warning("the disk cache has written as much as it may today, and writes no more")
+        if self._space.is_taken and not self._is_disk_full:
+            logger.warning("the disk cache writes nothing while other programs fill the disk")
         with self._changed:
-            self.is_day_spent = is_spent
-            if self._space.is_taken:
+            self.is_day_spent, self._is_disk_full = is_spent, self._space.is_taken
+            if self._is_disk_full:
                 self._allowance = 0
             else:
                 self._allowance = left

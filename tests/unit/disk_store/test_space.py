@@ -196,7 +196,9 @@ def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path: Path) -> None:
+def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nor when it is opened; and when they make room it goes on."""
     files, limits = FaultyFiles(), replace(LIMITS, least_free=0.05)
     files.capacity = 50 * MIB
@@ -210,6 +212,7 @@ def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path
     tier.upkeep()
     assert tier.flush(PATIENCE)
     assert not offer(tier, more.extent())
+    assert caplog.text.count("while other programs fill the disk") == 1
     assert [read(tier, chain.names)[1] for chain in chains] == [None] * 5
     assert tier.stats().counters.faults == {}
     tier.close()
