@@ -14,8 +14,10 @@ from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from server.schemas.cache_tree import CacheTree
 from server.transport.sse import sse_data
 
-MIN_INTERVAL_SECONDS = 0.25
-"""The shortest time between two questions to the engine."""
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.25, 5.0
+"""The shortest and the longest time between two questions to the engine, as its snapshots' cost
+asks for. One that took long by chance, as when Python looked for garbage, delays the next no more.
+"""
 
 SHARE = 0.02
 """The share of a processor that snapshots may take: large ones are made less often."""
@@ -130,7 +132,7 @@ class CacheFeed:
 
     def _allow_again_after(self, cost_seconds: float) -> None:
         interval_seconds = max(MIN_INTERVAL_SECONDS, cost_seconds / SHARE)
-        self._due_seconds = self._asked_seconds + interval_seconds
+        self._due_seconds = self._asked_seconds + min(interval_seconds, MAX_INTERVAL_SECONDS)
 
     def _fail(self, failure: Callable[[], Exception]) -> None:
         self._failure = failure

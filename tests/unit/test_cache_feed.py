@@ -126,3 +126,14 @@ async def test_a_costly_snapshot_is_made_less_often(monkeypatch: pytest.MonkeyPa
     await feed.poll()
     await feed.poll()
     assert engine.looks == 1
+
+
+async def test_one_that_took_long_by_chance_delays_the_next_by_seconds_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_feed, "MAX_INTERVAL_SECONDS", 0.0)
+    engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
+    feed = CacheFeed(engine, "m")
+    await feed.poll()
+    await feed.poll()
+    assert engine.looks == 2
