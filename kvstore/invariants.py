@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 
 from kvstore.lease import Lease
+from kvstore.node import Node
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
-from kvstore.tree import Node, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Finding
 
 

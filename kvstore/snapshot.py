@@ -11,8 +11,9 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple
 
+from kvstore.node import Node
 from kvstore.tokens import Digest
-from kvstore.tree import Node, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 
 

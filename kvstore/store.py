@@ -19,11 +19,12 @@ from typing import Final
 
 from kvstore.in_flight import InFlight
 from kvstore.lease import Lease, Refusal
+from kvstore.node import NO_MATCH, Match
 from kvstore.ops import CopyBlock, FillBlock, Parts, ReadBlock, StepOp, When
 from kvstore.pool import BlockPool, BlockTable, blocks_for
 from kvstore.slots import NEVER, Group, PlannedTokens
 from kvstore.tokens import Tokens
-from kvstore.tree import NO_MATCH, Match, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 
 

@@ -18,107 +18,12 @@ import heapq
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import count, islice, takewhile
-from typing import NamedTuple
 
+from kvstore.node import Adoption, Change, Match, Node, TreeChange
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.tokens import TOKEN_BYTES, Digest, child_digests, common_tokens, root_digest, unpacked
 from kvstore.types import BlockId, Finding, Namespace
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Node:
-    """A run of blocks that follows the blocks of `parent`. `packed` holds their tokens.
-
-    `hashes` has the hash of each block, tails included, if the tree computes hashes. The `subtree_`
-    sums are over the node and its descendants. A node that has left the tree has no blocks. The
-    root of a namespace has no parent and no blocks; its one hash is that of the namespace.
-
-    Two fields are the disk cache's. `n_saved`: its first blocks that were on disk, or on their way,
-    when they were last looked at. `save_at`: when the rest is to be written, in seconds of the disk
-    cache's clock; None: nothing is new.
-    """
-
-    serial: int
-    namespace: Namespace
-    parent: "Node | None"
-    packed: bytearray = field(default_factory=bytearray)
-    last_used: float = 0.0
-    blocks: list[BlockId] = field(default_factory=list)
-    hashes: list[Digest] = field(default_factory=list)
-    children: list["Node"] = field(default_factory=list)
-    is_queued: bool = False  # has its one entry in the eviction queue
-    subtree_nodes: int = 0
-    subtree_tokens: int = 0
-    subtree_blocks: int = 0
-    n_saved: int = 0
-    save_at: float | None = None
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.packed) // TOKEN_BYTES
-
-    def token_ids(self, most: int) -> tuple[int, ...]:
-        """The first tokens of the node, at most `most`."""
-        return tuple(unpacked(bytes(self.packed[: most * TOKEN_BYTES])))
-
-    def parent_hash(self, index: int) -> Digest:
-        """The hash of the block before the node's block at `index`, or that of the namespace."""
-        if index:
-            return self.hashes[index - 1]
-        assert self.parent is not None, "a root has no blocks"
-        return self.parent.hashes[-1]
-
-    def path(self) -> "Iterator[Node]":
-        """The node and its ancestors, without the root."""
-        node: Node | None = self
-        while node is not None and node.blocks:
-            yield node
-            node = node.parent
-
-
-class Match(NamedTuple):
-    """The longest indexed prefix of a run of tokens.
-
-    `blocks` hold its `n_tokens` tokens. The last block may hold more tokens, or go on differently.
-    """
-
-    n_tokens: int
-    blocks: tuple[BlockId, ...]
-
-    def until(self, n_tokens: int, block_size: int) -> "Match":
-        """The part of the match that covers the first `n_tokens` tokens."""
-        return Match(n_tokens, self.blocks[: blocks_for(n_tokens, block_size)])
-
-
-NO_MATCH = Match(0, ())
-
-
-class Change(Enum):
-    """What can happen to a node, as far as the disk cache is concerned."""
-
-    GROWN = auto()  # it has more blocks, or a group has attached a slot to one of them
-    SPLIT = auto()  # its end, with all that was below, is now another node
-    ADOPTED = auto()  # a lease has adopted the path that ends with it
-
-
-class TreeChange(NamedTuple):
-    """Something has happened to `node`. `lower`: its former end, where it has been split."""
-
-    change: Change
-    node: Node
-    lower: Node | None = None
-
-
-class Adoption(NamedTuple):
-    """A lease adopted `n_tokens` tokens of cached prefix, of which `block` holds the last."""
-
-    block: BlockId
-    n_tokens: int
-    seconds: float  # of the tree's clock
-
 
 MAX_ADOPTIONS = 32
 """How many of the latest adoptions the tree remembers, for the dashboard."""

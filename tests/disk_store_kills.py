@@ -1,4 +1,4 @@
-"""Kill writers of the disk tier at random moments: `python -m tests.disk_store_kills --kills 100`.
+"""Kill writers of the disk store at random moments: `python -m tests.disk_store_kills --kills 100`.
 
 Two children, with a model each, write chains into one directory at the same time and say which they
 have flushed; they are killed with SIGKILL while they go on. Then all that they had flushed is read

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.disk.types import Buffer, EntryHead
+from kvstore.node import Node
 from kvstore.ops import ReadBlock
 from kvstore.pool import blocks_for
 from kvstore.slots import Group
 from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
-from kvstore.tree import Node
 from kvstore.types import BlockId
 
 

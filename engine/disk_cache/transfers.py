@@ -19,26 +19,26 @@ TICKETS = 2
 class BytePace:
     """A moving average of seconds a byte, learned from steps that moved bytes.
 
-    What such a step takes once is in it by its share; so what is allowed converges to what fits,
-    where the time is longer than that.
+    The fixed cost of moving anything is spread over the bytes of each step, so the number of bytes
+    that a step may move converges to what fits into its time.
     """
 
     def __init__(self) -> None:
         self._byte_seconds: float | None = None
 
     def observe(self, n_bytes: int, seconds: float) -> None:
-        """So many bytes, at least one, have held a step up for so long."""
+        """A step took `seconds` longer because it moved `n_bytes`, which is at least 1."""
         seen, known = seconds / n_bytes, self._byte_seconds
         self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
 
     def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
-        """The prediction for so many bytes. `unseen_rate`: bytes a second before any step was seen
-        to be held up; None: nothing is known.
+        """How much longer a step will take that moves `n_bytes`. `unseen_rate`: bytes a second to
+        assume before the first observation; None: no time.
         """
         return n_bytes * self._per_byte(unseen_rate)
 
     def bytes_in(self, seconds: float, unseen_rate: float | None = None) -> float:
-        """How many bytes are moved in that time; infinite where that is."""
+        """How many bytes a step can move in `seconds`; infinite if that is."""
         if math.isinf(seconds):
             return math.inf
         per_byte = self._per_byte(unseen_rate)

@@ -22,9 +22,10 @@ from engine.disk_cache.transfers import BytePace
 from engine.values.settings import DiskWrites
 from kvstore.disk.catalog import Reservation
 from kvstore.disk.store import DiskStore
+from kvstore.node import Change, Node, TreeChange
 from kvstore.ops import Parts, ReadBlock
 from kvstore.tokens import root_digest
-from kvstore.tree import Change, Node, RadixTree, TreeChange
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
 RETRY_SECONDS = 0.25

@@ -104,7 +104,7 @@ class Trials:
             raise
 
     def _take(self, digest: bytes, outcome: Outcome) -> None:
-        """Answer everybody who waits for the verdict."""
+        """Keep the verdict, and give it to all requests that wait for it."""
         verdict: Verdict | Exception
         match outcome:
             case Report(error=error, seconds=seconds):

@@ -16,12 +16,13 @@ from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
 from engine.values.stats import UNSALTED_ID, RecentHits, RequestInfo
 from engine.values.tree import HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
+from kvstore.node import Node
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, GroupStats
 from kvstore.snapshot import EMPTY, AdoptionView, TreeView, adoption_views, tree_view
 from kvstore.tokens import Digest, root_digest
-from kvstore.tree import Node, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 from kvstore.window import WindowGroup
 

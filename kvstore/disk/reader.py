@@ -35,7 +35,7 @@ MOST_ENTRIES = 256
 """Of a run, however small they are."""
 
 RATE_MEMORY_BYTES = 256 << 20
-"""The observed rate forgets what was read longer ago than about so many bytes."""
+"""The observed rate counts about the last RATE_MEMORY_BYTES that were read."""
 
 
 class Ticket:

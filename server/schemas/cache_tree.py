@@ -35,7 +35,7 @@ class TreeNode(_Seen):
     """A run of tokens that is stored once for all that use it."""
 
     id: int
-    """The same for as long as the node exists; never given to another."""
+    """An id that the node keeps while it exists, and that no other node gets."""
     parent: int | None
     namespace: str
     start: int

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvstore import invariants
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
+from kvstore.node import Node
 from kvstore.ops import CopyBlock
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
-from kvstore.tree import Node, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 
 NS = Namespace(model="m")

@@ -8,9 +8,9 @@ import pytest
 from kvstore import invariants
 from kvstore.invariants import InvariantError
 from kvstore.lease import Lease
+from kvstore.node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
-from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
 from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve, tree_of, walk
 

@@ -1,7 +1,7 @@
 """The tree notes changes for the disk cache, and tells which nodes it will evict next."""
 
+from kvstore.node import Change, TreeChange
 from kvstore.store import KVStore
-from kvstore.tree import Change, TreeChange
 from tests.unit.kv_helpers import admit, make_store, run_of, serve, tree_of
 
 A, B = run_of(1000, 16), run_of(2000, 16)

@@ -112,7 +112,7 @@ class FunctionCallItem(RequestModel):
 
 
 class CustomToolCallItem(RequestModel):
-    """The same of a tool whose input is free text."""
+    """A call of a custom tool, whose input is free text."""
 
     type: Literal["custom_tool_call"]
     id: ItemId | None = None

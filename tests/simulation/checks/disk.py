@@ -6,9 +6,9 @@ from engine.disk_cache.loader import _Load
 from engine.disk_cache.writer import DiskWriter
 from engine.values.settings import DiskWrites
 from kvstore.disk.types import EntryHead
+from kvstore.node import Node
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
-from kvstore.tree import Node
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
 from tests.simulation.fake_store import FakeTicket

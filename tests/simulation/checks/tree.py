@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.core.sequence import LiveSequence
+from kvstore.node import Node
 from kvstore.ops import RollBackState
 from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
-from kvstore.tree import Node, RadixTree
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import FakeRunner

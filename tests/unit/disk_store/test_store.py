@@ -1,4 +1,4 @@
-"""What is offered to the disk tier comes back: now, and after it was closed."""
+"""What is written to the disk store can be read: at once, and after it was closed."""
 
 import gc
 import itertools

@@ -33,12 +33,13 @@ from engine.watch.snapshot import (
     namespace_id,
 )
 from kvstore import snapshot
+from kvstore.node import Node
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.snapshot import adoption_views, tree_view
 from kvstore.tokens import Digest, Tokens
-from kvstore.tree import MAX_ADOPTIONS, Node, RadixTree
+from kvstore.tree import MAX_ADOPTIONS, RadixTree
 from kvstore.types import Namespace
 from kvstore.window import WindowGroup
 from server.schemas.cache_tree import CacheTree
