@@ -208,6 +208,7 @@ class Writer:
                     self._delete()
                     self._shrink()
                     if is_upkeep:
+                        self._try_again()
                         self._allow()
                     if waiting is not None and not waiting.extent.is_removed:
                         self._write(waiting)
@@ -340,6 +341,14 @@ class Writer:
             else:
                 self._allowance = left
                 self._longest_path = longest_path(self._space.allowed_bytes)
+
+    def _try_again(self) -> None:
+        """Whether a disk that failed can be written by now. That there is room for a few bytes says
+        nothing of a full one, so that fault lasts until something is written.
+        """
+        if self.fault not in (None, Fault.NO_SPACE):
+            self._budget.spend(0)
+            self.fault = None
 
     def _failed(self, error: Exception) -> None:
         """Accept nothing until something is written or the next upkeep. A disk that goes on failing

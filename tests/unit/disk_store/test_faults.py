@@ -222,6 +222,22 @@ def test_a_file_in_the_folders_place_is_refused_in_words(tmp_path: Path) -> None
         DiskStore.open(tmp_path / "file", "model", LIMITS)
 
 
+def test_a_disk_that_can_be_written_again_is_noticed_before_anything_is(
+    tier: DiskStore, files: FaultyFiles
+) -> None:
+    """Or `/health` of an idle daemon would stay degraded."""
+    files.fail("write", errno.EROFS)
+    offer(tier, CHAIN.extent())
+    for _ in range(2):
+        tier.upkeep()
+        assert tier.flush(PATIENCE)
+        assert tier.stats().write_fault is Fault.READ_ONLY
+    files.heal()
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert tier.stats().write_fault is None
+
+
 def test_what_could_not_be_deleted_is_tried_again(
     tmp_path: Path, tier: DiskStore, files: FaultyFiles
 ) -> None:
