@@ -8,17 +8,19 @@ from anyio import create_task_group
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from engine.api import EngineError
 from server import __version__
-from server.access.refusals import Refusals
+from server.access.policy import Policy
+from server.access.web import Hosts, Origins
 from server.dialects import tokens
 from server.dialects.chat import routes as chat
 from server.dialects.completions import routes as completions
 from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
-    handle_client_left,
+    handle_client_disconnected,
     handle_unknown_url,
     handle_wrong_method,
 )
@@ -27,11 +29,10 @@ from server.dialects.ollama import routes as ollama
 from server.dialects.responses import routes as responses
 from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
-from server.errors import ApiError, ClientLeft
-from server.http.unsent import UnsentBudget
-from server.http.waiting import task_scope
+from server.errors import ApiError, ClientDisconnected
+from server.gateway import Gateway, body_budget, output_budget
+from server.http.stream import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
-from server.middleware import middleware
 from server.openapi import OpenApiDocument
 from server.registry import ModelRegistry
 from server.routes import (
@@ -71,10 +72,16 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     """The application. Whoever runs it runs and drains the models; `agents` are those that the page
     says how to launch.
     """
-    answers = HttpAnswers()
-    unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
-    refusals = Refusals()
-    metrics_page = Metrics(answers, unsent, refusals, has_vllm_names=settings.vllm_metric_names)
+    answers, output = HttpAnswers(), output_budget(settings)
+    policy = Policy(
+        settings.keys,
+        Hosts(settings.host, settings.allowed_host),
+        Origins(settings.cors_origin),
+        has_namespaces=settings.cache_namespace == "key",
+    )
+    metrics_page = Metrics(
+        answers, output, policy.refusals, has_vllm_names=settings.vllm_metric_names
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,7 +92,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 settings.max_stored_responses, settings.max_stored_bytes
             )
             app.state.background_responses = BackgroundResponses(
-                tasks, unsent, service.workers, service.tracker, settings.max_background_responses
+                tasks, output, service.workers, service.tracker, settings.max_background_responses
             )
             async with task_scope() as samplers:
                 samplers.start_soon(service.series.run, models.stats)
@@ -96,14 +103,23 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, whose pages load scripts from elsewhere
-        middleware=middleware(settings, answers, unsent, refusals),
+        middleware=[
+            Middleware(
+                Gateway,
+                settings=settings,
+                policy=policy,
+                bodies=body_budget(settings),
+                output=output,
+                answers=answers,
+            )
+        ],
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, handle)
     app.add_exception_handler(404, handle_unknown_url)
     app.add_exception_handler(405, handle_wrong_method)
-    app.add_exception_handler(ClientLeft, handle_client_left)
+    app.add_exception_handler(ClientDisconnected, handle_client_disconnected)
     sections = SECTIONS | (DASHBOARD if settings.dashboard else {})
     for section, routers in sections.items():
         for router in routers:

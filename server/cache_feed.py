@@ -11,7 +11,7 @@ from anyio import Event, Lock, current_time, sleep_until, to_thread
 
 from engine.api import Engine, EngineStopped
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
-from server.http.sse import sse_data
+from server.http.stream import sse_data
 from server.schemas.cache_tree import CacheTree
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.25, 5.0

@@ -14,9 +14,10 @@ from engine.api import Engine
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
+from server.budget import Reservation
 from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter, generating
-from server.http.unsent import Unsent, kept_bytes
+from server.http.unsent import kept_bytes
 from server.record import RequestRecord
 
 
@@ -95,17 +96,17 @@ class StreamingBuilder(ResponseBuilder[ChoiceT], Protocol[ChoiceT]):
 
 async def generate_all(
     builder: ResponseBuilder[ChoiceT],
-    unsent: Unsent,
+    output: Reservation,
     record: RequestRecord,
     tracker: RequestTracker,
 ) -> list[ChoiceT]:
     """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
     choices = [builder.new_choice() for request in builder.requests for _ in range(request.n)]
     engine, requests = builder.engine, builder.requests
-    async with generating(engine, requests, unsent, record, tracker) as events:
+    async with generating(engine, requests, output, record, tracker) as events:
         async for batch in events:
             for choice, event in batch:
-                unsent.add(kept_bytes(event))
+                output.add(kept_bytes(event))
                 choices[choice].add(event)
                 builder.meter.add(choice, event.usage)
     return choices

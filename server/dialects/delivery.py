@@ -2,24 +2,22 @@
 loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
-generation.
+generation. Nothing of the request's body is held while the answer is written.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from anyio import current_time, sleep, sleep_until
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from engine.api import EngineError
 from engine.values.output import OutputEvent
 from server.activity.tracker import RequestTracker
+from server.budget import Reservation
 from server.dialects.base import (
     ResponseBuilder,
     StreamingBuilder,
@@ -28,19 +26,13 @@ from server.dialects.base import (
     wire_json,
 )
 from server.dialects.errors import error_event
-from server.errors import ApiError, ClientLeft, timed_out, to_api_error
-from server.generation.events import ChoiceEvent, ChoiceT, MergedEvents, generating
+from server.errors import to_api_error
+from server.generation.events import ChoiceEvent, ChoiceT, UsageMeter, generating
 from server.generation.models import ServedModel
-from server.http.sse import EVENT_STREAM, KEEP_ALIVE
-from server.http.unsent import Unsent, rendering_bytes, unsent_of
-from server.http.waiting import client_waiting, task_scope
-from server.record import RequestRecord, request_record
+from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
+from server.http.unsent import rendering_bytes
+from server.record import RequestRecord, output_of, request_record
 from server.service import Service
-
-STREAM_HEADERS = {
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would hold events back
-}
 
 Begin = Callable[[ServedModel], Awaitable[Response]]
 """Makes the response when the model is there. Raises what there is to say to the client."""
@@ -56,146 +48,6 @@ class KeepAlive:
 
 COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 
-log = logging.getLogger("rootstock.stream")
-
-
-async def respond(builder: StreamingBuilder[ChoiceT], http: Request, service: Service) -> Response:
-    """A stream, or the whole response where the client asks for that. Raises what `respond_whole`
-    does.
-    """
-    if not builder.is_streamed:
-        return await respond_whole(builder, http, service)
-    request_record(http.scope).slot.release()
-    keepalive_seconds = service.settings.keepalive_seconds
-    return EventStreamResponse(builder, service.tracker, keepalive_seconds)
-
-
-async def respond_whole(
-    builder: ResponseBuilder[ChoiceT], http: Request, service: Service
-) -> Response:
-    """Raises what the engine raises, and ApiError when the answer grows too large."""
-    record, unsent = request_record(http.scope), unsent_of(http.scope)
-    record.slot.release()
-    choices = await generate_all(builder, unsent, record, service.tracker)
-    record.usage = builder.meter.total
-    body = await service.workers.run(
-        record.client, rendering_bytes(unsent), partial(builder.whole, choices)
-    )
-    return json_response(body)
-
-
-async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, http: Request, service: Service
-) -> Response:
-    """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
-
-    Raises ApiError when that is too much.
-    """
-    unsent = unsent_of(http.scope)
-    with unsent.ended_by(_no_callback):
-        unsent.add(n_bytes)
-    record = request_record(http.scope)
-    record.slot.release()
-    body = await service.workers.run(
-        record.client, rendering_bytes(unsent), lambda: wire_json(build())
-    )
-    return json_response(body)
-
-
-def _no_callback(error: ApiError) -> None:
-    """Does nothing when the limit is exceeded: `Unsent.add` raises the error itself."""
-
-
-def json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
-
-
-class EventStreamResponse(Response):
-    """Streams what the engine generates.
-
-    The status line waits for the first event, so that an error before it has a status of its own,
-    but no longer than `keepalive_seconds`. After it, errors are part of the stream.
-    """
-
-    def __init__(
-        self,
-        builder: StreamingBuilder[ChoiceT],
-        tracker: RequestTracker,
-        keepalive_seconds: float,
-    ) -> None:
-        self.status_code = 200
-        self.background = None
-        self._builder = builder
-        self._writer = builder.writer()
-        self.media_type = self._writer.media_type
-        self.init_headers(STREAM_HEADERS)
-        self._tracker = tracker
-        self._keepalive_seconds = keepalive_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = request_record(scope)
-        body = DeferredStart(send, self.raw_headers)
-        writer = self._writer
-        try:
-            await self._stream(writer, receive, body, unsent_of(scope), record)
-            record.usage = self._builder.meter.total
-        except ClientLeft:
-            pass  # RequestLog has seen it leave
-        except Exception as error:
-            if not body.is_sent:
-                raise
-            expected = isinstance(error, ApiError | EngineError)
-            log.warning("request %s: %s", record.id, error, exc_info=not expected)
-            await body.write(writer.failure(to_api_error(error)))
-        await body.end()
-
-    async def _stream(
-        self,
-        writer: StreamWriter,
-        receive: Receive,
-        body: "DeferredStart",
-        unsent: Unsent,
-        record: RequestRecord,
-    ) -> None:
-        engine, requests = self._builder.engine, self._builder.requests
-        async with client_waiting(receive):
-            async with (
-                generating(engine, requests, unsent, record, self._tracker) as events,
-                task_scope() as tasks,
-            ):
-                tasks.start_soon(self._wake, events, body)
-                tasks.start_soon(_end_at, record.deadline, events)
-                async for batch in events:
-                    data = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
-                    await body.write(data)
-            await body.write(writer.end())
-
-    def _rendered(
-        self, writer: StreamWriter, batch: Sequence[ChoiceEvent], unsent: Unsent
-    ) -> bytes:
-        """The events of a batch as bytes. Raises ApiError when the writer keeps too much."""
-        by_choice = defaultdict[int, list[OutputEvent]](list)
-        for choice, event in batch:
-            self._builder.meter.add(choice, event.usage)
-            by_choice[choice].append(event)
-        unsent.add(writer.kept_bytes([event for _, event in batch]))
-        return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
-
-    async def _wake(self, events: MergedEvents, body: "DeferredStart") -> None:
-        """Have a keep-alive sent after each silence. One timer, not one for each write."""
-        while True:
-            due = body.written_seconds + self._keepalive_seconds
-            if due <= current_time():
-                events.wake()
-                due = current_time() + self._keepalive_seconds
-            await sleep_until(due)
-
-
-async def _end_at(deadline: float, events: MergedEvents) -> None:
-    """At the deadline, replace the events that wait by an error."""
-    await sleep_until(deadline)
-    events.overrun(timed_out())
-
 
 async def when_loaded(
     name: str,
@@ -208,85 +60,122 @@ async def when_loaded(
     client reads a stream, which it keeps alive until then.
 
     A client that leaves before the response is made ends the wait for the model, the preparation
-    and the generation. Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
+    and the generation. Raises ApiError, EngineStopped, ClientDisconnected and what `begin` raises.
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if keep_alive is not None and not service.models.is_ready(own):
-        return LoadingStream(name, begin, service, keep_alive)
-    async with client_waiting(http.receive):
-        return await begin(await service.hold(name, record))
+    if keep_alive is None or service.models.is_ready(own):
+        async with client_waiting(http.receive):
+            return await begin(await service.hold(name, record))
+
+    async def fill(stream: DeferredStream) -> None:
+        nonlocal begin
+        response = await begin(await service.hold(name, record))
+        del begin  # it holds the body
+        if isinstance(response, DeferredStream):
+            await response.fill(stream)
+        else:
+            await response(http.scope, http.receive, stream.send)
+
+    return DeferredStream(
+        keep_alive.media_type,
+        fill,
+        service.settings.keepalive_seconds,
+        keep_alive=keep_alive.part,
+        failure=partial(error_event, http.scope),
+    )
 
 
-class LoadingStream(Response):
-    """The status line waits for the response, so that it may be an error's, but no longer than
-    `keepalive_seconds`. After it, an error is an event, a missed deadline included.
+async def respond(builder: StreamingBuilder[ChoiceT], http: Request, service: Service) -> Response:
+    """A stream, or the whole response where the client asks for that. Sending it raises what that
+    of `respond_whole` does.
     """
+    if not builder.is_streamed:
+        return await respond_whole(builder, http, service)
+    record, keepalive_seconds = request_record(http.scope), service.settings.keepalive_seconds
+    return streamed(builder, record, service.tracker, keepalive_seconds)
 
-    def __init__(self, name: str, begin: Begin, service: Service, keep_alive: KeepAlive) -> None:
-        self.status_code = 200
-        self.media_type = keep_alive.media_type
+
+async def respond_whole(
+    builder: ResponseBuilder[ChoiceT], http: Request, service: Service
+) -> Response:
+    """The whole response, generated when it is sent. Sending it raises what the engine raises, and
+    ApiError when the answer grows too large.
+    """
+    return WholeResponse(builder, service)
+
+
+class WholeResponse(Response):
+    """A response that is generated, and rendered in a worker thread, when it is sent."""
+
+    def __init__(self, builder: ResponseBuilder[ChoiceT], service: Service) -> None:
         self.background = None
-        self.init_headers(STREAM_HEADERS)
-        self._name = name
-        self._begin = begin
+        self._builder = builder
         self._service = service
-        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        opening = DeferredStart(send, self.raw_headers)
-        try:
-            response = await self._response(scope, receive, opening)
-            await response(scope, receive, opening.send)
-        except ClientLeft:
-            pass  # RequestLog has seen it leave
-        except Exception as error:
-            if not opening.is_sent:
-                raise
-            expected = isinstance(error, ApiError | EngineError)
-            log.warning("request %s: %s", request_record(scope).id, error, exc_info=not expected)
-            await opening.write(error_event(scope, error))
-            await opening.end()
-
-    async def _response(self, scope: Scope, receive: Receive, opening: "DeferredStart") -> Response:
-        record = request_record(scope)
-        with record.time_limit():  # that of TimeLimit ends with the first comment
-            async with client_waiting(receive):
-                async with task_scope() as tasks:
-                    tasks.start_soon(self._comment, opening)
-                    model = await self._service.hold(self._name, record)
-                return await self._begin(model)
-
-    async def _comment(self, opening: "DeferredStart") -> None:
-        while True:
-            await sleep(self._service.settings.keepalive_seconds)
-            await opening.write(self._keep_alive.part())
+        record, builder = request_record(scope), self._builder
+        record.end_preparation()
+        output = output_of(record)
+        async with client_waiting(receive):
+            choices = await generate_all(builder, output, record, self._service.tracker)
+            record.usage = builder.meter.total
+            body = await self._service.workers.run(
+                record.client, rendering_bytes(output.n_bytes), partial(builder.whole, choices)
+            )
+        await json_response(body)(scope, receive, send)
 
 
-class DeferredStart:
-    """A response whose status line goes out with its first bytes."""
+async def respond_without_engine(
+    build: Callable[[], BaseModel], n_bytes: int, http: Request, service: Service
+) -> Response:
+    """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._send = send
-        self._start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
-        self.is_sent = False
-        self.written_seconds = current_time()  # of the last bytes, or of the beginning
+    Raises ApiError when that is too much.
+    """
+    record = request_record(http.scope)
+    output_of(record).add(n_bytes)
+    record.slot.release()
+    body = await service.workers.run(
+        record.client, rendering_bytes(n_bytes), lambda: wire_json(build())
+    )
+    return json_response(body)
 
-    async def send(self, message: Message) -> None:
-        """Send a message of a response that takes this one's place, or goes on with it: without
-        its own status line once there has been one.
-        """
-        if message["type"] != "http.response.start" or not self.is_sent:
-            self.is_sent = True
-            await self._send(message)
 
-    async def write(self, data: bytes) -> None:
-        if data:
-            await self.send(self._start)
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self.written_seconds = current_time()
+def json_response(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
-    async def end(self) -> None:
-        """End the response if it has begun."""
-        if self.is_sent:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+def streamed(
+    builder: StreamingBuilder[ChoiceT],
+    record: RequestRecord,
+    tracker: RequestTracker,
+    keepalive_seconds: float,
+) -> DeferredStream:
+    """The response as a stream of what the engine generates."""
+    writer = builder.writer()
+
+    async def fill(stream: DeferredStream) -> None:
+        stream.keep_alive = writer.keep_alive  # another one's, where the model had to be loaded
+        stream.failure = lambda error: writer.failure(to_api_error(error))
+        record.end_preparation()
+        output = output_of(record)
+        async with generating(builder.engine, builder.requests, output, record, tracker) as events:
+            async for batch in events:
+                await stream.write(rendered(writer, batch, output, builder.meter))
+        record.usage = builder.meter.total
+        await stream.write(writer.end())
+
+    return DeferredStream(writer.media_type, fill, keepalive_seconds, keep_alive=writer.keep_alive)
+
+
+def rendered(
+    writer: StreamWriter, batch: Sequence[ChoiceEvent], output: Reservation, meter: UsageMeter
+) -> bytes:
+    """The events of a batch as bytes. Raises ApiError when the writer keeps too much of them."""
+    by_choice = defaultdict[int, list[OutputEvent]](list)
+    for choice, event in batch:
+        meter.add(choice, event.usage)
+        by_choice[choice].append(event)
+    output.add(writer.kept_bytes([event for _, event in batch]))
+    return b"".join(writer.events(choice, events) for choice, events in by_choice.items())

@@ -17,9 +17,10 @@ from engine.api import Engine, EngineStopped
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
+from server.budget import Reservation
 from server.errors import SERVER, ApiError
-from server.http.unsent import Unsent, queued_bytes
-from server.http.waiting import task_scope
+from server.http.stream import task_scope, until_cancelled
+from server.http.unsent import queued_bytes
 from server.record import RequestRecord
 
 ChoiceEvent = tuple[int, OutputEvent]
@@ -90,20 +91,19 @@ class MergedEvents:
     A slow client never holds the engine up: its events wait here, and count as unsent.
     """
 
-    def __init__(self, n_sources: int, unsent: Unsent) -> None:
+    def __init__(self, n_sources: int, output: Reservation) -> None:
         self._n_sources = n_sources
-        self._unsent = unsent
+        self._output = output
         self._queue: deque[tuple[ChoiceEvent, int]] = deque()  # with the bytes that each holds
         self._failure: Exception | None = None
         self._arrival = Event()
-        self._is_woken = False
 
     def put(self, choice: int, event: OutputEvent) -> None:
         """Raises ApiError when too much is unsent, and the failure if there has been one."""
         if self._failure is not None:
             raise self._failure
         n_bytes = queued_bytes(event)
-        self._unsent.add(n_bytes)
+        self._output.add(n_bytes)
         self._queue.append(((choice, event), n_bytes))
         self._arrival.set()
 
@@ -112,25 +112,14 @@ class MergedEvents:
         self._failure = self._failure or error
         self._arrival.set()
 
-    def overrun(self, error: ApiError) -> None:
-        """Raise the error in place of the events that wait."""
-        self._queue.clear()
-        self.fail(error)
-
     def source_ended(self) -> None:
         self._n_sources -= 1
-        self._arrival.set()
-
-    def wake(self) -> None:
-        """Give the reader that waits a batch without events."""
-        self._is_woken = True
         self._arrival.set()
 
     def __aiter__(self) -> "MergedEvents":
         return self
 
     async def __anext__(self) -> list[ChoiceEvent]:
-        self._is_woken = False
         await self._some()
         return [self._take() for _ in range(min(len(self._queue), EVENTS_AT_ONCE))]
 
@@ -142,14 +131,12 @@ class MergedEvents:
                 raise self._failure
             if self._n_sources == 0:
                 raise StopAsyncIteration
-            if self._is_woken:
-                return
             self._arrival = Event()
             await self._arrival.wait()
 
     def _take(self) -> ChoiceEvent:
         item, n_bytes = self._queue.popleft()
-        self._unsent.give_back(n_bytes)
+        self._output.give_back(n_bytes)
         return item
 
 
@@ -157,7 +144,7 @@ class MergedEvents:
 async def generating(
     engine: Engine,
     requests: Sequence[Request],
-    unsent: Unsent,
+    output: Reservation,
     record: RequestRecord,
     tracker: RequestTracker,
 ) -> AsyncIterator[MergedEvents]:
@@ -165,16 +152,13 @@ async def generating(
 
     The tracker follows them, and adds their tokens to the record.
     """
-    events = MergedEvents(len(requests), unsent)
+    events = MergedEvents(len(requests), output)
     places = CapacityLimiter(REQUESTS_AT_ONCE)
-    with (
-        tracker.answering(record, requests, events.overrun) as tracked,
-        unsent.ended_by(events.overrun),
-    ):
+    with tracker.answering(record, requests) as tracked:
         async with task_scope() as tasks:
             for index, request in enumerate(requests):
                 pump = partial(_pump, engine, request, index * request.n, events, tracked)
-                tasks.start_soon(_in_turn, places, pump)
+                tasks.start_soon(until_cancelled, _in_turn, places, pump)
             yield events
 
 

@@ -3,14 +3,13 @@
 A scrape never waits for the end of a step.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.access.refusals import Refusals
-from server.http.unsent import UnsentBudget
+from server.budget import Budget
 from server.metrics.tables import ModelFigures, model_families, vllm_families
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -46,13 +45,13 @@ class Metrics:
     def __init__(
         self,
         answers: HttpAnswers,
-        unsent: UnsentBudget,
-        refusals: Refusals,
+        output: Budget,
+        refusals: Mapping[tuple[str, str], int],
         *,
         has_vllm_names: bool,
     ) -> None:
         self._answers = answers
-        self._unsent = unsent
+        self._output = output
         self._refusals = refusals
         self._has_vllm_names = has_vllm_names
 
@@ -64,15 +63,25 @@ class Metrics:
 
     def _families(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
         yield from self._answers.collect()
-        yield from self._refusals.collect()
+        yield self._refused()
         yield CounterMetricFamily(
             "rootstock_answers_cut_off",
             "Answers ended because too much of them waited to be sent.",
-            self._unsent.n_ended,
+            self._output.n_evicted,
         )
         yield from model_families(models)
         if self._has_vllm_names:
             yield from vllm_families(models)
+
+    def _refused(self) -> Metric:
+        family = CounterMetricFamily(
+            "rootstock_access_refused",
+            "HTTP requests that were not let in, by reason and by the name of their API key.",
+            labels=["reason", "key"],
+        )
+        for labels, count in self._refusals.items():
+            family.add_metric(labels, count)
+        return family
 
 
 class _Collected(Collector):

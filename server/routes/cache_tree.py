@@ -3,21 +3,17 @@
 from contextlib import suppress
 from typing import Annotated
 
-from anyio import move_on_after, to_thread
+from anyio import to_thread
 from fastapi import Path
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
-from server.cache_feed import CacheFeed, Frame
-from server.dialects.delivery import STREAM_HEADERS, json_response
+from server.dialects.delivery import json_response
 from server.dialects.endpoint import Endpoints, unnamed_events
-from server.errors import ApiError, ClientLeft
-from server.http.sse import KEEP_ALIVE
-from server.http.waiting import client_waiting
+from server.errors import ApiError
+from server.http.stream import EVENT_STREAM, DeferredStream
 from server.schemas.cache_tree import CacheTree, NodeText
-from server.service import LoadedDependency, ServiceDependency
-from server.watch import Watch
+from server.service import LoadedDependency, RecordDependency, ServiceDependency
 
 router = Endpoints(prefix="/admin/cache")
 
@@ -26,7 +22,7 @@ TEXT_TOKENS = 4096
 
 
 class EventStream(Response):
-    media_type = "text/event-stream"
+    media_type = EVENT_STREAM
 
 
 NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
@@ -46,12 +42,25 @@ async def cache_tree(loaded: LoadedDependency, service: ServiceDependency) -> Re
     errors=(400, 404, 409),
     response_class=EventStream,
 )
-async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency) -> Response:
+async def cache_tree_stream(
+    loaded: LoadedDependency, service: ServiceDependency, record: RecordDependency
+) -> Response:
     """The cache as it is now and whenever it has changed, once a second at most.
 
     A slow reader gets the latest, and not all of them.
     """
-    return CacheTreeStream(loaded.feed, service.watch, service.settings.keepalive_seconds)
+    record.never_ends()
+    feed = loaded.feed
+
+    async def fill(stream: DeferredStream) -> None:
+        async with service.watch.watching(feed):
+            frame = await feed.fresh()
+            with suppress(EngineStopped):  # there is nothing more to see
+                while True:
+                    await stream.write(frame.event)
+                    frame = await feed.next_after(frame.version)
+
+    return DeferredStream(EVENT_STREAM, fill, service.settings.keepalive_seconds)
 
 
 @router.endpoint("GET", "/nodes/{id}", errors=(400, 404, 409))
@@ -65,44 +74,3 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
     if shows_text:
         text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
     return NodeText(id=id, tokens=node.tokens, text=text)
-
-
-class CacheTreeStream(EventStream):
-    """The status line waits for the first snapshot, so that a refusal has a status of its own."""
-
-    def __init__(self, feed: CacheFeed, watch: Watch, keepalive_seconds: float) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers(STREAM_HEADERS)
-        self._feed = feed
-        self._watch = watch
-        self._keepalive_seconds = keepalive_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with client_waiting(receive), self._watch.watching(self._feed):
-                await self._stream(send)
-        except ClientLeft:
-            pass  # RequestLog has seen it leave
-
-    async def _stream(self, send: Send) -> None:
-        frame: Frame | None = await self._feed.fresh()
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        version = 0
-        with suppress(EngineStopped):  # there is nothing more to see
-            while True:
-                if frame is not None:
-                    version = frame.version
-                await send(_part(frame.event if frame else KEEP_ALIVE))
-                frame = await self._next_after(version)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _next_after(self, version: int) -> Frame | None:
-        """None after a silence."""
-        with move_on_after(self._keepalive_seconds):
-            return await self._feed.next_after(version)
-        return None
-
-
-def _part(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -23,7 +23,7 @@ async def list_models(
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
     await service.models.discover_all()
-    allowed = record.allowed_models
+    allowed = record.principal.allowed_models
     listed = [
         _model(service, name, own)
         for name, own in service.models.names()

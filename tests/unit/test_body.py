@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
-from server.errors import ApiError, ClientLeft
+from server.errors import ApiError, ClientDisconnected
 from server.generation.completion_request import CompletionRequest
 from server.http.body import MAX_NODES, BodyReader, parse
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
@@ -41,7 +41,7 @@ def request(*messages: Message) -> Request:
             await sleep_forever()
         return received.pop(0)
 
-    state = {"record": RequestRecord("r", "a")}
+    state = {"record": RequestRecord("r", Principal("a"))}
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
@@ -57,16 +57,16 @@ async def test_big_bodies_leave_the_event_loop(spare: int) -> None:
 
 
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
 
 
 async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> None:
-    workers, other = Workers(), RequestRecord("o", "b", n_bytes=LARGE_BYTES + 1)
+    workers, other = Workers(), RequestRecord("o", Principal("b"), n_bytes=LARGE_BYTES + 1)
     async with other.held:
         await workers.prepare(other, lambda: None)  # holds the one slot from here on
         body = chunk(b"{}".ljust(LARGE_BYTES + 1))
-        with fail_after(SECONDS), pytest.raises(ClientLeft):
+        with fail_after(SECONDS), pytest.raises(ClientDisconnected):
             await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
 
 

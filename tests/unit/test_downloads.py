@@ -3,33 +3,57 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from anyio import Event, create_task_group, fail_after, sleep_forever
+from anyio import Event, create_task_group, fail_after, move_on_after, sleep_forever
+from starlette.types import Message
 
 from engine.api import ModelError, Progress
 from engine.launch import fetch_repository
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from server.dialects.ollama.models import pull_lines
+from server.dialects.ollama.models import pull_stream
 from server.downloads import Downloads
+from server.http.stream import DeferredStream
+from server.record import Principal, RequestRecord
 from tests.hub import Hub, checkpoint_files, serving_hub
 
 SECONDS = 20.0
 
 
+async def sent(stream: DeferredStream, send: Callable[[bytes], object]) -> None:
+    """Send the stream. `send` gets each of its parts."""
+    never = Event()
+
+    async def receive() -> Message:
+        await never.wait()
+        raise AssertionError("it was cancelled")
+
+    async def send_message(message: Message) -> None:
+        send(message.get("body", b""))
+
+    record = RequestRecord("r", Principal("a"))
+    await stream({"type": "http", "state": {"record": record}}, receive, send_message)
+
+
 async def test_the_lines_of_a_pull_say_how_far_it_is() -> None:
-    may_end = Event()
+    may_end, said = Event(), list[dict[str, Any]]()
 
     async def fetch(repository: str, progress: Progress) -> None:
         progress(10, 30)
         await may_end.wait()
 
+    def note(line: bytes) -> None:
+        if line:
+            said.append(json.loads(line))
+        if len(said) == 2:
+            may_end.set()
+
     async with create_task_group() as tasks:
-        lines = pull_lines(Downloads(fetch, tasks).start("org/small"))
-        said = [json.loads(await anext(lines)) for _ in range(2)]
-        may_end.set()
-        said += [json.loads(line) async for line in lines]
+        download = Downloads(fetch, tasks).start("org/small")
+        await sent(pull_stream(download, keepalive_seconds=3600), note)
     assert [line["status"] for line in said] == ["pulling manifest", "pulling org/small", "success"]
     assert (said[1]["completed"], said[1]["total"]) == (10, 30)
 
@@ -38,13 +62,17 @@ async def test_the_lines_of_a_pull_say_how_far_it_is() -> None:
 async def test_the_error_of_an_abandoned_download_is_logged_and_ends_nothing_else(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
+    may_fail = Event()
+
     async def fetch(repository: str, progress: Progress) -> None:
+        await may_fail.wait()
         raise error
 
     async with create_task_group() as tasks:
-        lines = pull_lines(Downloads(fetch, tasks).start("org/small"))
-        await anext(lines)
-        await lines.aclose()  # type: ignore[attr-defined]
+        download = Downloads(fetch, tasks).start("org/small")
+        with move_on_after(0.1):
+            await sent(pull_stream(download, keepalive_seconds=3600), lambda line: None)
+        may_fail.set()
     assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
 
 

@@ -1,7 +1,8 @@
 """Events on their way from the engine to the answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,13 +13,14 @@ from starlette.types import Message
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
+from server.budget import Budget, Reservation
 from server.dialects.base import StreamingBuilder
-from server.dialects.delivery import EventStreamResponse
-from server.errors import ApiError, ClientLeft
+from server.dialects.delivery import streamed
+from server.errors import ApiError, ClientDisconnected
 from server.generation.events import MergedEvents, UsageMeter, generating
-from server.http.unsent import Unsent, UnsentBudget, queued_bytes
-from server.http.waiting import client_waiting
-from server.record import RequestRecord
+from server.http.stream import client_waiting
+from server.http.unsent import queued_bytes
+from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")
@@ -40,8 +42,16 @@ class Endless(FakeEngine):
             self.aborted.put(request.id)
 
 
-def ignore(error: ApiError) -> None:
-    """An overrun that nobody needs to be told of."""
+@contextmanager
+def reserved(max_bytes: int = 10**9) -> Iterator[Reservation]:
+    """Memory for an answer that nobody else needs."""
+
+    def too_large() -> ApiError:
+        return ApiError(400, f"More than {max_bytes} bytes")
+
+    budget = Budget(max_bytes, 10**9, too_large=too_large, too_much=too_large)
+    with budget.reserve("client", lambda error: None) as reservation:
+        yield reservation
 
 
 async def nothing_comes() -> Message:
@@ -57,6 +67,9 @@ class Untold:
     """A writer of which nothing is sent."""
 
     media_type = "text/plain"
+
+    def keep_alive(self) -> bytes:
+        return b""
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
         return b""
@@ -79,7 +92,7 @@ class Streamed:
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
     engine, left = Endless(), asyncio.Event()
-    record = RequestRecord("r", "client")
+    record = RequestRecord("r", Principal("client"))
     requests = [Request(f"r{i}", (1,), 1) for i in range(8)]
 
     async def receive() -> Message:
@@ -87,15 +100,15 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
         return {"type": "http.disconnect"}
 
     async def read_until_left() -> None:
-        with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        with reserved() as output:
             async with (
                 client_waiting(receive),
-                generating(engine, requests, unsent, record, RequestTracker()) as events,
+                generating(engine, requests, output, record, RequestTracker()) as events,
             ):
                 async for _ in events:
                     left.set()
 
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         await read_until_left()
     assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
 
@@ -103,20 +116,18 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
     builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
     endless = cast(StreamingBuilder[Any], builder)
-    stream = EventStreamResponse(endless, RequestTracker(), keepalive_seconds=3600)
-    record = RequestRecord("r", "client", deadline=current_time())
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        scope = {"state": {"record": record, "unsent": unsent}}
-        with pytest.raises(ApiError) as caught:
-            await stream(scope, nothing_comes, refuse)
+    record = RequestRecord("r", Principal("client"), deadline=current_time() + 0.1)
+    stream = streamed(endless, record, RequestTracker(), keepalive_seconds=3600)
+    with reserved() as record.output, pytest.raises(ApiError) as caught:
+        await stream({"state": {"record": record}}, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
     aborted = {builder.engine.aborted.get_nowait() for _ in builder.requests}
     assert aborted == {request.id for request in builder.requests}
 
 
 async def test_what_is_taken_no_longer_counts() -> None:
-    with UnsentBudget(2 * EVENT_BYTES, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
+    with reserved(2 * EVENT_BYTES) as output:
+        events = MergedEvents(1, output)
         for _ in range(10):
             events.put(0, EVENT)
             await anext(events)
@@ -126,53 +137,21 @@ async def test_what_is_taken_no_longer_counts() -> None:
             events.put(0, EVENT)
 
 
-async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> None:
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
+async def test_a_failure_comes_after_the_events_that_wait() -> None:
+    with reserved() as output:
+        events = MergedEvents(1, output)
         events.put(0, EVENT)
         events.fail(ValueError("the engine broke"))
         assert await anext(events) == [(0, EVENT)]
         with pytest.raises(ValueError, match="the engine broke"):
             await anext(events)
-        events = MergedEvents(1, unsent)
-        events.put(0, EVENT)
-        events.overrun(ApiError(400, "too much"))
-        with pytest.raises(ApiError, match="too much"):
-            await anext(events)
-        with pytest.raises(ApiError, match="too much"):
-            events.put(0, EVENT)
 
 
 async def test_waiting_in_vain_loses_no_event() -> None:
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
+    with reserved() as output:
+        events = MergedEvents(1, output)
         with move_on_after(0):
             await anext(events)
         events.put(0, EVENT)
         events.source_ended()
         assert [batch async for batch in events] == [[(0, EVENT)]]
-
-
-def test_the_largest_answer_ends_where_all_hold_too_much() -> None:
-    budget = UnsentBudget(100, 200)
-    ended: list[Unsent] = []
-    with (
-        budget.answer(lambda error: ended.append(small)) as small,
-        budget.answer(lambda error: ended.append(large)) as large,
-        budget.answer(lambda error: ended.append(grown)) as grown,
-    ):
-        small.add(50)
-        large.add(90)
-        grown.add(60)
-        assert ended == []
-        grown.add(1)  # fits, because the largest has been ended for it
-        assert ended == [large]
-        assert budget.n_ended == 1
-        with pytest.raises(ApiError) as refused:
-            large.add(1)
-        assert refused.value.status == 503
-        grown.add(39)
-        small.add(50)
-    with budget.answer(ignore) as later, budget.answer(ignore) as last:
-        later.add(100)  # all that was held has come back
-        last.add(100)

@@ -33,7 +33,7 @@ from server.dialects.messages.answer import (
 from server.errors import ApiError
 from server.generation.answer import ChatAnswer
 from server.generation.chat_task import ChatTask
-from server.http.sse import EVENT_STREAM, sse_event
+from server.http.stream import EVENT_STREAM, sse_event
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 SIGNATURE = "cm9vdHN0b2Nr"

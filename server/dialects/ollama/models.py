@@ -1,6 +1,6 @@
 """Models as Ollama lists, describes and pulls them."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,9 +21,9 @@ from server.dialects.ollama.schema import (
     OllamaRunningModel,
 )
 from server.downloads import Download
-from server.errors import SERVER, ApiError
+from server.errors import SERVER, ApiError, to_api_error
 from server.generation.models import ServedModel
-from server.http.sse import json_line
+from server.http.stream import NDJSON, DeferredStream, json_line
 from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
 
@@ -226,23 +226,35 @@ async def pulled(download: Download | None) -> None:
         raise ApiError(500, download.error, type=SERVER, code="pull_failed")
 
 
-async def pull_lines(download: Download | None) -> AsyncIterator[bytes]:
+def pull_stream(download: Download | None, keepalive_seconds: float) -> DeferredStream:
     """Lines up to `success`, or to the error. None: there is nothing to fetch."""
-    yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
+
+    async def fill(stream: DeferredStream) -> None:
+        await stream.write(json_line(wire_json(OllamaProgress(status="pulling manifest"))))
+        if download is not None:
+            await _report(download, stream)
+        await pulled(download)
+        await stream.write(json_line(wire_json(SUCCESS)))
+
+    return DeferredStream(
+        NDJSON,
+        fill,
+        keepalive_seconds,
+        keep_alive=lambda: b"" if download is None else _line(download),
+        failure=lambda error: json_line(wire_json(ollama_error(to_api_error(error)))),
+    )
+
+
+async def _report(download: Download, stream: DeferredStream) -> None:
+    """Write the progress until the download ends."""
     sent = (0, 0)
-    while download is not None and not download.ended.is_set():
+    while not download.ended.is_set():
         with move_on_after(LINE_SECONDS):
             await download.ended.wait()
         progress = download.done_bytes, download.total_bytes
         if progress != sent and not download.ended.is_set():
             sent = progress
-            yield _line(download)
-    try:
-        await pulled(download)
-    except ApiError as error:
-        yield json_line(wire_json(ollama_error(error)))
-    else:
-        yield json_line(wire_json(SUCCESS))
+            await stream.write(_line(download))
 
 
 def _line(download: Download) -> bytes:

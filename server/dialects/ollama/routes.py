@@ -4,7 +4,7 @@ from functools import partial
 
 from anyio import to_thread
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from server.dialects.base import wire_json
@@ -23,7 +23,7 @@ from server.dialects.ollama.models import (
     SUCCESS,
     described,
     listed,
-    pull_lines,
+    pull_stream,
     pulled,
     repository,
     running,
@@ -68,7 +68,7 @@ from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
 from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
-from server.http.sse import NDJSON
+from server.http.stream import NDJSON
 from server.model_cache import NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
@@ -239,7 +239,7 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
     allowed = [
         (name, models.known[own])
         for name, own in models.names()
-        if models.is_among(name, record.allowed_models)
+        if models.is_among(name, record.principal.allowed_models)
     ]
 
     def read() -> OllamaModels:
@@ -253,7 +253,7 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     """The models that are loaded and that the key may use, under the first of their names."""
     found = []
     for name, loaded in service.models.all_loaded().items():
-        if not service.models.is_among(name, record.allowed_models):
+        if not service.models.is_among(name, record.principal.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
         left = service.models.seconds_left(name)
@@ -278,13 +278,16 @@ async def show(
 @models_router.endpoint(
     "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
-async def pull(body: OllamaPullRequest, service: ServiceDependency) -> Response:
+async def pull(
+    body: OllamaPullRequest, service: ServiceDependency, record: RecordDependency
+) -> Response:
     """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
     The name is that of a repository, or of a served model, which may come from a directory.
     """
     download = await _download(service, named(service, body.named))
     if body.stream:
-        return StreamingResponse(pull_lines(download), media_type=NDJSON)
+        record.never_ends()
+        return pull_stream(download, service.settings.keepalive_seconds)
     await pulled(download)
     return json_response(wire_json(SUCCESS))
 

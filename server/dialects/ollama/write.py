@@ -35,7 +35,7 @@ from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.pooled import PooledText
 from server.generation.vectors import vector
-from server.http.sse import NDJSON, json_line
+from server.http.stream import NDJSON, json_line
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 

@@ -11,13 +11,14 @@ from fastapi import Depends, Request
 
 from engine.api import EngineError
 from server.activity.tracker import RequestTracker
+from server.budget import Budget
 from server.dialects.base import generate_all
 from server.dialects.responses.answer import ResponseStatus
 from server.dialects.responses.object import response_state
 from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.task import ResponsesBuilder
 from server.errors import ApiError, busy, to_api_error
-from server.http.unsent import UnsentBudget, rendering_bytes
+from server.http.unsent import rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5
@@ -31,14 +32,14 @@ class BackgroundResponses:
     def __init__(
         self,
         tasks: TaskGroup,
-        unsent: UnsentBudget,
+        output: Budget,
         workers: Workers,
         tracker: RequestTracker,
         most: int,
     ) -> None:
         self._tasks = tasks
         self._tracker = tracker
-        self._unsent = unsent
+        self._output = output
         self._workers = workers
         self._most = most
         self._running: dict[tuple[str, str], _Running] = {}
@@ -47,7 +48,7 @@ class BackgroundResponses:
         """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
         self._check_limit(builder.task.record.client)
         key = builder.task.owner, builder.task.id
-        running = _Running(builder, self._unsent, self._workers, self._tracker)
+        running = _Running(builder, self._output, self._workers, self._tracker)
         self._running[key] = running
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
@@ -92,18 +93,20 @@ class _Running:
     def __init__(
         self,
         builder: ResponsesBuilder,
-        unsent: UnsentBudget,
+        output: Budget,
         workers: Workers,
         tracker: RequestTracker,
     ) -> None:
         self._builder = builder
         self._tracker = tracker
-        self._unsent = unsent
+        self._output = output
         self._workers = workers
-        builder.task.record.slot.release()
-        self.client = builder.task.record.client
+        record = builder.task.record
+        self.client = record.client
         self.input = builder.task.context
-        self._held = builder.task.record.held.pop_all()  # kept when the request is over
+        record.end_preparation(kept_bytes=record.n_bytes)
+        record.body = None  # what is kept counts until `_held` is closed
+        self._held = record.held.pop_all()  # when the request is over, too
         self.scope = CancelScope()
         self.ended = Event()
 
@@ -133,11 +136,11 @@ class _Running:
             self._builder.task.store_response(response_state("failed", error=to_api_error(error)))
 
     async def _generate(self) -> None:
-        builder = self._builder
-        with self._unsent.answer(lambda error: None) as unsent:
-            choices = await generate_all(builder, unsent, builder.task.record, self._tracker)
+        builder, record = self._builder, self._builder.task.record
+        with self._output.reserve(self.client, record.end) as output:
+            choices = await generate_all(builder, output, record, self._tracker)
             whole = partial(builder.whole, choices)
-            await self._workers.run(self.client, rendering_bytes(unsent), whole)
+            await self._workers.run(self.client, rendering_bytes(output.n_bytes), whole)
 
 
 async def _background(request: Request) -> BackgroundResponses:
