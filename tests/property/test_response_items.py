@@ -16,9 +16,11 @@ from server.dialects.responses.schema import (
     NamespaceTool,
 )
 from server.dialects.responses.tools import RequestTools
-from server.dialects.responses.write import Output, OutputShape
+from server.dialects.responses.write import Output, OutputShape, output_items
 from server.generation.roles import Roles
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from tests.contract.fake_engine import ByteTokenizer
+from tests.scripted_answers import events_of, scripted_choice
 
 ITEMS: TypeAdapter[list[ConversationItem]] = TypeAdapter(list[ConversationItem])
 LOOK = FunctionTool(type="function", name="look")
@@ -60,11 +62,14 @@ def parts(answer: list[AnswerPart | tuple[str, object]], slice_length: int) -> l
 def test_an_answer_comes_back_as_it_was(
     answer: list[AnswerPart | tuple[str, object]], slice_length: int, summary: bool, sealed: bool
 ) -> None:
-    numbers = count()
-    output = Output(OutputShape(TOOLBOX, summary, sealed), "id", lambda: next(numbers))
-    events = [event for part in parts(answer, slice_length) for event in output.add(part)]
-    events += output.close("completed")
+    numbers, said_parts = count(), parts(answer, slice_length)
+    choice, tokenizer = scripted_choice(said_parts), ByteTokenizer()
+    shape = OutputShape(TOOLBOX, summary, sealed)
+    output = Output(shape, "id", lambda: next(numbers), tokenizer)
+    steps = choice.feed(events_of(said_parts))
+    events = [event for step in steps for event in output.add(step)]
     assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert output_items(choice, shape, "id", tokenizer) == output.items
 
     text = "[" + ",".join(item.model_dump_json(exclude_unset=True) for item in output.items) + "]"
     messages = chat_messages(None, ITEMS.validate_json(text), USERS)

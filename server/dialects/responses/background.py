@@ -15,7 +15,7 @@ from server.dialects.base import generate_all
 from server.dialects.responses.answer import ResponseStatus
 from server.dialects.responses.object import response_state
 from server.dialects.responses.store import StoredConversation
-from server.dialects.responses.task import ResponsesBuilder
+from server.dialects.responses.task import ResponsesTask, responses_job
 from server.errors import ApiError, busy, to_api_error
 from server.transport.unsent import UnsentBudget, rendering_bytes
 from server.workers import Workers
@@ -43,11 +43,11 @@ class BackgroundResponses:
         self._most = most
         self._running: dict[tuple[str, str], _Running] = {}
 
-    def start(self, builder: ResponsesBuilder) -> bytes:
+    def start(self, task: ResponsesTask) -> bytes:
         """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
-        self._check_limit(builder.task.record.client)
-        key = builder.task.owner, builder.task.id
-        running = _Running(builder, self._unsent, self._workers, self._tracker)
+        self._check_limit(task.record.client)
+        key = task.owner, task.id
+        running = _Running(task, self._unsent, self._workers, self._tracker)
         self._running[key] = running
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
@@ -91,24 +91,24 @@ class BackgroundResponses:
 class _Running:
     def __init__(
         self,
-        builder: ResponsesBuilder,
+        task: ResponsesTask,
         unsent: UnsentBudget,
         workers: Workers,
         tracker: RequestTracker,
     ) -> None:
-        self._builder = builder
+        self._task = task
         self._tracker = tracker
         self._unsent = unsent
         self._workers = workers
-        builder.task.record.slot.release()
-        self.client = builder.task.record.client
-        self.input = builder.task.context
-        self._held = builder.task.record.held.pop_all()  # kept when the request is over
+        task.record.slot.release()
+        self.client = task.record.client
+        self.input = task.context
+        self._held = task.record.held.pop_all()  # kept when the request is over
         self.scope = CancelScope()
         self.ended = Event()
 
     def json(self, status: ResponseStatus) -> bytes:
-        return self._builder.task.template.json(response_state(status))
+        return self._task.template.json(response_state(status))
 
     async def run(self, ended: Callable[[], object]) -> None:
         """Raises nothing: an exception would end all tasks of the daemon's group."""
@@ -116,27 +116,27 @@ class _Running:
             async with self._held:
                 await self._generate_and_store()
         except Exception:
-            log.exception("response %s has failed and is not stored", self._builder.task.id)
+            log.exception("response %s has failed and is not stored", self._task.id)
         finally:
             ended()
             self.ended.set()
 
     async def _generate_and_store(self) -> None:
         try:
-            with self.scope, self._builder.task.record.time_limit():
+            with self.scope, self._task.record.time_limit():
                 await self._generate()
             if self.scope.cancelled_caught:
-                self._builder.task.store_response(response_state("cancelled"))
+                self._task.store_response(response_state("cancelled"))
         except Exception as error:
             expected = isinstance(error, ApiError | EngineError)
-            log.warning("response %s: %s", self._builder.task.id, error, exc_info=not expected)
-            self._builder.task.store_response(response_state("failed", error=to_api_error(error)))
+            log.warning("response %s: %s", self._task.id, error, exc_info=not expected)
+            self._task.store_response(response_state("failed", error=to_api_error(error)))
 
     async def _generate(self) -> None:
-        builder = self._builder
+        job = responses_job(self._task)
         with self._unsent.answer(lambda error: None) as unsent:
-            choices = await generate_all(builder, unsent, builder.task.record, self._tracker)
-            whole = partial(builder.whole, choices)
+            choices = await generate_all(job, unsent, self._task.record, self._tracker)
+            whole = partial(job.render, choices, job.usage(choices))
             await self._workers.run(self.client, rendering_bytes(unsent), whole)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.values.request import Request
 from server.dialects.base import wire_json
 from server.dialects.responses.answer import (
     HasLogprobs,
@@ -25,8 +26,7 @@ from server.dialects.responses.answer import (
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.tools import RequestTools
 from server.errors import ApiError
-from server.generation.chat_task import ChatTask
-from server.generation.events import UsageMeter
+from server.generation.choice import AnswerUsage
 
 BLANK = b'"logprobs":[]'
 """It contains quotes, so no text in JSON can equal it."""
@@ -76,14 +76,14 @@ class ResponseTemplate:
 
 
 def response_head(
-    body: ResponsesRequest, tools: RequestTools, task: ChatTask, id: str
+    body: ResponsesRequest, tools: RequestTools, model: str, request: Request, id: str
 ) -> ResponseHead:
-    sampling = task.request.sampling
+    sampling = request.sampling
     return ResponseHead(
         id=id,
         object="response",
         created_at=int(time.time()),
-        model=task.model.name,
+        model=model,
         background=body.background,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
@@ -142,15 +142,14 @@ def response_error(error: ApiError) -> ResponseError:
     return ResponseError(code=code, message=str(error))
 
 
-def response_usage(meter: UsageMeter) -> ResponseUsage:
-    usage = meter.total
+def response_usage(usage: AnswerUsage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(
             cached_tokens=usage.cached_tokens, cache_write_tokens=0
         ),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=meter.reasoning_tokens),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 

@@ -25,7 +25,7 @@ from server.dialects.responses.store import (
     StoreDependency,
     StoredResponse,
 )
-from server.dialects.responses.task import ResponsesBuilder, input_tokens, responses_task
+from server.dialects.responses.task import input_tokens, responses_job, responses_task
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.generation.models import ServedModel
 from server.service import RecordDependency, ServiceDependency
@@ -65,10 +65,9 @@ async def create_response(
 
     async def begin(model: ServedModel) -> Response:
         task = await responses_task(body, model, record, store, max_bytes)
-        builder = ResponsesBuilder(task)
         if body.background:
-            return _json(background.start(builder))
-        return await respond(builder, http, service)
+            return _json(background.start(task))
+        return await respond(responses_job(task), http, service)
 
     keep_alive = COMMENTS if body.stream else None
     return await when_loaded(body.model, begin, http, service, keep_alive)

@@ -7,9 +7,15 @@ from itertools import count
 
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.output import FinishReason, OutputEvent
-from server.dialects.base import generated
+from engine.values.request import Request
+from server.dialects.base import Job
 from server.dialects.openai import wire_finish_reason
-from server.dialects.responses.answer import OutputItem, OutputItemEvent, ResponseState
+from server.dialects.responses.answer import (
+    OutputItem,
+    OutputItemEvent,
+    ResponseState,
+    ResponseStatus,
+)
 from server.dialects.responses.object import (
     ResponseTemplate,
     rendered_json,
@@ -33,12 +39,14 @@ from server.dialects.responses.store import (
     StoredResponse,
 )
 from server.dialects.responses.tools import RequestTools, log_dropped, without_default_strict
-from server.dialects.responses.write import Output, OutputShape, ResponseAnswer
+from server.dialects.responses.write import Output, OutputShape, output_items
 from server.errors import ApiError
 from server.generation.chat import Chat
-from server.generation.chat_task import ChatTask, chat_task, chat_tokens
+from server.generation.chat_task import chat_tokens, prepare_chat
+from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
+from server.generation.plan import AnswerPlan
 from server.record import RequestRecord
 from server.transport.sse import EVENT_STREAM, sse_event
 from server.transport.unsent import kept_bytes
@@ -46,10 +54,12 @@ from server.transport.unsent import kept_bytes
 
 @dataclass(frozen=True, slots=True)
 class ResponsesTask:
-    """A request as a chat task, with the form of its output and the store that it goes to."""
+    """A request as the engine's, with the form of its output and the store that it goes to."""
 
     body: ResponsesRequest
-    chat: ChatTask
+    model: ServedModel
+    request: Request
+    plan: AnswerPlan
     template: ResponseTemplate
     shape: OutputShape
     context: StoredConversation  # the input, with all that it continues
@@ -91,26 +101,28 @@ async def responses_task(
     record.n_bytes += referenced_bytes(body, store, record.key)
     run = partial(model.workers.prepare, record)
 
-    async def planned(body: ResponsesRequest) -> tuple[_Prepared, ChatTask]:
+    async def planned(body: ResponsesRequest) -> tuple[_Prepared, Request, AnswerPlan]:
         prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
-        return prepared, await chat_task(prepared.chat, model, record)
+        return prepared, *await prepare_chat(prepared.chat, model, record)
 
     loosened = body.model_copy(update={"tools": without_default_strict(body.tools)})
     try:
-        prepared, chat = await planned(body)
+        prepared, request, plan = await planned(body)
         if loosened.tools != body.tools:
             record.slot.release()  # others need not wait while a grammar is tried
-            await model.engine.check(chat.request)
+            await model.engine.check(request)
     except (ApiError, InvalidRequest, NoGrammars) as error:
         concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
         if not concerns_tools or loosened.tools == body.tools:
             raise
         body = loosened
-        prepared, chat = await planned(body)
-    head = response_head(body, prepared.tools, chat, f"resp_{record.id}")
+        prepared, request, plan = await planned(body)
+    head = response_head(body, prepared.tools, model.name, request, f"resp_{record.id}")
     return ResponsesTask(
         body=body,
-        chat=chat,
+        model=model,
+        request=request,
+        plan=plan,
         template=await run(partial(ResponseTemplate, head)),
         shape=OutputShape(
             prepared.tools, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
@@ -187,38 +199,31 @@ def _stored(item: OutputItem) -> StoredItem:
     return StoredItem(item.id, rendered_json(item))
 
 
-class ResponsesBuilder:
-    """A StreamingBuilder of one response, which has one sequence."""
+def responses_job(task: ResponsesTask) -> Job:
+    """The job of one response, which has one sequence."""
+    has_logprobs = task.request.sampling.top_logprobs is not None
+    return Job(
+        model=task.model,
+        requests=[task.request],
+        plan=task.plan,
+        tokenizer=task.model.engine.tokenizer if has_logprobs else None,
+        render=partial(store_whole, task),
+        writer=partial(ResponsesWriter, task) if task.body.stream else None,
+    )
 
-    def __init__(self, task: ResponsesTask) -> None:
-        self.task = task
-        self.engine = task.chat.model.engine
-        self.requests = [task.chat.request]
-        self.meter = task.chat.meter
-        self.is_streamed = task.body.stream
-        self.numbers = count()
 
-    def writer(self) -> "ResponsesWriter":
-        return ResponsesWriter(self)
+def store_whole(task: ResponsesTask, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+    """The response at the end of its answer, as JSON. It is stored."""
+    (choice,) = choices
+    items = output_items(choice, task.shape, task.record.id, task.model.engine.tokenizer)
+    return task.store_response(_final_state(choice, items, usage))
 
-    def new_choice(self) -> ResponseAnswer:
-        output = Output(self.task.shape, self.task.record.id, lambda: next(self.numbers))
-        return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
 
-    def whole(self, choices: Sequence[ResponseAnswer]) -> bytes:
-        """The response, which is stored."""
-        (answer,) = choices
-        return self.task.store_response(self.state(answer))
-
-    def state(self, answer: ResponseAnswer) -> ResponseState:
-        """The response's state at the end of an answer."""
-        wire_finish_reason(answer.finish_reason)  # raises if there is none
-        is_cut_off = answer.finish_reason is FinishReason.LENGTH
-        return response_state(
-            "incomplete" if is_cut_off else "completed",
-            answer.output.items,
-            usage=response_usage(self.meter),
-        )
+def _final_state(choice: Choice, items: Sequence[OutputItem], usage: AnswerUsage) -> ResponseState:
+    wire_finish_reason(choice.finish_reason)  # raises if there is none
+    is_cut_off = choice.finish_reason is FinishReason.LENGTH
+    status: ResponseStatus = "incomplete" if is_cut_off else "completed"
+    return response_state(status, items, usage=response_usage(usage))
 
 
 class ResponsesWriter:
@@ -230,17 +235,28 @@ class ResponsesWriter:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, builder: ResponsesBuilder) -> None:
-        self._builder = builder
-        self._template = builder.task.template
-        self._answer = builder.new_choice()
+    def __init__(self, task: ResponsesTask, choices: Sequence[Choice]) -> None:
+        (self._choice,) = choices
+        self._task = task
+        self._numbers = count()
+        self._output = Output(
+            task.shape,
+            task.record.id,
+            lambda: next(self._numbers),
+            task.model.engine.tokenizer,
+        )
         self._has_begun = False
 
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        output = generated(events)
-        if not output:
-            return b""  # until there is a token, an error has a status of its own
-        return self._opening() + b"".join(map(_event, self._answer.events(output)))
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        opening = self._opening()
+        is_cut_off = self._choice.finish_reason is FinishReason.LENGTH
+        last = self._choice.blocks[-1] if is_cut_off and steps else None
+        events = [
+            _event(event)
+            for step in steps
+            for event in self._output.add(step, is_cut_off=step.block is last)
+        ]
+        return opening + b"".join(events)
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The last events repeat the whole answer."""
@@ -250,13 +266,13 @@ class ResponsesWriter:
         return self._opening() or self._status("response.in_progress", self._in_progress())
 
     def failure(self, error: ApiError) -> bytes:
-        state = response_state("failed", self._answer.output.items, error=error)
-        response = self._builder.task.store_response(state)
+        state = response_state("failed", self._output.items, error=error)
+        response = self._task.store_response(state)
         return self._opening() + self._status("response.failed", response)
 
-    def end(self) -> bytes:
-        state = self._builder.state(self._answer)
-        return self._status(f"response.{state.status}", self._builder.task.store_response(state))
+    def end(self, usage: AnswerUsage) -> bytes:
+        state = _final_state(self._choice, self._output.items, usage)
+        return self._status(f"response.{state.status}", self._task.store_response(state))
 
     def _opening(self) -> bytes:
         if self._has_begun:
@@ -266,10 +282,10 @@ class ResponsesWriter:
         return self._status("response.created", begun) + self._status("response.in_progress", begun)
 
     def _in_progress(self) -> bytes:
-        return self._template.json(response_state("in_progress"))
+        return self._task.template.json(response_state("in_progress"))
 
     def _status(self, type: str, response: bytes) -> bytes:
-        number = next(self._builder.numbers)
+        number = next(self._numbers)
         head = f'{{"type":"{type}","sequence_number":{number},"response":'
         return sse_event(type, head.encode() + response + b"}")
 

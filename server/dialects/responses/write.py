@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.output import FinishReason, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.responses.answer import (
     ArgumentsDelta,
@@ -37,9 +38,8 @@ from server.dialects.responses.answer import (
     seal,
 )
 from server.dialects.responses.tools import RequestTools, ToolName
-from server.generation.answer import ChatAnswer
+from server.generation.choice import Block, Choice, Closed, Grew, Opened, Step
 from server.generation.tools import custom_input
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 ItemEvents = Iterator[OutputItemEvent]
 Logprobs: TypeAlias = bytes
@@ -83,10 +83,6 @@ class OpenItem(ABC):
         yield self._event("response.output_item.done", self.complete)
 
     @abstractmethod
-    def takes(self, part: AnswerPart) -> bool:
-        """Whether the part continues this item."""
-
-    @abstractmethod
     def empty(self) -> OutputItem: ...
 
     @abstractmethod
@@ -128,9 +124,6 @@ class OpenMessage(OpenItem):
     def __init__(self, position: ItemPosition) -> None:
         super().__init__(position)
         self._logprobs: list[Logprobs] = []
-
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, Content)
 
     def empty(self) -> OutputMessage:
         return self._message("in_progress", [])
@@ -193,9 +186,6 @@ class OpenThought(OpenItem):
     def __init__(self, position: ItemPosition, is_sealed: bool) -> None:
         super().__init__(position)
         self._is_sealed = is_sealed
-
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, Reasoning)
 
     def sealed(self, text: str) -> dict[str, str]:
         return {"encrypted_content": seal(text)} if self._is_sealed else {}
@@ -278,16 +268,13 @@ class OpenSummary(OpenThought):
 class OpenToolCall(OpenItem):
     """A tool call."""
 
-    def __init__(self, position: ItemPosition, call: CallBegun, tool: ToolName) -> None:
+    def __init__(self, position: ItemPosition, call: Block, tool: ToolName) -> None:
         super().__init__(position)
         self._call = call
         self._tool = tool
 
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, CallArguments) and part.index == self._call.index
-
     def named(self) -> dict[str, Any]:
-        name = {"id": self.id, "call_id": self._call.id, "name": self._tool.name}
+        name = {"id": self.id, "call_id": self._call.call_id, "name": self._tool.name}
         return name | ({"namespace": self._tool.namespace} if self._tool.namespace else {})
 
 
@@ -358,88 +345,58 @@ class Output:
     Their ids end in `suffix`; `number` returns each event's sequence number.
     """
 
-    def __init__(self, shape: OutputShape, suffix: str, number: Callable[[], int]) -> None:
+    def __init__(
+        self, shape: OutputShape, suffix: str, number: Callable[[], int], tokenizer: Tokenizer
+    ) -> None:
         self._shape = shape
         self._suffix = suffix
         self._number = number
+        self._tokenizer = tokenizer
         self._open: OpenItem | None = None
         self.items: list[OutputItem] = []
         """The complete ones."""
 
-    def add(self, part: AnswerPart, logprobs: Logprobs = b"") -> ItemEvents:
-        """The events of a part. Logprobs are those of its tokens."""
-        if self._open is None or not self._open.takes(part):
-            yield from self.close("completed")
-            self._open = self._new(part)
-            yield from self._open.begin()
-        if not isinstance(part, CallBegun):
-            yield from self._open.add(part.text, logprobs)
+    def add(self, step: Step, *, is_cut_off: bool = False) -> ItemEvents:
+        """The events of a step. An item is incomplete if the answer `is_cut_off` within it."""
+        match step:
+            case Opened(block):
+                self._open = self._new(block)
+                yield from self._open.begin()
+            case Grew(_, text, logprobs):
+                assert self._open is not None
+                yield from self._open.add(text, self._rendered(logprobs))
+            case Closed():
+                assert self._open is not None
+                yield from self._open.end("incomplete" if is_cut_off else "completed")
+                self.items.append(self._open.complete)
 
-    def close(self, status: ItemStatus) -> ItemEvents:
-        """End the open item, if there is one."""
-        if self._open is not None:
-            yield from self._open.end(status)
-            self.items.append(self._open.complete)
-            self._open = None
-
-    def _new(self, part: AnswerPart) -> OpenItem:
+    def _new(self, block: Block) -> OpenItem:
         position = ItemPosition(self._suffix, len(self.items), self._number)
-        match part:
-            case Content():
+        match block.kind:
+            case "text":
                 return OpenMessage(position)
-            case Reasoning():
+            case "reasoning":
                 thought = OpenSummary if self._shape.with_summary else OpenReasoning
                 return thought(position, self._shape.with_sealed_reasoning)
-            case CallBegun():
-                tool = self._shape.tools.find(part.name)
+            case "call":
+                tool = self._shape.tools.find(block.name)
                 call = OpenCustomCall if tool.is_custom else OpenCall
-                return call(position, part, tool)
-            case _:
-                raise ValueError(f"arguments of call {part.index}, which has not begun")
+                return call(position, block, tool)
+
+    def _rendered(self, logprobs: Sequence[TokenLogprob]) -> Logprobs:
+        return to_json(chat_logprobs(self._tokenizer, logprobs))[1:-1] if logprobs else b""
 
 
-class ResponseAnswer:
-    """Collects the events of the one sequence that a response has."""
-
-    def __init__(self, answer: ChatAnswer, output: Output, tokenizer: Tokenizer) -> None:
-        self._answer = answer
-        self._tokenizer = tokenizer
-        self._pending: list[TokenLogprob] = []  # of tokens since the last part
-        self.output = output
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._answer.finish_reason
-
-    def add(self, event: OutputEvent) -> None:
-        for _ in self.events([event]):
-            pass
-
-    def events(self, events: Sequence[OutputEvent]) -> ItemEvents:
-        """The events of the output items. With logprobs they are made event by event: of parts that
-        were joined it is not known which tokens they are made of.
-        """
-        if len(events) > 1 and any(event.logprobs for event in events):
-            for event in events:
-                yield from self.events([event])
-            return
-        for event in events:
-            self._pending += event.logprobs
-        for part in self._answer.add_all(events):
-            logprobs = self._logprobs(part.text) if isinstance(part, Content) else b""
-            yield from self.output.add(part, logprobs)
-            self._pending = []
-        if (reason := events[-1].finish_reason) is not None:
-            is_cut_off = reason is FinishReason.LENGTH
-            yield from self.output.close("incomplete" if is_cut_off else "completed")
-
-    def _logprobs(self, text: str) -> Logprobs:
-        """Of the last tokens that hold the text; those of markers before it are left out."""
-        if not self._pending:
-            return b""
-        first, n_bytes = len(self._pending), len(text.encode())
-        while first and n_bytes > 0:
-            first -= 1
-            n_bytes -= len(self._tokenizer.token_bytes(self._pending[first].token_id))
-        logprobs = chat_logprobs(self._tokenizer, self._pending[first:]).content
-        return to_json(logprobs)[1:-1]
+def output_items(
+    choice: Choice, shape: OutputShape, suffix: str, tokenizer: Tokenizer
+) -> list[OutputItem]:
+    """The items of a whole answer. The last is incomplete where the answer was cut off."""
+    numbers = count()
+    output = Output(shape, suffix, lambda: next(numbers), tokenizer)
+    for block in choice.blocks:
+        is_last = block is choice.blocks[-1]
+        is_cut_off = is_last and choice.finish_reason is FinishReason.LENGTH
+        for step in (Opened(block), Grew(block, block.text, block.logprobs), Closed(block)):
+            for _ in output.add(step, is_cut_off=is_cut_off):
+                pass
+    return output.items
