@@ -17,7 +17,7 @@ from server.dialects.responses.schema import (
 )
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import Output, OutputShape, output_items
-from server.generation.roles import Roles
+from server.generation.prompt import Roles
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from tests.contract.fake_engine import ByteTokenizer
 from tests.scripted_answers import events_of, scripted_choice

@@ -41,12 +41,11 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, log_dropped, without_default_strict
 from server.dialects.responses.write import Output, OutputShape, output_items
 from server.errors import ApiError
-from server.generation.chat import Chat
-from server.generation.chat_task import chat_tokens, prepare_chat
 from server.generation.choice import AnswerUsage, Choice, Step
-from server.generation.conversation import Conversation
+from server.generation.conversation import Chat, Conversation
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.requests import chat_tokens, prepare_chat
 from server.record import RequestRecord
 from server.transport.sse import EVENT_STREAM, sse_event
 from server.transport.unsent import kept_bytes
