@@ -28,8 +28,10 @@ from server.dialects.responses import routes as responses
 from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientLeft
+from server.http.unsent import UnsentBudget
+from server.http.waiting import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
-from server.middleware.stack import middleware
+from server.middleware import middleware
 from server.openapi import OpenApiDocument
 from server.registry import ModelRegistry
 from server.routes import (
@@ -47,8 +49,6 @@ from server.routes import (
 from server.routes import models as model_list
 from server.service import create_service
 from server.settings import Settings
-from server.transport.unsent import UnsentBudget
-from server.transport.waiting import task_scope
 
 SECTIONS = {
     "Answers, as OpenAI has them": (chat.router, completions.router, responses.router),

@@ -11,8 +11,8 @@ from anyio import Event, Lock, current_time, sleep_until, to_thread
 
 from engine.api import Engine, EngineStopped
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
+from server.http.sse import sse_data
 from server.schemas.cache_tree import CacheTree
-from server.transport.sse import sse_data
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.25, 5.0
 """The shortest and the longest time between two questions to the engine, as its snapshots' cost

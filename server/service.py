@@ -12,13 +12,13 @@ from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.errors import invalid
 from server.generation.models import ServedModel
+from server.http.body import BodyReader, Model
 from server.metrics.metrics import Metrics
 from server.metrics.tables import ModelFigures
 from server.models import LoadedModel
 from server.record import RequestRecord, request_record
 from server.registry import ModelRegistry
 from server.settings import Settings
-from server.transport.body import BodyReader, Model
 from server.watch import Watch
 from server.workers import Workers
 

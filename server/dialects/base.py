@@ -16,8 +16,8 @@ from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter, generating
+from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, kept_bytes
 
 
 def wire_json(body: BaseModel) -> bytes:

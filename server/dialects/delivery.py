@@ -31,11 +31,11 @@ from server.dialects.errors import error_event
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import ChoiceEvent, ChoiceT, MergedEvents, generating
 from server.generation.models import ServedModel
+from server.http.sse import EVENT_STREAM, KEEP_ALIVE
+from server.http.unsent import Unsent, rendering_bytes, unsent_of
+from server.http.waiting import client_waiting, task_scope
 from server.record import RequestRecord, request_record
 from server.service import Service
-from server.transport.sse import EVENT_STREAM, KEEP_ALIVE
-from server.transport.unsent import Unsent, rendering_bytes, unsent_of
-from server.transport.waiting import client_waiting, task_scope
 
 STREAM_HEADERS = {
     "Cache-Control": "no-cache",

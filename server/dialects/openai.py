@@ -12,7 +12,7 @@ from server.dialects.base import wire_json
 from server.dialects.errors import openai_error
 from server.errors import SERVER, ApiError
 from server.generation.events import UsageMeter
-from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.http.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 
 
 class CompletionTokensDetails(BaseModel):

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.access.refusals import Refusals
+from server.http.unsent import UnsentBudget
 from server.metrics.tables import ModelFigures, model_families, vllm_families
-from server.transport.unsent import UnsentBudget
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # the label's value for routes and methods that do not exist

@@ -10,12 +10,12 @@ from server.activity.live import live_requests
 from server.dialects.delivery import STREAM_HEADERS
 from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ClientLeft
+from server.http.sse import sse_data
+from server.http.waiting import client_waiting
 from server.routes.admin_models import pooled_models
 from server.routes.cache_tree import EventStream
 from server.schemas.admin import Activity
 from server.service import Service, ServiceDependency
-from server.transport.sse import sse_data
-from server.transport.waiting import client_waiting
 from server.watch import Poll
 
 router = Endpoints(prefix="/admin/activity")

@@ -13,10 +13,10 @@ from server.cache_feed import CacheFeed, Frame
 from server.dialects.delivery import STREAM_HEADERS, json_response
 from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError, ClientLeft
+from server.http.sse import KEEP_ALIVE
+from server.http.waiting import client_waiting
 from server.schemas.cache_tree import CacheTree, NodeText
 from server.service import LoadedDependency, ServiceDependency
-from server.transport.sse import KEEP_ALIVE
-from server.transport.waiting import client_waiting
 from server.watch import Watch
 
 router = Endpoints(prefix="/admin/cache")

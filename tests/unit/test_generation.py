@@ -16,9 +16,9 @@ from server.dialects.base import StreamingBuilder
 from server.dialects.delivery import EventStreamResponse
 from server.errors import ApiError, ClientLeft
 from server.generation.events import MergedEvents, UsageMeter, generating
+from server.http.unsent import Unsent, UnsentBudget, queued_bytes
+from server.http.waiting import client_waiting
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
-from server.transport.waiting import client_waiting
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")

@@ -33,8 +33,8 @@ from server.dialects.messages.answer import (
 from server.errors import ApiError
 from server.generation.answer import ChatAnswer
 from server.generation.chat_task import ChatTask
+from server.http.sse import EVENT_STREAM, sse_event
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.transport.sse import EVENT_STREAM, sse_event
 
 SIGNATURE = "cm9vdHN0b2Nr"
 """The signature of all thinking blocks. Clients send it back, and it is never checked."""

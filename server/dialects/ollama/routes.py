@@ -68,10 +68,10 @@ from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
 from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
+from server.http.sse import NDJSON
 from server.model_cache import NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
-from server.transport.sse import NDJSON
 
 router = Endpoints()
 models_router = Endpoints()

@@ -35,8 +35,8 @@ from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.pooled import PooledText
 from server.generation.vectors import vector
+from server.http.sse import NDJSON, json_line
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.transport.sse import NDJSON, json_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from server.dialects.responses.object import response_state
 from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.task import ResponsesBuilder
 from server.errors import ApiError, busy, to_api_error
-from server.transport.unsent import UnsentBudget, rendering_bytes
+from server.http.unsent import UnsentBudget, rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5

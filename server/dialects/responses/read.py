@@ -33,7 +33,7 @@ from server.generation.conversation import Conversation
 from server.generation.roles import Roles
 from server.generation.structure import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
-from server.transport.body import MAX_NODES, count_nodes
+from server.http.body import MAX_NODES, count_nodes
 
 ChatMessage = dict[str, Any]
 

@@ -39,9 +39,9 @@ from server.generation.chat import Chat
 from server.generation.chat_task import ChatTask, chat_task, chat_tokens
 from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
+from server.http.sse import EVENT_STREAM, sse_event
+from server.http.unsent import kept_bytes
 from server.record import RequestRecord
-from server.transport.sse import EVENT_STREAM, sse_event
-from server.transport.unsent import kept_bytes
 
 
 @dataclass(frozen=True, slots=True)
