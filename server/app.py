@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
+from server.activity.tracker import RequestTracker
 from server.dialects import tokens
 from server.dialects.chat import routes as chat
 from server.dialects.completions import routes as completions
@@ -29,9 +30,10 @@ from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientLeft
 from server.metrics.metrics import HttpAnswers, Metrics
+from server.metrics.tables import TABLES, vllm_tables
 from server.middleware.stack import middleware
+from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
-from server.registry import ModelRegistry
 from server.routes import (
     activity,
     admin,
@@ -74,12 +76,14 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
     refusals = Refusals()
-    metrics_page = Metrics(answers, unsent, refusals, has_vllm_names=settings.vllm_metric_names)
+    tracker = RequestTracker()
+    tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
+    metrics_page = Metrics(answers, unsent, refusals, tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tasks, agents)
+            service = create_service(models, settings, metrics_page, tracker, tasks, agents)
             app.state.service = service
             app.state.responses = ResponseStore(
                 settings.max_stored_responses, settings.max_stored_bytes

@@ -13,10 +13,9 @@ from server.activity.tracker import RequestTracker
 from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
-from server.metrics.tables import ModelFigures
-from server.models import LoadedModel
+from server.models.model import LoadedModel
+from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
-from server.registry import ModelRegistry
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 from server.watch import Watch
@@ -64,23 +63,6 @@ class Service:
         """Whether the request may do what admins may: without API keys, every request may."""
         return record.has_admin_key or not self.settings.keys
 
-    async def figures(self) -> list[ModelFigures]:
-        """Of all models, loaded or not."""
-        loaded = self.models.all_loaded()
-        await self.models.stats()
-        return [
-            ModelFigures(
-                name,
-                self.models.state(name),
-                known.latencies,
-                self.tracker.sequences[name],
-                is_up=name in loaded and loaded[name].engine.is_alive(),
-                card=known.card,
-                stats=known.last_stats,
-            )
-            for name, known in self.models.known.items()
-        ]
-
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
         if priority and not self.settings.allow_priority:
@@ -94,11 +76,12 @@ def create_service(
     models: ModelRegistry,
     settings: Settings,
     metrics: Metrics,
+    tracker: RequestTracker,
     tasks: TaskGroup,
     agents: Sequence[str],
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
-    workers, tracker = models.workers, RequestTracker()
+    workers = models.workers
     return Service(
         models=models,
         settings=settings,

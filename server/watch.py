@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from engine.api import EngineStopped
 from engine.values.stats import EngineStats, RequestInfo
 from server.cache_feed import CacheFeed
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 
 INTERVAL_SECONDS = 1.0
 """Between two questions to an engine, however many watch."""

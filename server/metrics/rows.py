@@ -1,6 +1,6 @@
-"""A row of a table of metrics: it makes one Prometheus family of what it reads from its sources."""
+"""Tables of metrics. Each row makes one Prometheus family of what it reads from its sources."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 from server.activity.sequences import Buckets
+from server.models.model import Model
 
 Source = TypeVar("Source")
 Number: TypeAlias = int | float
@@ -46,6 +47,22 @@ class Row(Generic[Source]):
                     name + SAMPLE_SUFFIXES[self.kind], labels | dict(own), float(number)
                 )
         return family
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[Source]):
+    """Families that read the same source of each model. Models without it have no samples."""
+
+    rows: Sequence[Row[Source]]
+    source: Callable[[Model], Source | None]
+    label: str = "model"  # of the model's name
+
+    def families(self, models: Iterable[Model]) -> Iterator[Metric]:
+        """One family for each row, or none if no model has the source."""
+        sources = [({self.label: model.name}, self.source(model)) for model in models]
+        found = [(labels, source) for labels, source in sources if source is not None]
+        if found:
+            yield from (row.family(found) for row in self.rows)
 
 
 class Counter(Row[Source]):

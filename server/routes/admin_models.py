@@ -9,9 +9,8 @@ from fastapi import Query
 
 from engine.values.stats import EngineStats
 from server.dialects.endpoint import Endpoints
-from server.models import KnownModel, LoadedModel
-from server.pool.pooled_model import PooledModel
-from server.pool.states import Measuring, State
+from server.models.model import Model
+from server.models.policy import Loading, Ready, need_of
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
 
@@ -32,7 +31,7 @@ async def load(
 ) -> PooledModelInfo:
     """Returns when it is loaded. Others make room as they would for a request."""
     await service.model(model, record)
-    return await _told(service, model)
+    return await _after(service, model)
 
 
 @router.endpoint("POST", "/unload", errors=(400, 404))
@@ -41,7 +40,7 @@ async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInf
     and one that has failed may be tried again at once.
     """
     await service.models.pool.unload(service.models.find(model))
-    return await _told(service, model)
+    return await _after(service, model)
 
 
 def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledModels:
@@ -49,52 +48,46 @@ def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledM
     budget_bytes = service.models.pool.budget_bytes
     return PooledModels(
         budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
-        models=[_info(service, known, stats) for known in service.models.known.values()],
+        models=[_info(model, stats.get(name)) for name, model in service.models.known.items()],
     )
 
 
-async def _told(service: Service, name: str) -> PooledModelInfo:
-    known = service.models.known[service.models.find(name)]
-    return _info(service, known, await service.models.stats())
+async def _after(service: Service, name: str) -> PooledModelInfo:
+    """The model after a change."""
+    own = service.models.find(name)
+    return _info(service.models.known[own], (await service.models.stats()).get(own))
 
 
-def _info(service: Service, known: KnownModel, stats: Mapping[str, EngineStats]) -> PooledModelInfo:
-    name, *aliases = (naming.name for naming in known.namings if not naming.adapter)
-    model = service.models.pool.models[name]
-    state, now = model.state, current_time()
-    decode = stats[name].decode if name in stats else None
-    is_known = state.measuring is Measuring.DONE and state.need_bytes > 0
-    has_failed = state.state is State.FAILED
+def _info(model: Model, stats: EngineStats | None) -> PooledModelInfo:
+    name, *aliases = (alias.name for alias in model.aliases if not alias.adapter)
+    state, need, now = model.state, need_of(model.state), current_time()
+    leases = model.loaded.leases if model.loaded is not None else ()
     return PooledModelInfo(
         id=name,
         aliases=aliases,
-        adapters=list(known.settings.adapters),
-        source=known.settings.source,
-        state=state.state,
-        failure=model.failure or None,
-        progress=known.progress if model.is_coming else None,
-        progress_share=progress_share(known, model, now) if model.is_coming else None,
-        requests=state.n_users,
-        waiting=len(model.waiters),
-        memory_bytes=state.need_bytes if is_known else None,
-        resident_bytes=stats[name].memory.resident if name in stats else None,
-        decode=decode.why if decode is not None else None,
-        idle_seconds=now - state.used_at if state.is_idle else None,
-        ttl_seconds=model.ttl_seconds,
-        seconds_left=service.models.seconds_left(name) if model.resident else None,
-        pinned=state.is_pinned,
-        load_seconds=state.load_seconds if known.card is not None else None,
-        retry_seconds=max(state.retry_at - now, 0.0) if has_failed else None,
+        adapters=list(model.settings.adapters),
+        source=model.settings.source,
+        state=model.public_state,
+        failure=model.failure.reason or None if model.failure is not None else None,
+        progress=model.progress if model.is_coming else None,
+        progress_share=model.progress_share(now) if model.is_coming else None,
+        requests=len(leases),
+        waiting=len(model.waiting),
+        memory_bytes=need.bytes or None if need is not None else None,
+        resident_bytes=stats.memory.resident if stats is not None else None,
+        decode=stats.decode.why if stats is not None and stats.decode is not None else None,
+        idle_seconds=now - state.used_at
+        if isinstance(state, Ready) and not state.n_leases
+        else None,
+        ttl_seconds=model.settings.ttl_seconds,
+        seconds_left=model.seconds_left(now),
+        pinned=model.is_pinned,
+        load_seconds=need.load_seconds if need is not None and model.card is not None else None,
+        retry_seconds=_retry_seconds(model, now),
     )
 
 
-def progress_share(known: KnownModel, model: PooledModel[LoadedModel], now: float) -> float | None:
-    """How far one has come that is being fetched or loaded; None where that is not known. Loading
-    that takes longer than the last time may take any time.
-    """
-    state = model.state
-    if state.state is not State.LOADING:
-        return known.fetched_share
-    seconds = now - state.began_at
-    is_known = known.card is not None and seconds < state.load_seconds
-    return seconds / state.load_seconds if is_known else None
+def _retry_seconds(model: Model, now: float) -> float | None:
+    if model.failure is None or isinstance(model.state, Loading):
+        return None
+    return max(model.failure.retry_at - now, 0.0)

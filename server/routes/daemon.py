@@ -26,7 +26,7 @@ async def daemon(
     stats = None if loaded is None else await loaded.engine.stats()
     return Daemon(
         version=__version__,
-        names=list(known.names),
+        names=[alias.name for alias in known.aliases],
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else MemoryUse.model_validate(stats.memory),

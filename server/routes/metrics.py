@@ -11,5 +11,6 @@ router = Endpoints()
 
 @router.endpoint("GET", "/metrics", errors=None, response_class=PlainTextResponse)
 async def metrics(service: ServiceDependency) -> Response:
-    text = service.metrics.render(await service.figures())
+    await service.models.stats()
+    text = service.metrics.render(service.models.known.values())
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

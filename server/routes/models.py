@@ -46,16 +46,17 @@ async def get_model(id: str, service: ServiceDependency, record: RecordDependenc
 
 def _model(service: Service, name: str, own: str) -> Model:
     """What only a loaded model knows is null before it has been loaded for the first time."""
-    card, naming = service.models.known[own].card, service.models.naming(name)
+    model, alias = service.models.known[own], service.models.alias(name)
+    card = model.card
     max_tokens = card.max_sequence_tokens if card else None
     return Model(
         id=name,
         object="model",
         created=service.created,
         owned_by="rootstock",
-        state=service.models.state(own).state,
-        root=naming.root,
-        parent=naming.parent or None,
+        state=model.public_state,
+        root=alias.root,
+        parent=alias.parent or None,
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,

@@ -6,6 +6,8 @@ from engine.api import EngineStopped
 from engine.values.stats import EngineStats
 from server import __version__
 from server.dialects.endpoint import Endpoints
+from server.models.model import Model
+from server.models.policy import Loading
 from server.schemas.status import Health, Load, Version
 from server.service import ServiceDependency
 
@@ -18,20 +20,25 @@ async def health(service: ServiceDependency) -> Health:
     failed, where one is being loaded again, where something has been lost that only another start
     brings back, or where the disk cache cannot be written.
     """
-    failed = [name for name in service.models.known if not service.models.is_well(name)]
-    if len(failed) == len(service.models.known):
+    known = service.models.known.values()
+    failed = [model for model in known if not model.is_healthy]
+    if len(failed) == len(known):
         raise EngineStopped("The engine has stopped.")
-    reasons = [f"{name} has failed: {service.models.failure(name)}" for name in failed]
+    reasons = [f"{model.name} has failed: {_failure(model)}" for model in failed]
     reasons += [
-        f"{name} has failed and is being loaded again: {service.models.failure(name)}"
-        for name in service.models.known
-        if service.models.is_returning(name)
+        f"{model.name} has failed and is being loaded again: {_failure(model)}"
+        for model in known
+        if isinstance(model.state, Loading) and model.failure is not None
     ]
     for stats in (await service.models.stats()).values():
         reasons += _losses(stats)
     if reasons:
         return Health(status="degraded", reason="; ".join(reasons))
     return Health(status="ok")
+
+
+def _failure(model: Model) -> str:
+    return "its engine loop has stopped" if model.failure is None else model.failure.reason
 
 
 def _losses(stats: EngineStats) -> Iterator[str]:

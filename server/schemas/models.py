@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from engine.values.model import SamplingDefaults, Task
-from server.pool.states import State
+from server.schemas.pool import State
 
 
 class Model(BaseModel):

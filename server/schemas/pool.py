@@ -1,8 +1,34 @@
 """`/admin/models`: which models there are, and which are in memory."""
 
+from enum import StrEnum
+
 from pydantic import BaseModel, Field
 
-from server.pool.states import State
+
+class State(StrEnum):
+    """Of one model. Each but `unloaded` and `failed` has a process, and so takes memory."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"  # its accepted requests end, then its process does; new ones wait
+    FAILED = "failed"  # to load, or its process has died
+
+    @property
+    def words(self) -> str:
+        """The state as the end of a sentence that begins with the model's name."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    State.UNLOADED: "is not loaded",
+    State.LOADING: "is being loaded",
+    State.READY: "is loaded",
+    State.DRAINING: "is being unloaded",
+    State.FAILED: "has failed",
+}
+
+RESIDENT = frozenset({State.LOADING, State.READY, State.DRAINING})
 
 
 class PooledModelInfo(BaseModel):

@@ -10,11 +10,10 @@ import httpx
 import typer
 from pydantic import BaseModel, ValidationError
 
-from server.pool.states import State
 from server.schemas.admin import LiveRequest, LiveRequests
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, RecentHits
 from server.schemas.cache_tree import CacheTree
-from server.schemas.pool import PooledModelInfo, PooledModels
+from server.schemas.pool import PooledModelInfo, PooledModels, State
 from server.terminal.client import (
     UNLIMITED,
     Endpoint,

@@ -4,25 +4,41 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 
 import anyio.lowlevel
 import pytest
 import pytest_asyncio
 from anyio import Event, create_task_group, fail_after
 
-from server.pool.errors import LoadFailed, NeverFits, PoolClosed, PoolError, WaitedTooLong
-from server.pool.pool import ModelPool
-from server.pool.pooled_model import PooledModel
-from server.pool.states import RESIDENT, State
+from server.cache_feed import CacheFeed
+from server.models.model import LoadedModel, Model
+from server.models.policy import Draining, Measuring, Ready, Resident, Unknown, need_of
+from server.models.pool import (
+    LoadFailed,
+    ModelPool,
+    NeverFits,
+    PoolClosed,
+    PoolError,
+    WaitedTooLong,
+)
+from server.schemas.pool import State
+from server.settings.models import ModelSettings
+from tests.contract.fake_engine import FakeEngine
 
 SECONDS = 10.0
 
 
-class Model:
-    """Loaded until it is drained, or dies."""
+class Process(FakeEngine):
+    """An engine that runs until it is drained, or dies."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.over = Event()
         self.how = ""
 
@@ -49,14 +65,14 @@ class Source:
         self.measuring_failure: Exception | None = None
         self.given_bytes: list[int] = []
         self.n_measured = 0
-        self.loaded: list[Model] = []
+        self.loaded: list[Process] = []
 
-    async def start(self, memory_bytes: int) -> Model:
+    async def start(self, memory_bytes: int) -> Process:
         self.given_bytes.append(memory_bytes)
         await self.may_load.wait()
         if self.failure is not None:
             raise self.failure
-        self.loaded.append(Model())
+        self.loaded.append(Process())
         return self.loaded[-1]
 
     async def measure(self) -> int:
@@ -73,26 +89,51 @@ class House:
     def __init__(self) -> None:
         self.now = 100.0
         self.sources: dict[str, Source] = {}
-        self.pool: ModelPool[Model] = ModelPool({}, 100, SECONDS, lambda: self.now)
+        self.pool = ModelPool(self.measure, self.load, 100, SECONDS, lambda: self.now)
 
-    def add(self, name: str, need_bytes: int, **fields: float | bool) -> Source:
+    async def measure(self, model: Model) -> int:
+        return await self.sources[model.name].measure()
+
+    async def load(self, model: Model, memory_bytes: int) -> LoadedModel:
+        engine = await self.sources[model.name].start(memory_bytes)
+        return LoadedModel(model, engine, {}, CacheFeed(engine, model.name))
+
+    def add(
+        self,
+        name: str,
+        need_bytes: int,
+        ttl_seconds: float | None = None,
+        is_pinned: bool = False,
+    ) -> Source:
         source = self.sources[name] = Source(need_bytes)
-        self.pool.models[name] = PooledModel(source.start, source.measure, **fields)  # type: ignore[arg-type]
+        settings = ModelSettings(served_model_name=(name,), ttl_seconds=ttl_seconds)
+        self.pool.models[name] = Model(settings, is_pinned=is_pinned)
         return source
 
+    @asynccontextmanager
+    async def using(
+        self, name: str, key: str = "", keep_seconds: float | None = None
+    ) -> AsyncIterator[Process]:
+        async with self.pool.using(name, key, keep_seconds) as loaded:
+            assert isinstance(loaded.engine, Process)
+            yield loaded.engine
+
     def state(self, name: str) -> State:
-        return self.pool.models[name].state.state
+        return self.pool.models[name].public_state
+
+    def seconds_left(self, name: str) -> float | None:
+        return self.pool.models[name].seconds_left(self.now)
 
     async def until(self, name: str, state: State) -> None:
         model = self.pool.models[name]
         with fail_after(SECONDS):
-            while model.state.state is not state:
+            while model.public_state is not state:
                 await model.changed.wait()
 
     async def waiting(self, name: str, n: int) -> None:
         with fail_after(SECONDS):
             model = self.pool.models[name]
-            while len(model.waiters) < n or model.state.waiting_since is None:
+            while len(model.waiting) < n or isinstance(model.state, Unknown | Measuring):
                 await anyio.lowlevel.checkpoint()
 
     def pass_time(self, seconds: float) -> None:
@@ -124,10 +165,10 @@ async def house() -> AsyncIterator[House]:
 async def test_one_load_however_many_wait(house: House) -> None:
     source = house.add("a", 60)
     source.may_load = Event()
-    served: list[Model] = []
+    served: list[Process] = []
 
     async def ask() -> None:
-        async with house.pool.using("a") as model:
+        async with house.using("a") as model:
             served.append(model)
 
     async with create_task_group() as tasks:
@@ -137,15 +178,17 @@ async def test_one_load_however_many_wait(house: House) -> None:
         source.may_load.set()
     assert served == source.loaded * 16
     assert (source.n_measured, source.given_bytes) == (1, [60])
-    assert house.pool.models["a"].state.n_users == 0
+    state = house.pool.models["a"].state
+    assert isinstance(state, Ready)
+    assert state.n_leases == 0
 
 
 async def test_room_is_made_before_it_is_used(house: House) -> None:
     house.add("a", 60)
     other = house.add("b", 60)
-    async with house.pool.using("a") as first:
+    async with house.using("a") as first:
         pass
-    async with house.pool.using("b"):
+    async with house.using("b"):
         assert first.over.is_set(), "a's process has ended before b's began"
         assert house.state("a") is State.UNLOADED
     assert other.given_bytes == [60]
@@ -155,10 +198,10 @@ async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
     house.add("a", 60)
     house.add("b", 60)
     async with AsyncExitStack() as uses, create_task_group() as tasks:
-        first = await uses.enter_async_context(house.pool.using("a"))
+        first = await uses.enter_async_context(house.using("a"))
 
         async def ask() -> None:
-            async with house.pool.using("b"):
+            async with house.using("b"):
                 pass
 
         tasks.start_soon(ask)
@@ -174,7 +217,7 @@ async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
 
 async def test_a_model_that_nobody_uses_ages(house: House) -> None:
     house.add("a", 60, ttl_seconds=30.0)
-    async with house.pool.using("a"):
+    async with house.using("a"):
         house.pass_time(100.0)
         assert house.state("a") is State.READY
     house.pass_time(29.0)
@@ -184,7 +227,7 @@ async def test_a_model_that_nobody_uses_ages(house: House) -> None:
 
 
 async def use(house: House, key: str = "", keep_seconds: float | None = None) -> None:
-    async with house.pool.using("a", key, keep_seconds):
+    async with house.using("a", key, keep_seconds):
         pass
 
 
@@ -195,7 +238,7 @@ async def test_the_longest_wish_keeps_a_model(house: House) -> None:
     await use(house, "z", 0.0)
     house.pass_time(99.0)
     assert house.state("a") is State.READY
-    assert house.pool.seconds_left("a") == 1.0
+    assert house.seconds_left("a") == 1.0
     house.pass_time(1.0)
     await house.until("a", State.UNLOADED)
 
@@ -226,7 +269,7 @@ async def test_a_wish_without_an_end_gives_way_to_memory(house: House) -> None:
     await use(house, "x", math.inf)
     house.pass_time(1e9)
     assert house.state("a") is State.READY
-    async with house.pool.using("b"):
+    async with house.using("b"):
         assert house.state("a") is State.UNLOADED
 
 
@@ -249,7 +292,7 @@ async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> N
     await use(house, "x", math.inf)
     await use(house, "y", 50.0)
     house.pool.withdraw("a", "x")
-    assert house.pool.seconds_left("a") == 50.0
+    assert house.seconds_left("a") == 50.0
     house.pool.withdraw("a", "y")
     await house.until("a", State.UNLOADED)
 
@@ -263,11 +306,11 @@ async def test_a_withdrawal_counts_for_requests_that_run_or_wait(house: House) -
         house.pool.withdraw("a", "x")
         source.may_load.set()
     await house.until("a", State.UNLOADED)
-    async with house.pool.using("a", "x", math.inf):
+    async with house.using("a", "x", math.inf):
         house.pool.withdraw("a", "x")
         house.pool.turn()
         assert house.state("a") is State.READY
-        assert house.pool.seconds_left("a") == 0.0
+        assert house.seconds_left("a") == 0.0
     await house.until("a", State.UNLOADED)
 
 
@@ -276,16 +319,16 @@ async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, 
     """Random uses, withdrawals and pauses, against all wishes of the residency in a list."""
     rng = random.Random(seed)
     ttl_seconds = rng.choice([None, 7.0])
-    house.add("a", 60, ttl_seconds=ttl_seconds)  # type: ignore[arg-type]
+    house.add("a", 60, ttl_seconds=ttl_seconds)
     ends: list[tuple[str, float]] = []
-    running: list[tuple[str, float, AbstractAsyncContextManager[Model]]] = []
+    running: list[tuple[str, float, AbstractAsyncContextManager[Process]]] = []
     for _ in range(200):
         key = rng.choice("xyz")
         match rng.choice(["begin", "end", "withdraw", "pause"]):
             case "begin":
                 wish = rng.choice([None, 0.0, 3.0, 20.0, math.inf])
                 default = math.inf if ttl_seconds is None else ttl_seconds
-                begun = house.pool.using("a", key, wish)
+                begun = house.using("a", key, wish)
                 await begun.__aenter__()
                 running.append((key, default if wish is None else wish, begun))
             case "end" if running:
@@ -311,7 +354,7 @@ async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, 
 async def test_what_never_fits_is_refused_at_once(house: House) -> None:
     source = house.add("a", 101)
     with pytest.raises(NeverFits):
-        async with house.pool.using("a"):
+        async with house.using("a"):
             pass
     assert source.given_bytes == []
 
@@ -327,7 +370,7 @@ async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "b is not loaded at start"
     ]
-    async with house.pool.using("b"):
+    async with house.using("b"):
         assert large.n_measured == 1
 
 
@@ -343,26 +386,28 @@ async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: Hous
     for seconds in (1.0, 2.0, 4.0):
         for _ in range(2):
             with pytest.raises(LoadFailed, match="no weights") as failed:
-                async with house.pool.using("a"):
+                async with house.using("a"):
                     pass
             assert failed.value.retry_after_seconds == seconds
         house.pass_time(seconds)
     assert len(source.given_bytes) == 3
     source.failure = None
-    async with house.pool.using("a"):
+    async with house.using("a"):
         pass
-    assert house.pool.models["a"].failure == ""
+    assert house.pool.models["a"].failure is None
 
 
 async def test_the_next_request_starts_a_dead_model_again(house: House) -> None:
     source = house.add("a", 60)
     for _ in range(3):
-        async with house.pool.using("a"):
+        async with house.using("a"):
             pass
         source.loaded[-1].die("SIGKILL")
         await house.until("a", State.FAILED)
-    assert house.pool.models["a"].failure == "SIGKILL"
-    async with house.pool.using("a") as model:
+    failure = house.pool.models["a"].failure
+    assert failure is not None
+    assert failure.reason == "SIGKILL"
+    async with house.using("a") as model:
         assert not model.over.is_set()
     assert len(source.loaded) == 4
 
@@ -372,19 +417,19 @@ async def test_one_that_dies_before_it_has_served_is_not_started_over_and_over(
 ) -> None:
     source = house.add("a", 60)
     async with AsyncExitStack() as uses:
-        await uses.enter_async_context(house.pool.using("a"))
+        await uses.enter_async_context(house.using("a"))
         source.loaded[-1].die("SIGKILL")
         await house.until("a", State.FAILED)
         with pytest.raises(LoadFailed, match="SIGKILL"):
-            await uses.enter_async_context(house.pool.using("a"))
+            await uses.enter_async_context(house.using("a"))
     house.pass_time(1.0)
-    async with house.pool.using("a"):
+    async with house.using("a"):
         pass
 
 
 async def test_a_pinned_model_is_started_again_by_itself(house: House) -> None:
     source = house.add("a", 60, is_pinned=True)
-    async with house.pool.using("a"):
+    async with house.using("a"):
         pass
     source.loaded[-1].die("SIGKILL")
     await house.until("a", State.FAILED)
@@ -399,15 +444,15 @@ async def test_a_pinned_model_that_cannot_be_measured_is_refused_and_the_others_
     source.measuring_failure = ValueError("no config.json")
     for _ in range(3):
         with pytest.raises(LoadFailed, match=r"memory_budget: no config\.json"):
-            async with house.pool.using("a"):
+            async with house.using("a"):
                 pass
         house.pass_time(100.0)  # it could be tried again
         assert house.state("a") is State.FAILED
-        async with house.pool.using("b") as model:
+        async with house.using("b") as model:
             assert not model.over.is_set()
     assert (source.given_bytes, source.n_measured, len(other.loaded)) == ([], 3, 1)
     source.measuring_failure = None
-    async with house.pool.using("a"):
+    async with house.using("a"):
         assert source.given_bytes == [60]
 
 
@@ -416,16 +461,16 @@ async def test_who_waits_too_long_is_told_so(house: House) -> None:
     source.may_load = Event()
     house.pool._load_timeout_seconds = 0.001
     with pytest.raises(WaitedTooLong):
-        async with house.pool.using("a"):
+        async with house.using("a"):
             pass
-    assert house.pool.models["a"].state.waiting_since is None
+    assert not house.pool.models["a"].waiting
     source.may_load.set()
     await house.until("a", State.READY)
 
 
 async def test_an_admin_unloads_whatever_the_clock_says(house: House) -> None:
     house.add("a", 60, is_pinned=True)
-    async with house.pool.using("a"):
+    async with house.using("a"):
         pass
     await house.pool.unload("a")
     assert house.state("a") is State.UNLOADED
@@ -437,13 +482,13 @@ async def test_a_stop_ends_all_and_refuses_who_waits(house: House) -> None:
     loaded = house.add("a", 30)
     slow = house.add("b", 30)
     slow.may_load = Event()
-    async with house.pool.using("a"):
+    async with house.using("a"):
         pass
     refused: list[Exception] = []
 
     async def ask() -> None:
         try:
-            async with house.pool.using("b"):
+            async with house.using("b"):
                 pass
         except PoolError as error:
             refused.append(error)
@@ -455,19 +500,21 @@ async def test_a_stop_ends_all_and_refuses_who_waits(house: House) -> None:
     assert [type(error) for error in refused] == [PoolClosed]
     assert loaded.loaded[0].over.is_set()
     with pytest.raises(PoolClosed):
-        async with house.pool.using("a"):
+        async with house.using("a"):
             pass
 
 
 async def test_another_figure_than_computed_counts(house: House) -> None:
     house.add("a", 40)
     house.add("b", 50)
-    async with house.pool.using("a"):
+    async with house.using("a"):
         house.pool.correct("a", 60)
-    async with house.pool.using("b"):
+    async with house.using("b"):
         assert house.state("a") is State.UNLOADED
     house.pool.correct("a", 10)
-    assert house.pool.models["a"].state.need_bytes == 60, "it is not there to be measured"
+    need = need_of(house.pool.models["a"].state)
+    assert need is not None
+    assert need.bytes == 60, "it is not there to be measured"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -483,7 +530,7 @@ async def test_whatever_happens_every_request_ends_within_the_budget(
     async def ask(name: str, turns: int) -> None:
         nonlocal ended
         try:
-            async with house.pool.using(name):
+            async with house.using(name):
                 for _ in range(turns):
                     await anyio.lowlevel.checkpoint()
         except LoadFailed:
@@ -507,12 +554,16 @@ async def test_whatever_happens_every_request_ends_within_the_budget(
                 house.pass_time(1.0)
                 _check(house)
                 await anyio.lowlevel.checkpoint()
-    assert all(model.state.n_users == 0 for model in house.pool.models.values())
+    for model in house.pool.models.values():
+        assert not model.waiting
+        assert not (model.loaded and model.loaded.leases)
 
 
 def _check(house: House) -> None:
     states = [model.state for model in house.pool.models.values()]
-    assert sum(state.need_bytes for state in states if state.state in RESIDENT) <= 100
+    assert sum(state.need.bytes for state in states if isinstance(state, Resident)) <= 100
+    for model in house.pool.models.values():
+        assert (model.loaded is not None) == isinstance(model.state, Ready | Draining)
     for name, source in house.sources.items():
-        alive = sum(not model.over.is_set() for model in source.loaded)
+        alive = sum(not process.over.is_set() for process in source.loaded)
         assert alive <= 1, f"{name} is loaded twice"

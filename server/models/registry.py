@@ -3,43 +3,23 @@
 import asyncio
 import logging
 import math
-import os
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, ModelError, Report
-from engine.launch import (
-    fetch_repository,
-    free_bytes,
-    launch,
-    local_checkpoint,
-    needed_bytes,
-)
+from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_bytes
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, RequestInfo
 from server.cache_feed import CacheFeed
-from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, ModelNotFound, busy
-from server.generation.models import Naming, ServedModel, namings, served_models
-from server.generation.replays import Replays
-from server.model_cache import CachedNames
-from server.models import KnownModel, LoadedModel
-from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
-from server.pool.pool import ModelPool
-from server.pool.pooled_model import PooledModel
-from server.pool.states import ModelState, State
+from server.generation.models import ModelAlias, ServedModel, served_models
+from server.models.hub import CachedNames, Downloads, FetchRepository
+from server.models.model import LoadedModel, Model
+from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from server.workers import Workers
@@ -76,16 +56,20 @@ class ModelRegistry:
         self._needed_bytes = needs
         self._fetch = fetch
         self._cached = CachedNames()
-        self.known: dict[str, KnownModel] = {}
         self._name_of: dict[str, str] = {}  # a model's own name, by all its names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
-        self.pool: ModelPool[LoadedModel] = ModelPool(
-            {}, self._budget_bytes(), settings.load_timeout_seconds
+        self.pool = ModelPool(
+            self._measure, self._load, self._budget_bytes(), settings.load_timeout_seconds
         )
         for model in settings.each_model():
             self._add(model)
         self._tasks: TaskGroup
         self.downloads: Downloads  # since `run`
+
+    @property
+    def known(self) -> Mapping[str, Model]:
+        """All models by their own names, in memory or not. The first one is the default."""
+        return self.pool.models
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -97,7 +81,7 @@ class ModelRegistry:
                 await sleep(CORRECTION_SECONDS)
                 for name, loaded in self.all_loaded().items():
                     try:
-                        await self._correct(name, loaded)
+                        await self._correct(loaded)
                     except Exception:
                         log.exception("cannot tell how much memory %s takes", name)
 
@@ -138,18 +122,10 @@ class ModelRegistry:
         """Each name that a request may use, and the own name of its model."""
         yield from self._name_of.items()
 
-    def naming(self, name: str) -> Naming:
+    def alias(self, name: str) -> ModelAlias:
         """Raises ApiError (404)."""
-        known = self.known[self.find(name)]
-        return next(one for one in known.namings if one.name == (name or known.name))
-
-    def state(self, name: str) -> ModelState:
-        return self.pool.models[name].state
-
-    def seconds_left(self, name: str) -> float | None:
-        """Until a loaded model is unloaded for its age, should nobody use it; None: never."""
-        seconds = self.pool.seconds_left(name)
-        return None if math.isinf(seconds) else seconds
+        model = self.known[self.find(name)]
+        return next(one for one in model.aliases if one.name == (name or model.name))
 
     def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
         """Whether a key that allows these models, by any of their names, allows this one. Who may
@@ -157,40 +133,21 @@ class ModelRegistry:
         """
         if allowed is None:
             return True
-        naming = self.naming(name)
+        alias = self.alias(name)
         return not allowed.isdisjoint(
             each.name
-            for each in self.known[self.find(name)].namings
-            if each.root in {naming.root, naming.parent}
+            for each in self.known[self.find(name)].aliases
+            if each.root in {alias.root, alias.parent}
         )
 
-    def is_ready(self, name: str) -> bool:
-        """Whether a request for it need not wait."""
-        return self.state(name).state is State.READY
-
-    def is_well(self, name: str) -> bool:
-        """Whether it serves, or would when asked."""
-        model = self.pool.models[name]
-        if model.resident is not None:
-            return model.resident.engine.is_alive()
-        return model.state.state is not State.FAILED
-
-    def is_returning(self, name: str) -> bool:
-        """Whether it has failed, and is being loaded again."""
-        model = self.pool.models[name]
-        return model.state.state is State.LOADING and bool(model.failure)
-
-    def failure(self, name: str) -> str:
-        return self.pool.models[name].failure or "its engine does not turn"
-
     async def discover_all(self) -> None:
-        """With `on_demand`, make all models in the Hugging Face cache known, to be listed."""
+        """With `on_demand`, register every cached repository, for /v1/models."""
         if self.settings.on_demand:
             for repository in await self._cached.names():
                 self._discovered(repository)
 
     async def discover(self, name: str) -> None:
-        """With `on_demand`, what is in the Hugging Face cache is known by its repository's name."""
+        """With `on_demand`, register the repository of that name if it is cached."""
         if not name or self.has(name) or not self.settings.on_demand:
             return
         if name in await self._cached.names():
@@ -218,18 +175,19 @@ class ModelRegistry:
             raise _refusal(name or own, error) from error
 
     def loaded(self, name: str = "") -> LoadedModel:
-        """What is in memory of the model. Raises ApiError (404, 409)."""
-        own = self.find(name)
-        loaded = self.pool.models[own].resident
-        if loaded is None:
-            message = f"The model '{own}' {self.state(own).state.words}."
+        """The model in memory. Raises ApiError: 404 where no model has this name, 409 where it is
+        not loaded.
+        """
+        model = self.known[self.find(name)]
+        if model.loaded is None:
+            message = f"The model '{model.name}' {model.public_state.words}."
             raise ApiError(409, message, param="model", code="model_not_loaded")
-        return loaded
+        return model.loaded
 
     def all_loaded(self) -> dict[str, LoadedModel]:
-        """By their own names."""
-        models = self.pool.models.items()
-        return {name: model.resident for name, model in models if model.resident is not None}
+        """The models in memory, by their own names."""
+        models = self.known.items()
+        return {name: model.loaded for name, model in models if model.loaded is not None}
 
     async def stats(self) -> dict[str, EngineStats]:
         """The statistics of each loaded model, by its own name. Does not wait for running steps."""
@@ -258,62 +216,51 @@ class ModelRegistry:
         await self.pool.drain(timeout_seconds)
         self.closed.set()
 
-    def _add(self, model: ModelSettings) -> None:
-        names = tuple(model.served_model_name) or (public_name(model.source),)
-        found = namings(names, model.adapters)
-        for naming in found:
-            if naming.name in self._name_of:
-                raise ModelError(f"two models are called '{naming.name}' (served_model_name)")
-        replays = {adapter: Replays() for adapter in ("", *model.adapters)}
-        self.known[names[0]] = known = KnownModel(model, found, replays)
-        self._name_of |= dict.fromkeys(known.names, names[0])
-        self.pool.models[names[0]] = PooledModel(
-            partial(self._load, known),
-            partial(self._needs, known),
-            model.ttl_seconds,
-            model.pinned or (self._is_alone and model.ttl_seconds is None),
-        )
+    def _add(self, settings: ModelSettings) -> None:
+        is_pinned = settings.pinned or (self._is_alone and settings.ttl_seconds is None)
+        model = Model(settings, is_pinned=is_pinned)
+        for alias in model.aliases:
+            if alias.name in self._name_of:
+                raise ModelError(f"two models are called '{alias.name}' (served_model_name)")
+        self._name_of |= {alias.name: model.name for alias in model.aliases}
+        self.pool.models[model.name] = model
 
     def _budget_bytes(self) -> int:
         if self.settings.memory_budget is not None:
             return self.settings.memory_budget
         return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
 
-    async def _needs(self, known: KnownModel) -> int:
-        """Bytes of memory. A repository that is not in the cache is fetched."""
+    async def _measure(self, model: Model) -> int:
+        """Bytes of memory that the model needs. A repository that is not in the cache is
+        fetched.
+        """
         if self._is_alone:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
-        config = self.settings.config_of(known.settings)
-        known.progress, known.fetched_share = f"looking for {known.settings.source}", None
+        config = self.settings.config_of(model.settings)
+        model.progress, model.fetched_share = f"looking for {model.settings.source}", None
         if await to_thread.run_sync(local_checkpoint, config.model) is None:
-            await self._fetch(config.model, known.fetching)
-        known.progress, known.fetched_share = "finding out what memory it needs", None
+            await self._fetch(config.model, model.fetching)
+        model.progress, model.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
         return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
 
-    async def _correct(self, name: str, loaded: LoadedModel) -> None:
+    async def _load(self, model: Model, memory_bytes: int) -> LoadedModel:
+        model.progress = ""
+        config = self.settings.config_of(model.settings, memory_bytes or None)
+        engine = await self._start(config, model.report)
+        model.card = engine.card
+        served = served_models(model.aliases, engine, model.settings, model.replays, self.workers)
+        loaded = LoadedModel(model, engine, served, CacheFeed(engine, model.name))
+        await self._correct(loaded)
+        return loaded
+
+    async def _correct(self, loaded: LoadedModel) -> None:
         """What a model takes is what its engine has promised, or more if its process has more."""
         memory = (await loaded.stats()).memory
         if not self._is_alone:
-            self.pool.correct(name, max(memory.promise.total, memory.resident))
-
-    async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
-        known.progress = ""
-        config = self.settings.config_of(known.settings, memory_bytes or None)
-        engine = await self._start(config, known.report)
-        known.card = engine.card
-        served = served_models(known.namings, engine, known.settings, known.replays, self.workers)
-        feed = CacheFeed(engine, known.name)
-        loaded = LoadedModel(engine, served, feed, known, known.latencies)
-        await self._correct(known.name, loaded)
-        return loaded
-
-
-def public_name(model: str) -> str:
-    """A repository's name as it is; of a directory the last component."""
-    path = Path(model).expanduser()
-    return Path(os.path.abspath(path)).name if path.is_dir() else model  # a link keeps its own
+            need_bytes = max(memory.promise.total, memory.resident)
+            self.pool.correct(loaded.model.name, need_bytes)
 
 
 def _refusal(name: str, error: PoolError) -> Exception:

@@ -9,8 +9,8 @@ import pytest
 from anyio import create_task_group
 from huggingface_hub import constants
 
-from server import model_cache
-from server.model_cache import MAX_SCAN_AGE_SECONDS, CachedNames
+from server.models import hub
+from server.models.hub import MAX_SCAN_AGE_SECONDS, CachedNames
 
 NAMES = ("org/one", "org/two")
 
@@ -48,13 +48,13 @@ class Cache:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    cache, scan = Cache(tmp_path), model_cache.cached_models
+    cache, scan = Cache(tmp_path), hub.cached_models
 
     def counted() -> list[Any]:
         cache.n_scans += 1
         return scan()
 
-    monkeypatch.setattr(model_cache, "cached_models", counted)
+    monkeypatch.setattr(hub, "cached_models", counted)
     return cache
 
 

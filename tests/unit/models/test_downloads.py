@@ -12,7 +12,7 @@ from engine.api import ModelError, Progress
 from engine.launch import fetch_repository
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from server.dialects.ollama.models import pull_lines
-from server.downloads import Downloads
+from server.models.hub import Downloads
 from tests.hub import Hub, checkpoint_files, serving_hub
 
 SECONDS = 20.0
