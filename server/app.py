@@ -13,6 +13,10 @@ from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
 from server.activity.tracker import RequestTracker
+from server.admin import activity, cache, model_list, pages, status
+from server.admin import models as admin_models
+from server.admin.series import SeriesRecord
+from server.admin.watch import Watch
 from server.dialects import tokens
 from server.dialects.chat import routes as chat
 from server.dialects.completions import routes as completions
@@ -34,19 +38,6 @@ from server.metrics.tables import TABLES, vllm_tables
 from server.middleware.stack import middleware
 from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
-from server.routes import (
-    activity,
-    admin,
-    admin_models,
-    cache,
-    cache_tree,
-    daemon,
-    dashboard,
-    metrics,
-    page,
-    status,
-)
-from server.routes import models as model_list
 from server.service import create_service
 from server.settings import Settings
 from server.transport.unsent import UnsentBudget
@@ -60,12 +51,14 @@ SECTIONS = {
     "Models": (model_list.router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
-    "Watching the daemon": (status.router, daemon.router, metrics.router),
+    "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
-    "The cache and what runs": (admin.router, cache.router),
-    "Pages": (dashboard.router,),
+    "The cache and what runs": (activity.router, cache.router),
+    "Pages": (pages.router,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree.router, activity.router, page.router)}
+DASHBOARD = {
+    "The cache as it moves": (cache.tree_router, activity.stream_router, pages.page_router)
+}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -83,8 +76,10 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tracker, tasks, agents)
+            service = create_service(models, settings, metrics_page, tracker)
             app.state.service = service
+            app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
+            app.state.agents = tuple(agents)
             app.state.responses = ResponseStore(
                 settings.max_stored_responses, settings.max_stored_bytes
             )
@@ -92,7 +87,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 tasks, unsent, service.workers, service.tracker, settings.max_background_responses
             )
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run, models.stats)
+                samplers.start_soon(app.state.series.run, models.stats)
                 yield
 
     app = FastAPI(

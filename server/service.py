@@ -1,14 +1,11 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
-from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
-from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.errors import invalid
 from server.generation.models import ServedModel
@@ -18,7 +15,6 @@ from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
-from server.watch import Watch
 from server.workers import Workers
 
 
@@ -30,10 +26,7 @@ class Service:
     workers: Workers
     bodies: BodyReader
     tracker: RequestTracker
-    series: SeriesRecord
-    watch: Watch
     created: int  # seconds since the epoch
-    agents: tuple[str, ...]  # that `rootstock launch` knows
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
         """The model of that name, loaded if it is not; without a name, the first. It stays until
@@ -77,22 +70,15 @@ def create_service(
     settings: Settings,
     metrics: Metrics,
     tracker: RequestTracker,
-    tasks: TaskGroup,
-    agents: Sequence[str],
 ) -> Service:
-    """`tasks` are those that outlive the request that begins them."""
-    workers = models.workers
     return Service(
         models=models,
         settings=settings,
         metrics=metrics,
-        workers=workers,
-        bodies=BodyReader(workers),
+        workers=models.workers,
+        bodies=BodyReader(models.workers),
         tracker=tracker,
-        series=SeriesRecord(),
-        watch=Watch(models, tasks),
         created=int(time.time()),
-        agents=tuple(agents),
     )
 
 

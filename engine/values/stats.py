@@ -172,12 +172,7 @@ class DiskCacheStats:
 
     `hits` counts loads that brought something, whole or not: `loaded_tokens` in `load_seconds`,
     from the decision to read to the last block. `failures` counts the faults of reading and writing
-    that have happened, by the names in DISK_FAULTS.
-
-    The last three are states. `write_fault`: why the last write failed; None if it did not.
-    `is_day_spent`: nothing more is written today, as much has been written as may be.
-    `ended_threads`: threads that should run and have ended; only another start of the engine brings
-    them back.
+    that have happened, by the names in DISK_FAULTS. The last three fields are states of now.
     """
 
     entries: int  # blocks, and ends of prompts within one
@@ -194,9 +189,9 @@ class DiskCacheStats:
     evicted_entries: int
     refused_entries: int  # accepted, and not written for lack of space or of today's budget
     failures: Mapping[str, int]
-    write_fault: str | None = None
-    is_day_spent: bool = False
-    ended_threads: tuple[str, ...] = ()
+    write_fault: str | None  # why the last write failed; None if it did not
+    is_day_spent: bool  # nothing is written before tomorrow (UTC)
+    ended_threads: tuple[str, ...]  # that should run; only another start brings them back
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +214,9 @@ class CacheStats:
     tail_hit_tokens: int  # adopted beyond whole blocks, counted at every admission
     prefix_copies: int  # blocks copied because a prompt goes on within an adopted block
     fork_copies: int  # blocks copied because outputs of one prompt share them
-    groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
-    recent_hits: tuple[RecentHits, ...] = ()
-    disk: DiskCacheStats | None = None  # None without a disk cache
+    groups: tuple[GroupStats, ...]  # windows and states, in slots
+    recent_hits: tuple[RecentHits, ...]
+    disk: DiskCacheStats | None  # None without a disk cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from server.activity.sequences import Buckets, FinishedSequences
 from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Table
 from server.models.model import Model
 from server.models.policy import need_of
-from server.schemas.pool import State
+from server.schemas import State
 
 VLLM_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 

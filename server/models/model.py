@@ -12,7 +12,6 @@ from anyio import Event
 from engine.api import Engine
 from engine.values.model import ModelCard
 from engine.values.stats import EngineStats, Latencies, no_latencies
-from server.cache_feed import CacheFeed
 from server.generation.models import ServedModel, model_aliases
 from server.generation.replays import Replays
 from server.models.policy import (
@@ -28,7 +27,7 @@ from server.models.policy import (
     Unknown,
     need_of,
 )
-from server.schemas.pool import State
+from server.schemas import State
 from server.settings.models import ModelSettings
 
 FIRST_BACKOFF_SECONDS = 1.0
@@ -51,14 +50,13 @@ class Lease:
     error: Exception | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedModel:
     """One stay of a model in memory, from the end of loading on."""
 
     model: "Model"
     engine: Engine
     served: Mapping[str, ServedModel]  # by name
-    feed: CacheFeed
     leases: set[Lease] = field(default_factory=set)
     kept_until: dict[str, float] = field(default_factory=dict)
     """For each API key, the latest end of what its ended leases wished: end of use plus wish."""

@@ -14,7 +14,6 @@ from engine.api import Engine, EngineStopped, ModelError, Report
 from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_bytes
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, RequestInfo
-from server.cache_feed import CacheFeed
 from server.errors import ApiError, ModelNotFound, busy
 from server.generation.models import ModelAlias, ServedModel, served_models
 from server.models.hub import CachedNames, Downloads, FetchRepository
@@ -251,7 +250,7 @@ class ModelRegistry:
         engine = await self._start(config, model.report)
         model.card = engine.card
         served = served_models(model.aliases, engine, model.settings, model.replays, self.workers)
-        loaded = LoadedModel(model, engine, served, CacheFeed(engine, model.name))
+        loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
         return loaded
 

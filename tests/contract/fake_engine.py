@@ -97,6 +97,9 @@ DISK = DiskCacheStats(
     evicted_entries=11,
     refused_entries=5,
     failures={"checksum": 1, "io": 0},
+    write_fault=None,
+    is_day_spent=False,
+    ended_threads=(),
 )
 
 

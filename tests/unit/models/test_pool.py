@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 from anyio import Event, create_task_group, fail_after
 
-from server.cache_feed import CacheFeed
 from server.models.model import LoadedModel, Model
 from server.models.policy import Draining, Measuring, Ready, Resident, Unknown, need_of
 from server.models.pool import (
@@ -27,7 +26,7 @@ from server.models.pool import (
     PoolError,
     WaitedTooLong,
 )
-from server.schemas.pool import State
+from server.schemas import State
 from server.settings.models import ModelSettings
 from tests.contract.fake_engine import FakeEngine
 
@@ -96,7 +95,7 @@ class House:
 
     async def load(self, model: Model, memory_bytes: int) -> LoadedModel:
         engine = await self.sources[model.name].start(memory_bytes)
-        return LoadedModel(model, engine, {}, CacheFeed(engine, model.name))
+        return LoadedModel(model, engine, {})
 
     def add(
         self,

@@ -4,14 +4,13 @@ from os import PathLike, stat_result
 from pathlib import Path
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 import server
 from server.dialects.endpoint import Endpoints
-from server.schemas.page import Agents
-from server.service import ServiceDependency
 
 METHODS = ["GET", "HEAD"]
 
@@ -39,7 +38,16 @@ class PageFiles(StaticFiles):
         return response
 
 
+class Agents(BaseModel):
+    """The names of the agents that `rootstock launch` can start."""
+
+    agents: list[str]
+
+
 router = Endpoints(include_in_schema=False)
+page_router = Endpoints(include_in_schema=False)
+"""`GET /`. Left out with `--no-dashboard`."""
+
 files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
 
 
@@ -50,11 +58,17 @@ async def docs(request: Request) -> Response:
 
 
 @router.api_route("/dashboard/agents", methods=METHODS)
-async def agents(service: ServiceDependency) -> Agents:
+async def agents(request: Request) -> Agents:
     """For the lines that connect a client: what the terminal knows, so that they never differ."""
-    return Agents(agents=list(service.agents))
+    return Agents(agents=list(request.app.state.agents))
 
 
 @router.api_route("/dashboard/{path:path}", methods=METHODS)
 async def file(path: str, request: Request) -> Response:
     return await files.get_response(path, request.scope)
+
+
+@page_router.api_route("/", methods=METHODS)
+async def page(request: Request) -> Response:
+    """The cache as a picture, with a chat next to it."""
+    return await files.get_response("index.html", request.scope)

@@ -1,4 +1,4 @@
-"""`/admin/models`: what is loaded, and what is to be."""
+"""`/admin/models`: which models are in memory, and ways to load and unload them."""
 
 import sys
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from engine.values.stats import EngineStats
 from server.dialects.endpoint import Endpoints
 from server.models.model import Model
 from server.models.policy import Loading, Ready, need_of
-from server.schemas.pool import PooledModelInfo, PooledModels
+from server.schemas import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin/models")

@@ -5,12 +5,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 from anyio import current_time, sleep
+from fastapi import Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.values.stats import EngineStats, Latency
-from server.schemas.admin import SeriesPoint
 
 KEPT_SECONDS = 900.0
 N_POINTS = 300
@@ -20,6 +21,24 @@ INTERVAL_SECONDS = KEPT_SECONDS / N_POINTS
 
 
 log = logging.getLogger("rootstock.activity")
+
+
+class SeriesPoint(BaseModel):
+    """What happened in an interval, and how things stand at its end."""
+
+    model_config = ConfigDict(frozen=True)
+
+    time: float = Field(description="Its end, in seconds since the epoch.")
+    generated_tokens_per_second: float
+    prompt_tokens_per_second: float = Field(description="Of the prompts admitted.")
+    computed_tokens_per_second: float = Field(description="Of these, not found in the cache.")
+    hit_share: float | None = Field(description="Of these, found. Null where there were none.")
+    first_token_seconds: float | None = Field(
+        description="The mean from arrival to first token. Null where there was no first token."
+    )
+    evicted_blocks_per_second: float
+    running: int
+    waiting: int
 
 
 class _Counted(NamedTuple):
@@ -37,7 +56,7 @@ _NOTHING = _Counted(0, 0, 0, 0, 0, 0)
 
 
 class SeriesRecord:
-    """N_POINTS, one each INTERVAL_SECONDS."""
+    """The last N_POINTS points, one each INTERVAL_SECONDS."""
 
     def __init__(
         self,
@@ -53,16 +72,16 @@ class SeriesRecord:
 
     @property
     def n_points(self) -> int:
-        """That there have been, those included that are no longer kept."""
+        """The number of points so far, including those that are no longer kept."""
         return self._n_points
 
     def points(self, after: int = 0) -> list[SeriesPoint]:
-        """The oldest first, without the first `after` that there have been."""
+        """The points after the first `after` so far, the oldest first."""
         n_old = max(after - (self._n_points - len(self._points)), 0)
         return list(islice(self._points, n_old, None))
 
     async def run(self, stats: Callable[[], Awaitable[Mapping[str, EngineStats]]]) -> None:
-        """Add what `stats` says of each model, until cancelled. A fault costs one point."""
+        """Add a point of each model's `stats` until cancelled. An error costs one point."""
         while True:
             try:
                 self.add(await stats())
@@ -71,7 +90,9 @@ class SeriesRecord:
             await sleep(INTERVAL_SECONDS)
 
     def add(self, stats: Mapping[str, EngineStats]) -> None:
-        """Of now, by model; the first time there is nothing yet to compare with."""
+        """Add a point of statistics by model. The first call adds none: a point is what has changed
+        since the call before.
+        """
         now = self._clock()
         counted = {name: _counted(each) for name, each in stats.items()}
         if self._last is not None and now > self._last_seconds:
@@ -121,3 +142,10 @@ def _counted(stats: EngineStats) -> _Counted:
         first_token_seconds=first_tokens.sum_seconds,
         evictions=stats.cache.evictions,
     )
+
+
+async def _series(request: Request) -> SeriesRecord:
+    return cast(SeriesRecord, request.app.state.series)
+
+
+SeriesDependency = Annotated[SeriesRecord, Depends(_series)]

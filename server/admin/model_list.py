@@ -1,15 +1,47 @@
-"""`GET /v1/models`, `GET /v1/models/{id}`."""
+"""`GET /v1/models`, `GET /v1/models/{id}`: OpenAI's keys, and next to them Anthropic's."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query
+from pydantic import BaseModel
 
+from engine.values.model import SamplingDefaults, Task
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.schemas.models import Model, ModelList
+from server.schemas import State
 from server.service import RecordDependency, Service, ServiceDependency
 
 router = Endpoints()
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str  # the first of its names; this and the next are vLLM's
+    parent: str | None  # of an adapter the model that it changes
+    state: State  # whether it is in memory
+    # Tokens of prompt and answer that context and KV cache hold, by vLLM's name
+    max_model_len: int | None
+    sampling_defaults: SamplingDefaults | None
+    tasks: list[Task] | None
+
+    type: Literal["model"]
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+    models: list[Any] | None = None  # set for Codex alone, which reads no list without it
 
 
 @router.endpoint("GET", "/v1/models", errors=(400,), response_model_exclude_unset=True)
@@ -18,7 +50,7 @@ async def list_models(
     record: RecordDependency,
     client_version: Annotated[str | None, Query(max_length=256)] = None,
 ) -> ModelList:
-    """Codex sends `client_version`, and expects a list `models` of its own form beside `data`. It
+    """Codex sends `client_version`, and expects a list `models` of its own form next to `data`. It
     is empty: its entries would have to contain Codex's own instructions.
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}

@@ -8,8 +8,8 @@ import pytest
 
 from engine.api import EngineStopped
 from engine.values.tree import TreeChanges, TreeNode, TreeSnapshot
-from server import cache_feed
-from server.cache_feed import CacheFeed, Frame
+from server.admin import watch
+from server.admin.watch import CacheFeed, Frame
 from tests.contract.fake_engine import PICTURE, FakeEngine
 
 SECONDS = 20.0
@@ -45,8 +45,8 @@ class ChangingEngine(FakeEngine):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(cache_feed, "SHARE", 1e9)
+    monkeypatch.setattr(watch, "MIN_CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "SHARE", 1e9)
 
 
 def nodes_of(frame: Frame) -> list[dict[str, object]]:
@@ -120,7 +120,7 @@ async def test_who_waits_gets_the_next_version_and_the_end() -> None:
 
 
 async def test_a_costly_snapshot_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_feed, "SHARE", 0.001)
+    monkeypatch.setattr(watch, "SHARE", 0.001)
     engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
     feed = CacheFeed(engine, "m")
     await feed.poll()
@@ -131,7 +131,7 @@ async def test_a_costly_snapshot_is_made_less_often(monkeypatch: pytest.MonkeyPa
 async def test_one_that_took_long_by_chance_delays_the_next_by_seconds_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache_feed, "MAX_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "MAX_CACHE_SECONDS", 0.0)
     engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
     feed = CacheFeed(engine, "m")
     await feed.poll()

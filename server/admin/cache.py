@@ -1,27 +1,35 @@
 """`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
 
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
-from fastapi import Query
-from pydantic import BeforeValidator
+from anyio import move_on_after, to_thread
+from fastapi import Path, Query
+from pydantic import BaseModel, BeforeValidator
+from starlette.responses import Response
 
+from engine.api import EngineStopped
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
-from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.admin.watch import EventStream, Watch, WatchDependency
+from server.dialects.delivery import json_response
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.dialects.responses.store import StoreDependency
-from server.errors import invalid
+from server.errors import ApiError, invalid
 from server.generation.engine_requests import check_prompt
-from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
-from server.service import (
-    LoadedDependency,
-    ModelName,
-    RecordDependency,
-    ServiceDependency,
-)
+from server.models.model import LoadedModel
+from server.schemas import CacheStatsResponse, CacheTree, ClearResponse, ProbeResponse, Remembered
+from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
+from server.transport.sse import KEEP_ALIVE
 
 router = Endpoints(prefix="/admin/cache")
+tree_router = Endpoints(prefix="/admin/cache")
+"""Left out with `--no-dashboard`."""
+
+TEXT_TOKENS = 4096
+"""How much of a node is shown as text."""
 
 
 class Clearable(StrEnum):
@@ -134,3 +142,68 @@ async def probe_cache(
         cached_tokens=probed.cached_tokens,
         block_digests=list(probed.block_digests),
     )
+
+
+NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
+
+
+class NodeText(BaseModel):
+    """One node: as text only where `dashboard_text` is set, and no more than its first tokens."""
+
+    id: int
+    tokens: int
+    text: str | None
+
+
+@tree_router.endpoint("GET", "/tree", answer=CacheTree, errors=(400, 404, 409))
+async def cache_tree(loaded: LoadedDependency, watch: WatchDependency) -> Response:
+    """The cache as it is now. Bounded, however large that is; made four times a second at most."""
+    async with watch.watching(loaded):
+        return json_response((await watch.feed(loaded).fresh()).body)
+
+
+@tree_router.endpoint(
+    "GET",
+    "/tree/stream",
+    stream=unnamed_events(CacheTree),
+    errors=(400, 404, 409),
+    response_class=EventStream,
+)
+async def cache_tree_stream(
+    loaded: LoadedDependency, service: ServiceDependency, watch: WatchDependency
+) -> Response:
+    """The cache as it is now and whenever it has changed, once a second at most.
+
+    A slow reader gets the latest, and not all of them.
+    """
+    return EventStream(_pictures(loaded, watch, service.settings.keepalive_seconds))
+
+
+async def _pictures(
+    loaded: LoadedModel, watch: Watch, keepalive_seconds: float
+) -> AsyncGenerator[bytes, None]:
+    """Events until the engine has stopped, with comments after each silence."""
+    feed = watch.feed(loaded)
+    async with watch.watching(loaded):
+        frame = await feed.fresh()
+        yield frame.event
+        with suppress(EngineStopped):  # there is nothing more to see
+            while True:
+                later = None
+                with move_on_after(keepalive_seconds):
+                    later = await feed.next_after(frame.version)
+                frame = later or frame
+                yield KEEP_ALIVE if later is None else later.event
+
+
+@tree_router.endpoint("GET", "/nodes/{id}", errors=(400, 404, 409))
+async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
+    """A node of the tree. Its text is shown only with `--dashboard-text`."""
+    shows_text = service.settings.dashboard_text
+    node = await loaded.engine.node(id, TEXT_TOKENS if shows_text else 0)
+    if node is None:
+        raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
+    text = None
+    if shows_text:
+        text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
+    return NodeText(id=id, tokens=node.tokens, text=text)
