@@ -1,5 +1,6 @@
 """Statistics of the engine, its caches and its memory."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -73,24 +74,34 @@ class Latency(StrEnum):
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations counted in buckets: a duration belongs to the first bound that is not below it.
-    `counts` has one count for each bound, and a last one for what exceeds all bounds. The counts
-    are not cumulative.
+    """Values counted in buckets: a value belongs to the first bound that is not below it. `counts`
+    has one count for each bound, and a last one for what exceeds all bounds. The counts are not
+    cumulative. The unit of `bounds` and `total` is that of the values.
     """
 
     bounds: tuple[float, ...]
     counts: list[int]
-    sum_seconds: float = 0.0
+    total: float = 0.0  # of all values
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
+        """A histogram without values."""
+        return cls(bounds, [0] * (len(bounds) + 1))
 
     @property
     def count(self) -> int:
-        """Number of durations."""
+        """Number of values."""
         return sum(self.counts)
 
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
     def plus(self, other: "Histogram") -> "Histogram":
-        """The durations of two histograms with the same bounds."""
+        """The values of two histograms with the same bounds."""
         counts = list(map(add, self.counts, other.counts))
-        return Histogram(self.bounds, counts, self.sum_seconds + other.sum_seconds)
+        return Histogram(self.bounds, counts, self.total + other.total)
 
 
 Latencies: TypeAlias = Mapping[Latency, Histogram]
@@ -98,8 +109,7 @@ Latencies: TypeAlias = Mapping[Latency, Histogram]
 
 def no_latencies() -> dict[Latency, Histogram]:
     """An empty histogram for each latency."""
-    bounds = {latency: latency.bounds_seconds for latency in Latency}
-    return {each: Histogram(bounds[each], [0] * (len(bounds[each]) + 1)) for each in Latency}
+    return {latency: Histogram.empty(latency.bounds_seconds) for latency in Latency}
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _counted(stats: EngineStats) -> _Counted:
         computed_tokens=stats.computed_prompt_tokens,
         cached_tokens=stats.cache.hit_tokens,
         first_tokens=first_tokens.count,
-        first_token_seconds=first_tokens.sum_seconds,
+        first_token_seconds=first_tokens.total,
         evictions=stats.cache.evictions,
     )
 

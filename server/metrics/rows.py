@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from server.activity.sequences import Buckets
+from engine.values.stats import Histogram
 from server.models.model import Model
 
 Source = TypeVar("Source")
@@ -29,7 +29,7 @@ class Row(Generic[Source]):
 
     name: str
     documentation: str
-    read: Callable[[Source], Number | Buckets | Series]
+    read: Callable[[Source], Number | Histogram | Series]
     kind: ClassVar[str] = ""
 
     def family(self, sources: Iterable[tuple[dict[str, str], Source]]) -> Metric:
@@ -38,7 +38,7 @@ class Row(Generic[Source]):
         family = Metric(name, self.documentation, self.kind)
         for labels, source in sources:
             figures = self.read(source)
-            if isinstance(figures, Buckets):
+            if isinstance(figures, Histogram):
                 _add_histogram(family, labels, figures)
                 continue
             for *values, number in [(figures,)] if isinstance(figures, Number) else figures:
@@ -81,10 +81,10 @@ class Info(Row[Source]):
     kind = "info"
 
 
-def _add_histogram(family: Metric, labels: dict[str, str], histogram: Buckets) -> None:
+def _add_histogram(family: Metric, labels: dict[str, str], histogram: Histogram) -> None:
     """Add a histogram's samples. Prometheus' buckets are cumulative."""
     bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
     for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
         family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count)
-    family.add_sample(f"{family.name}_count", labels, sum(histogram.counts))
+    family.add_sample(f"{family.name}_count", labels, histogram.count)
     family.add_sample(f"{family.name}_sum", labels, histogram.total)

@@ -13,7 +13,7 @@ from engine.values.stats import (
     Latencies,
     Latency,
 )
-from server.activity.sequences import Buckets, FinishedSequences
+from server.activity.sequences import FinishedSequences
 from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Table
 from server.models.model import Model
 from server.models.policy import need_of
@@ -33,11 +33,7 @@ LATENCIES = {
 
 
 def _latency(name: str, latency: Latency) -> Row[Latencies]:
-    def read(latencies: Latencies) -> Buckets:
-        histogram = latencies[latency]
-        return Buckets(histogram.bounds, histogram.counts, histogram.sum_seconds)
-
-    return Distribution(name, LATENCIES[latency], read)
+    return Distribution(name, LATENCIES[latency], lambda latencies: latencies[latency])
 
 
 def _memory_bytes(model: Model) -> int:
