@@ -212,7 +212,7 @@ async def when_loaded(
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if keep_alive is not None and not service.models.is_ready(own):
+    if keep_alive is not None and not service.models.known[own].is_ready:
         return LoadingStream(name, begin, service, keep_alive)
     async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))

@@ -145,7 +145,9 @@ def test_a_gpus_longer_check_finds_the_same(
         return served.execution.batching.name, check_bytes(served.layout)
 
     rung, n_bytes = find()
-    monkeypatch.setattr(selfcheck, "longer_by", lambda layout, _: longer_by(layout, mx.gpu))
+    monkeypatch.setattr(
+        selfcheck, "longer_by", lambda layout, _: longer_by(layout, mx.Device(mx.gpu))
+    )
     found, more_bytes = find()
     assert found == rung
     assert more_bytes > n_bytes
@@ -156,7 +158,10 @@ def test_a_gpus_check_has_a_chunk_of_512_tokens_and_passes_windows_of_1024() -> 
     full, windows = KVCacheSpec(shape), [KVCacheSpec(shape, n) for n in (128, 1024, 4096)]
     for caches, on_cpu, on_gpu in (((full,), 0, 512), ((full, *windows), 128, 1024)):
         layout = Layout(caches, mx.float32, 10)
-        assert (longer_by(layout, mx.cpu), longer_by(layout, mx.gpu)) == (on_cpu, on_gpu)
+        assert (longer_by(layout, mx.Device(mx.cpu)), longer_by(layout, mx.Device(mx.gpu))) == (
+            on_cpu,
+            on_gpu,
+        )
 
 
 def test_sparse_attention_that_begins_late_is_checked(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from anyio import to_thread
+from anyio import current_time, to_thread
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -62,14 +62,13 @@ from server.dialects.ollama.write import (
     raw_builder,
     without_answer,
 )
-from server.downloads import Download
 from server.errors import ApiError
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
 from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
 from server.http.sse import NDJSON
-from server.model_cache import NotCached, deletions
+from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
 
@@ -133,7 +132,7 @@ async def _when_loaded(
     name = named(service, body.model)
 
     def line() -> bytes:
-        return empty_line(service.models.naming(name).name, shape)
+        return empty_line(service.models.alias(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
     return await when_loaded(name, begin, http, service, keep_alive)
@@ -256,8 +255,8 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
         if not service.models.is_among(name, record.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
-        left = service.models.seconds_left(name)
-        source = loaded.known.settings.source
+        left = loaded.model.seconds_left(current_time())
+        source = loaded.model.settings.source
         read = partial(running, loaded.served[name], source, promise, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)
