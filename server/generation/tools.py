@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.errors import UNSUPPORTED
-from server.json_model import RequestModel, type_of
+from server.json_model import ByType, RequestModel, type_of
 
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
@@ -143,23 +142,10 @@ class ChatCustomTool(RequestModel):
         return ChatFunctionTool(type="function", function=self.function).for_template()
 
 
-def _known(value: object) -> object:
-    kind = type_of(value)
-    if kind and kind not in {"function", "custom"}:
-        message = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
-        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-    return value
-
-
-def _kind(value: object) -> str:
-    """The tag of a tool, a call or a named choice: a name that errors leave out of the place."""
-    return "Custom" if type_of(value) == "custom" else "Function"
-
+UNKNOWN_TYPE = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
 
 ChatTool = Annotated[
-    Annotated[ChatFunctionTool, Tag("Function")] | Annotated[ChatCustomTool, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=ChatFunctionTool | ChatCustomTool),
+    ChatFunctionTool | ChatCustomTool, ByType(ChatFunctionTool, unknown=UNKNOWN_TYPE)
 ]
 Tools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
@@ -195,9 +181,7 @@ class NamedCustomChoice(RequestModel):
 
 
 NamedChoice = Annotated[
-    Annotated[NamedToolChoice, Tag("Function")] | Annotated[NamedCustomChoice, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=NamedToolChoice | NamedCustomChoice),
+    NamedToolChoice | NamedCustomChoice, ByType(NamedToolChoice, unknown=UNKNOWN_TYPE)
 ]
 
 
@@ -291,8 +275,6 @@ class CustomToolCall(RequestModel):
 
 
 ToolCall = Annotated[
-    Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=FunctionToolCall | CustomToolCall),
+    FunctionToolCall | CustomToolCall, ByType(FunctionToolCall, unknown=UNKNOWN_TYPE)
 ]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]

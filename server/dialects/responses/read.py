@@ -16,14 +16,14 @@ from server.dialects.responses.schema import (
     FunctionCallItem,
     InputTokensRequest,
     ItemReference,
+    MediaContent,
     MessageItem,
     ReasoningItem,
+    RefusalContent,
     ResponsesRequest,
-    SpokenRefusal,
-    SpokenText,
+    TextContent,
     TextFormat,
     ToolOutputItem,
-    UnseenPart,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
@@ -152,15 +152,15 @@ def _text(item: MessageItem) -> str:
     return "\n".join(_texts(item.content))
 
 
-def _texts(parts: Iterable[SpokenText | SpokenRefusal | UnseenPart]) -> list[str]:
+def _texts(parts: Iterable[TextContent | RefusalContent | MediaContent]) -> list[str]:
     texts = []
     for part in parts:
         match part:
-            case SpokenText():
+            case TextContent():
                 texts.append(part.text)
-            case SpokenRefusal():
+            case RefusalContent():
                 texts.append(part.refusal)
-            case UnseenPart():
+            case MediaContent():
                 texts.append(UNSEEN)
     return texts
 
@@ -253,19 +253,19 @@ def _fields(item: ConversationItem) -> WireItem:
 
 
 def _wire_parts(
-    parts: Iterable[SpokenText | SpokenRefusal | UnseenPart], text_type: str
+    parts: Iterable[TextContent | RefusalContent | MediaContent], text_type: str
 ) -> list[WireItem]:
     return [_part(part, text_type) for part in parts]
 
 
-def _part(part: SpokenText | SpokenRefusal | UnseenPart, text_type: str) -> WireItem:
+def _part(part: TextContent | RefusalContent | MediaContent, text_type: str) -> WireItem:
     match part:
-        case SpokenText():
+        case TextContent():
             shown = {"type": text_type, "text": part.text}
             return shown | ({"annotations": []} if text_type == "output_text" else {})
-        case SpokenRefusal():
+        case RefusalContent():
             return {"type": "refusal", "refusal": part.refusal}
-        case UnseenPart():
+        case MediaContent():
             return {"type": part.type}
 
 

@@ -113,7 +113,7 @@ async def responses_task(
         chat=chat,
         template=await run(partial(ResponseTemplate, head)),
         shape=OutputShape(
-            prepared.tools, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
+            prepared.tools, body.reasoning.wants_summary, body.wants_encrypted_reasoning
         ),
         context=prepared.context,
         record=record,
