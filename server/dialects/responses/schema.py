@@ -13,12 +13,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
 from server.generation.request_fields import PromptRequest, SampledRequest
+from server.generation.structure import Unsupported
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import ByType, RequestModel, type_of
 
@@ -120,7 +120,7 @@ class ItemReference(RequestModel):
 def _typed(item: object) -> object:
     """An item that has an id and nothing else is a reference."""
     if isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}:
-        return {"type": "item_reference", **item}
+        return {**item, "type": "item_reference"}
     return item
 
 
@@ -237,14 +237,6 @@ def _few(metadata: object) -> object:
     return metadata
 
 
-def _refused(name: str) -> BeforeValidator:
-    def refuse(value: object) -> object:
-        message = "{name} is not supported by this server"
-        raise PydanticCustomError(UNSUPPORTED, message, {"name": name})
-
-    return BeforeValidator(refuse)
-
-
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Input = Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
 Metadata = Annotated[
@@ -314,8 +306,8 @@ class InputTokensRequest(PromptRequest):
     text: TextOptions = Field(default_factory=TextOptions)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
 
-    conversation: SkipJsonSchema[Annotated[None, _refused("conversation")]] = None
-    prompt: SkipJsonSchema[Annotated[None, _refused("prompt")]] = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
 
 
 class ResponsesRequest(InputTokensRequest, SampledRequest):

@@ -1,8 +1,7 @@
 """A Responses body as a request to the engine, and its answer as a response, whole or streamed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 from engine.api import InvalidRequest, NoGrammars
@@ -18,21 +17,20 @@ from server.dialects.responses.object import (
     response_usage,
 )
 from server.dialects.responses.read import (
-    ResolvedInput,
+    ReadInput,
     as_chat,
-    conversation,
+    read_input,
     referenced_bytes,
-    resolved_input,
     stored_items,
 )
-from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.schema import FunctionTool, InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import (
     ResponseStore,
     StoredConversation,
     StoredItem,
     StoredResponse,
 )
-from server.dialects.responses.tools import RequestTools, log_dropped, without_default_strict
+from server.dialects.responses.tools import RequestTools, flat, is_enforceable, log_dropped
 from server.dialects.responses.write import Output, OutputShape, ResponseAnswer
 from server.errors import ApiError
 from server.generation.chat import Chat
@@ -89,36 +87,47 @@ async def responses_task(
     """
     log_dropped(body.tools, record.id)
     record.n_bytes += referenced_bytes(body, store, record.key)
-    run = partial(model.workers.prepare, record)
+    roles = model.prompts.roles
 
-    async def planned(body: ResponsesRequest) -> tuple[_Prepared, ChatTask]:
-        prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
-        return prepared, await chat_task(prepared.chat, model, record)
+    async def planned(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, ChatTask]:
+        def read() -> tuple[ReadInput, Chat]:
+            tools = RequestTools(body.tools, is_strict)
+            read = read_input(body, tools, roles, store, record.key, max_bytes)
+            return read, as_chat(body, read.prompt)
 
-    loosened = body.model_copy(update={"tools": without_default_strict(body.tools)})
+        read_body, chat = await model.workers.prepare(record, read)
+        return read_body, await chat_task(chat, model, record)
+
+    leaves_strict_open = any(
+        isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in flat(body.tools)
+    )
     try:
-        prepared, chat = await planned(body)
-        if loosened.tools != body.tools:
+        read, chat = await planned(is_enforceable)
+        if leaves_strict_open:
             record.slot.release()  # others need not wait while a grammar is tried
             await model.engine.check(chat.request)
     except (ApiError, InvalidRequest, NoGrammars) as error:
         concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
-        if not concerns_tools or loosened.tools == body.tools:
+        if not concerns_tools or not leaves_strict_open:
             raise
-        body = loosened
-        prepared, chat = await planned(body)
-    head = response_head(body, prepared.tools, chat, f"resp_{record.id}")
-    return ResponsesTask(
-        body=body,
-        chat=chat,
-        template=await run(partial(ResponseTemplate, head)),
-        shape=OutputShape(
-            prepared.tools, body.reasoning.wants_summary, body.wants_encrypted_reasoning
-        ),
-        context=prepared.context,
-        record=record,
-        store=store,
-    )
+        read, chat = await planned(lambda tool: False)
+
+    def complete() -> ResponsesTask:
+        head = response_head(body, read.tools, chat, f"resp_{record.id}")
+        stored = stored_items(read.items, record.id) if body.store else ()
+        return ResponsesTask(
+            body=body,
+            chat=chat,
+            template=ResponseTemplate(head),
+            shape=OutputShape(
+                read.tools, body.reasoning.wants_summary, body.wants_encrypted_reasoning
+            ),
+            context=StoredConversation([*stored], read.before),
+            record=record,
+            store=store,
+        )
+
+    return await model.workers.prepare(record, complete)
 
 
 async def input_tokens(
@@ -133,54 +142,12 @@ async def input_tokens(
     """
     record.n_bytes += referenced_bytes(body, store, record.key)
 
-    def prepare() -> Conversation:
-        return _read(body, model, record, store, max_bytes).prompt
+    def read() -> Conversation:
+        tools, roles = RequestTools(body.tools), model.prompts.roles
+        return read_input(body, tools, roles, store, record.key, max_bytes).prompt
 
-    chat = await model.workers.prepare(record, prepare)
-    return len(await chat_tokens(chat, model, record))
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A prompt's references resolved, and what it is made of."""
-
-    resolved: ResolvedInput
-    tools: RequestTools
-    prompt: Conversation
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    chat: Chat
-    tools: RequestTools
-    context: StoredConversation
-
-
-def _prepare(
-    body: ResponsesRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    store: ResponseStore,
-    max_bytes: int,
-) -> _Prepared:
-    read = _read(body, model, record, store, max_bytes)
-    resolved = read.resolved
-    new = [*stored_items(resolved.items, record.id)] if body.store else []
-    context = StoredConversation(new, resolved.before)
-    return _Prepared(as_chat(body, read.prompt), read.tools, context)
-
-
-def _read(
-    body: InputTokensRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    store: ResponseStore,
-    max_bytes: int,
-) -> _Read:
-    resolved = resolved_input(body, store, record.key, max_bytes)
-    tools = RequestTools(body.tools)
-    items = [*resolved.earlier, *resolved.items]
-    return _Read(resolved, tools, conversation(body, items, tools, model.prompts.roles))
+    prompt = await model.workers.prepare(record, read)
+    return len(await chat_tokens(prompt, model, record))
 
 
 def _stored(item: OutputItem) -> StoredItem:

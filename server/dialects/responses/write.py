@@ -36,7 +36,7 @@ from server.dialects.responses.answer import (
     SummaryTextDone,
     seal,
 )
-from server.dialects.responses.tools import RequestTools, ToolName
+from server.dialects.responses.tools import ClientTool, RequestTools
 from server.generation.answer import ChatAnswer
 from server.generation.tools import custom_input
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
@@ -278,7 +278,7 @@ class OpenSummary(OpenThought):
 class OpenToolCall(OpenItem):
     """A tool call."""
 
-    def __init__(self, position: ItemPosition, call: CallBegun, tool: ToolName) -> None:
+    def __init__(self, position: ItemPosition, call: CallBegun, tool: ClientTool) -> None:
         super().__init__(position)
         self._call = call
         self._tool = tool
