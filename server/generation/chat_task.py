@@ -1,15 +1,13 @@
 """A chat as a request to the engine, whatever dialect it was asked in."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from engine.values.model import Task
 from engine.values.request import Request
-from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
 from server.generation.conversation import Conversation
 from server.generation.engine_requests import chat_request, check_token_ids, with_bad_words
-from server.generation.events import UsageMeter
 from server.generation.history import found_replays, template_arguments
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
@@ -26,29 +24,13 @@ async def chat_tokens(
     return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTask:
-    """The engine's request, and the plan by which its answers are read."""
+async def prepare_chat(
+    chat: Chat, model: ServedModel, record: RequestRecord
+) -> tuple[Request, AnswerPlan]:
+    """The engine's request, and the plan by which its answers are read.
 
-    chat: Chat
-    model: ServedModel
-    request: Request
-    plan: AnswerPlan
-    meter: UsageMeter
-
-    def new_answer(self) -> ChatAnswer:
-        """An empty answer, for the events of one sequence."""
-        remember = partial(self.model.replays.remember, self.request.cache_salt)
-        return ChatAnswer(self.plan, self.meter, remember)
-
-    def without_answer(self) -> "ChatTask":
-        """The same, of which the prompt alone is computed, and cached."""
-        request = replace(self.request, max_tokens=0, constraint=None, thinking_budget=None)
-        return replace(self, request=request)
-
-
-async def chat_task(chat: Chat, model: ServedModel, record: RequestRecord) -> ChatTask:
-    """Raises ApiError (400) for what the model cannot serve."""
+    Raises ApiError (400) for what the model cannot serve.
+    """
     check_task(model, Task.GENERATE)
     prompt = await chat_tokens(chat.conversation, model, record)
     prediction = await _predicted_tokens(chat.prediction, model, record)
@@ -71,11 +53,10 @@ def _planned(
     prediction: tuple[int, ...],
     model: ServedModel,
     record: RequestRecord,
-) -> ChatTask:
+) -> tuple[Request, AnswerPlan]:
     check_token_ids(prediction, model.engine.card, "prediction")
     plan = model.planner.plan(chat, prompt)
     request = chat_request(chat, prompt, plan, model.engine.card, record)
     words = model.prompts.bad_words(chat.sampling.bad_words)
     request = with_bad_words(request, words, model.engine.card)
-    request = replace(request, adapter=model.adapter, prediction=prediction)
-    return ChatTask(chat, model, request, plan, UsageMeter(request.n))
+    return replace(request, adapter=model.adapter, prediction=prediction), plan

@@ -1,7 +1,7 @@
 """A text completion as requests to the engine, one for each prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from engine.values.model import Task
@@ -11,32 +11,20 @@ from server.generation.engine_requests import (
     check_prompt,
     completion_requests,
     opening_token,
-    sequences_per_prompt,
     with_bad_words,
 )
-from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.tasks import check_task
 from server.record import RequestRecord
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionTask:
-    """The prompts as tokens and, with `echo`, as text; and the engine's requests."""
-
-    id: str
-    body: CompletionRequest
-    model: ServedModel
-    prompts: Sequence[tuple[int, ...]]
-    echoes: Sequence[str]
-    requests: Sequence[Request]
-    meter: UsageMeter
-
-
-async def completion_task(
+async def prepare_completion(
     body: CompletionRequest, model: ServedModel, record: RequestRecord
-) -> CompletionTask:
-    """Raises ApiError (400) for what the model cannot serve."""
+) -> tuple[list[Request], list[str]]:
+    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
     check_task(model, Task.GENERATE)
     wanted: list[Prompt] = [
         await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
@@ -46,8 +34,7 @@ async def completion_task(
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
-    meter = UsageMeter(sequences_per_prompt(body))
-    return CompletionTask(record.id, body, model, prompts, echoes, requests, meter)
+    return requests, echoes
 
 
 async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:

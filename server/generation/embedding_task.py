@@ -1,7 +1,5 @@
 """Texts to embed as requests to the engine."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -11,7 +9,6 @@ from engine.values.model import Embedder, ModelCard, Task
 from engine.values.request import Request
 from server.errors import invalid
 from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
-from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.pooled import (
     PooledRequest,
@@ -60,29 +57,17 @@ class EmbeddingRequest(PooledRequest):
         return [f"input[{index}]" for index in range(len(self.input))]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingTask:
-    """The engine's requests, and how what is pooled becomes vectors."""
-
-    body: EmbeddingRequest
-    model: ServedModel
-    embedder: Embedder
-    requests: Sequence[Request]
-    meter: UsageMeter
-
-
-async def embedding_task(
+async def embedding_requests(
     body: EmbeddingRequest, model: ServedModel, record: RequestRecord
-) -> EmbeddingTask:
-    """Raises ApiError (400) for what the model cannot embed."""
+) -> list[Request]:
+    """The engine's requests, one for each input. Raises ApiError (400) for what the model cannot
+    embed.
+    """
     check_task(model, Task.EMBED)
     embedder = model.engine.card.embedder
     assert embedder is not None
     _check_dimensions(body, embedder)
-    requests = await model.workers.prepare(
-        record, partial(_requests, body, model, embedder, record)
-    )
-    return EmbeddingTask(body, model, embedder, requests, UsageMeter(1))
+    return await model.workers.prepare(record, partial(_requests, body, model, embedder, record))
 
 
 def named_prompt(embedder: Embedder, name: str | None) -> str:

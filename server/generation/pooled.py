@@ -1,14 +1,12 @@
 """Texts that are pooled, as requests to the engine."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from pydantic import Field
 
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Tokenizer
-from engine.values.output import OutputEvent
 from engine.values.request import Pooling, Request
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt, too_long
@@ -33,16 +31,6 @@ class PooledRequest(PromptRequest):
 
 
 Tokens: TypeAlias = tuple[int, ...]
-
-
-@dataclass(slots=True)
-class PooledText:
-    """What came of one text."""
-
-    pooled: bytes = b""
-
-    def add(self, event: OutputEvent) -> None:
-        self.pooled = event.pooled or self.pooled
 
 
 def token_limit(body: PooledRequest, card: ModelCard) -> int | None:

@@ -14,11 +14,9 @@ from pydantic import Field
 from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import invalid
-from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.pooled import (
     PooledRequest,
-    PooledText,
     Tokens,
     bounded,
     pooled_requests,
@@ -53,8 +51,8 @@ DOCUMENT_PROMPTS = ("document", "passage")
 MAX_TOKENS = 1 << 20
 """Of all pairs of a request: each repeats the query, so their number alone bounds no memory."""
 
-Scores: TypeAlias = Callable[[Sequence[PooledText]], list[float]]
-"""Of all pairs, in their order, from what came of all requests."""
+Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
+"""The scores of all pairs, in their order, from what the engine has pooled for all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +65,20 @@ class Pair:
     document_param: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankingTask:
-    model: ServedModel
-    requests: Sequence[Request]
-    scores: Scores
-    meter: UsageMeter
-
-
-async def ranking_task(
+async def prepare_ranking(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
-) -> RankingTask:
-    """Raises ApiError (400) for what the model cannot compare."""
+) -> tuple[list[Request], Scores]:
+    """The engine's requests, and what makes scores of their results.
+
+    Raises ApiError (400) for what the model cannot compare.
+    """
     check_task(model, Task.RERANK, Task.EMBED)
-    return await model.workers.prepare(record, partial(_task, body, pairs, model, record))
+    return await model.workers.prepare(record, partial(_prepared, body, pairs, model, record))
 
 
-def _task(
+def _prepared(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     for pair in pairs:
         for text, param in ((pair.query, pair.query_param), (pair.document, pair.document_param)):
             if not text:
@@ -103,7 +96,7 @@ def _by_reranker(
     model: ServedModel,
     reranker: Reranker,
     record: RequestRecord,
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     if body.instruction is not None and not reranker.is_templated:
         raise invalid("instruction: this model's pairs have no place for one", "instruction")
     prompts, n_tokens = list[Tokens](), 0
@@ -118,10 +111,10 @@ def _by_reranker(
             )
     requests = pooled_requests(model, body, record, prompts, Pooling.LAST)
 
-    def scores(found: Sequence[PooledText]) -> list[float]:
-        return [score(one.pooled, reranker) for one in found]
+    def scores(pooled: Sequence[bytes]) -> list[float]:
+        return [score(one, reranker) for one in pooled]
 
-    return RankingTask(model, requests, scores, UsageMeter(1))
+    return requests, scores
 
 
 def _by_similarity(
@@ -130,7 +123,7 @@ def _by_similarity(
     model: ServedModel,
     embedder: Embedder,
     record: RequestRecord,
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     if body.instruction is not None:
         raise invalid("instruction: this model embeds, and compares vectors", "instruction")
     before_query = _prompt(embedder, QUERY_PROMPTS)
@@ -145,11 +138,11 @@ def _by_similarity(
     ]
     requests = pooled_requests(model, body, record, texts.tokens, embedder.pooling)
 
-    def scores(found: Sequence[PooledText]) -> list[float]:
-        vectors = [vector(one.pooled, embedder) for one in found]
+    def scores(pooled: Sequence[bytes]) -> list[float]:
+        vectors = [vector(one, embedder) for one in pooled]
         return [cosine(vectors[query], vectors[document]) for query, document in places]
 
-    return RankingTask(model, requests, scores, UsageMeter(1))
+    return requests, scores
 
 
 class _Texts:

@@ -272,7 +272,7 @@ class TextFormat(RequestModel):
     )
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = Field("", max_length=256)
+    name: str | None = Field(None, max_length=256)
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None

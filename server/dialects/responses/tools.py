@@ -61,16 +61,15 @@ class RequestTools:
         """The tools as a chat request declares them."""
         self.declared = [_declared(tool) for tool in tools if not isinstance(tool, HostedTool)]
         """The tools as the client sent them, and as they are applied."""
-        self._tools: dict[str, ClientTool] = {}
+        self.by_function: dict[str, ClientTool] = {}
+        """The tools by the names of their functions."""
         for tool, namespace in flat(tools):
             if not isinstance(tool, HostedTool):
                 name = function_name(tool.name, namespace)
-                self._tools[name] = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
+                self.by_function[name] = ClientTool(
+                    tool.name, namespace, isinstance(tool, CustomTool)
+                )
                 self.functions.append({"type": "function", "function": _function(name, tool)})
-
-    def find(self, function: str) -> ClientTool:
-        """The tool of a function. One that the model made up is a tool of that name."""
-        return self._tools.get(function) or ClientTool(function)
 
 
 def _with_strict(tool: Tool, is_strict: Callable[[FunctionTool], bool]) -> Tool:
