@@ -4,6 +4,7 @@ A custom tool's input is free text. To the model, a custom tool is a function wi
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ from server.json_model import ByType, RequestModel, type_of
 
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def custom_function(
@@ -49,14 +52,15 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """A custom tool's input, read from its function's arguments.
 
-    Arguments without one, as of an answer that was cut off, are returned as they are.
+    Arguments without one, as of an answer that was cut off, are returned as they are. An escape of
+    half a character, which no UTF-8 can have, becomes U+FFFD.
     """
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
     text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    return _SURROGATE.sub("\ufffd", text) if isinstance(text, str) else arguments
 
 
 MAX_TOOLS = 1024
