@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.values.model import Tokenizer
 from engine.values.request import Alternative, Constraint, Grammar, GrammarKind
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.chat import Chat, Structure
 from server.generation.structure import of_schema
 from server.generation.thinking import Thinking
@@ -159,4 +159,4 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
 
 
 def _no_schema(error: NotASchema) -> Exception:
-    return invalid(f"tools: {error}", "tools")
+    return InvalidField("tools", str(error))

@@ -7,7 +7,7 @@ from pydantic import Field, PlainValidator
 
 from engine.values.model import Embedder, ModelCard, Task
 from engine.values.request import Request
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
 from server.generation.models import ServedModel
 from server.generation.pooled import (
@@ -76,16 +76,15 @@ def named_prompt(embedder: Embedder, name: str | None) -> str:
         return embedder.prompts.get(embedder.default_prompt, "")
     if name not in embedder.prompts:
         known = ", ".join(map(repr, embedder.prompts)) or "none"
-        raise invalid(f"prompt_name: this model has {known}, not {name!r}", "prompt_name")
+        raise InvalidField("prompt_name", f"this model has {known}, not {name!r}")
     return embedder.prompts[name]
 
 
 def _check_dimensions(body: EmbeddingRequest, embedder: Embedder) -> None:
     if body.dimensions is not None and body.dimensions > embedder.dimensions:
-        raise invalid(
-            f"dimensions: must be between 1 and the model's {embedder.dimensions}, "
-            f"not {body.dimensions}",
+        raise InvalidField(
             "dimensions",
+            f"must be between 1 and the model's {embedder.dimensions}, not {body.dimensions}",
         )
 
 
@@ -114,7 +113,7 @@ def _tokens(
         tokenizer, text = model.engine.tokenizer, prompt + one
         return bounded(lambda: text_tokens(tokenizer, text, limit) or _end(card), card, param)
     if body.prompt_name is not None:
-        raise invalid("prompt_name: goes before texts, and this input is tokens", "prompt_name")
+        raise InvalidField("prompt_name", "goes before texts, and this input is tokens")
     return bounded(lambda: one[:limit], card, param)
 
 

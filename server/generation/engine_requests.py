@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.request import Constraint, Request, SamplingParams
-from server.errors import ApiError, ContextTooLong, invalid
+from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.chat import Chat
 from server.generation.completion_request import MAX_PROMPTS, CompletionRequest
 from server.generation.plan import AnswerPlan
@@ -51,7 +51,7 @@ def completion_requests(
     sequences = sequences_per_prompt(body)
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
-        raise invalid(f"{len(prompts)} prompts times {sequences} are too many: {limit}", "n")
+        raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
     asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
     requests = [
@@ -83,9 +83,7 @@ def opening_token(card: ModelCard) -> int:
     has exactly one.
     """
     if len(card.eos_token_ids) != 1:
-        raise invalid(
-            "prompt: this model has no token to begin with, so a prompt is needed", "prompt"
-        )
+        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
     (token_id,) = card.eos_token_ids
     return token_id
 
@@ -93,14 +91,14 @@ def opening_token(card: ModelCard) -> int:
 def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
     """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
     if not prompt:
-        raise invalid(f"{param}: the prompt is empty", param)
+        raise InvalidField(param, "the prompt is empty")
     check_token_ids(prompt, card, param)
 
 
 def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
     """Raise ApiError (400) unless all of them are the model's."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
-        raise invalid(f"{param}: token ids must be within 0 and {card.vocab_size - 1}", param)
+        raise InvalidField(param, f"token ids must be within 0 and {card.vocab_size - 1}")
 
 
 def _request(
@@ -116,7 +114,7 @@ def _request(
 ) -> Request:
     if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"stop_token_ids: token ids must be {limit}", "stop_token_ids")
+        raise InvalidField("stop_token_ids", f"token ids must be {limit}")
     return Request(
         id=request_id,
         prompt=prompt,
@@ -138,9 +136,9 @@ def _sampling(
     body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     if body.min_tokens > max_tokens:
-        raise invalid(
-            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens that may be generated",
+        raise InvalidField(
             "min_tokens",
+            f"{body.min_tokens} is above the {max_tokens} tokens that may be generated",
         )
     asked = _with_defaults(body, card.sampling)
     return SamplingParams(
@@ -169,7 +167,7 @@ def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
     biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if biases and max(biases) >= card.vocab_size:
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
+        raise InvalidField("logit_bias", f"token ids must be {limit}, not {max(biases)}")
     return biases
 
 
@@ -190,10 +188,10 @@ def with_bad_words(
     if sampling.allowed_token_ids is not None:
         left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
         if not left:
-            raise invalid("bad_words: they rule out all of allowed_token_ids", "bad_words")
+            raise InvalidField("bad_words", "they rule out all of allowed_token_ids")
         if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
             message = "what is left of them ends the answer, which min_tokens rules out"
-            raise invalid(f"allowed_token_ids: {message}", "allowed_token_ids")
+            raise InvalidField("allowed_token_ids", message)
     return replace(request, sampling=sampling)
 
 
@@ -206,12 +204,8 @@ def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, par
 
 
 def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt is too long. In OpenAI's words, which LiteLLM and others look for."""
+    """The prompt is too long."""
     limit, whose = min(
         (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
     )
-    message = (
-        f"This model's maximum context length is {limit} tokens{whose}, the answer included. "
-        f"However, your {param} resulted in {tokens} tokens."
-    )
-    return ContextTooLong(message, tokens, limit, param)
+    return ContextTooLong(tokens, limit, whose, param)

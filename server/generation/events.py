@@ -15,7 +15,7 @@ from engine.api import Engine, EngineStopped
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
-from server.errors import SERVER, ApiError
+from server.errors import SERVER, ApiError, refused_field
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, queued_bytes
 from server.transport.waiting import task_scope
@@ -155,5 +155,5 @@ def _raise_failure(event: OutputEvent) -> None:
     if event.finish_reason is FinishReason.ERROR:
         message = event.error or "The request failed while it was computed."
         if event.param is not None:
-            raise ApiError(400, message, param=event.param, code="grammar_failed")
+            raise refused_field(event.param, message, code="grammar_failed")
         raise ApiError(500, message, type=SERVER, code="generation_failed")

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.values.model import Replay, Tokenizer
 from engine.values.request import Constraint, ThinkingBudget
-from server.errors import UNSUPPORTED, invalid
+from server.errors import UNSUPPORTED, InvalidField
 from server.generation.chat import Chat, Structure
 from server.generation.constraints import ConstraintWriter, answer_constraint
 from server.generation.conversation import Conversation
@@ -82,11 +82,11 @@ class AnswerPlanner:
         functions = _functions(chat.conversation)
         if functions and self._tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
-            raise invalid(f"{chat.tools_field}: {message}", chat.tools_field, UNSUPPORTED)
+            raise InvalidField(chat.tools_field, message, UNSUPPORTED)
         try:
             check_work(function.parameters for function in functions)
         except ValueError as error:
-            raise invalid(f"{chat.tools_field}: {error}", chat.tools_field) from error
+            raise InvalidField(chat.tools_field, str(error)) from error
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)

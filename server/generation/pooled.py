@@ -8,7 +8,7 @@ from pydantic import Field
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.request import Pooling, Request
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.engine_requests import check_prompt, too_long
 from server.generation.models import ServedModel
 from server.generation.request_fields import PromptRequest
@@ -39,9 +39,9 @@ def token_limit(body: PooledRequest, card: ModelCard) -> int | None:
     if asked is None:
         return None
     if asked == 0 or asked > most:
-        raise invalid(
-            f"truncate_prompt_tokens: must be between 1 and {most}, or {WHOLE_CONTEXT} for as many",
+        raise InvalidField(
             "truncate_prompt_tokens",
+            f"must be between 1 and {most}, or {WHOLE_CONTEXT} for as many",
         )
     return most if asked == WHOLE_CONTEXT else asked
 
@@ -53,7 +53,7 @@ def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) ->
     except PromptTooLong as error:
         raise too_long(f"at least {error.at_least_tokens}", card, param) from error
     except ValueError as error:
-        raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+        raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
     if len(tokens) > card.max_sequence_tokens:
         raise too_long(str(len(tokens)), card, param)
     check_prompt(tokens, card, param)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from engine.api import PromptTooLong
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.completion_request import Prompt
 from server.generation.conversation import Message
 from server.generation.engine_requests import check_token_ids, too_long
@@ -137,7 +137,7 @@ class PromptEncoder:
         encoded = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         for text, tokens in zip(texts, encoded, strict=True):
             if not tokens:
-                raise invalid(f"bad_words: {text!r} has no tokens", "bad_words")
+                raise InvalidField("bad_words", f"{text!r} has no tokens")
             check_token_ids(tokens, self._card, "bad_words")
         return tuple(dict.fromkeys(encoded))
 
@@ -152,7 +152,7 @@ class PromptEncoder:
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
-            raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+            raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
         return self._bounded(prompt, param)
 
     def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Whether a model is for what it is asked for."""
 
 from engine.values.model import Task
-from server.errors import ApiError, invalid
+from server.errors import ApiError, InvalidField
 from server.generation.models import ServedModel
 
 _WHERE = {
@@ -33,6 +33,6 @@ def check_task(model: ServedModel, *tasks: Task) -> None:
 def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
     where = " ".join(_WHERE[task] for task in served)
     how = _HOW.get(asked, "") if Task.GENERATE in served else ""
-    return invalid(
-        f"model: '{name}' {_WHAT[asked]}. {where}{how}", "model", code="task_not_supported"
+    return InvalidField(
+        "model", f"'{name}' {_WHAT[asked]}. {where}{how}", code="task_not_supported"
     )

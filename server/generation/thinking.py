@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.values.model import Tokenizer
 from engine.values.request import ThinkingBlock, ThinkingBudget
-from server.errors import UNSUPPORTED, invalid
+from server.errors import UNSUPPORTED, InvalidField
 from server.parsing.answer import ReasoningFormat
 
 
@@ -54,8 +54,8 @@ class Thinking:
         if tokens is None:
             return None
         if self._format is None:
-            message = "thinking_budget: this model has no reasoning that is known"
-            raise invalid(message, "thinking_budget", UNSUPPORTED)
+            message = "this model has no reasoning that is known"
+            raise InvalidField("thinking_budget", message, UNSUPPORTED)
         start = () if self.is_open else self._tokens(self._format.begin)
         end = self._tokens(self._format.end)
         return None if self._is_over else ThinkingBudget(tokens, start, end)

@@ -27,7 +27,7 @@ from server.dialects.responses.schema import (
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
-from server.errors import ApiError, invalid, invalid_field
+from server.errors import ApiError, InvalidField, invalid_field
 from server.generation.chat import Chat, Structure
 from server.generation.conversation import Conversation
 from server.generation.roles import Roles
@@ -321,8 +321,7 @@ def _referenced(body: InputTokensRequest, store: ResponseStore, owner: str) -> l
     stored = store.items(owner, (reference.id for _, reference in _references(body)))
     for index, reference in _references(body):
         if reference.id not in stored:
-            message = f"input[{index}].id: Item with id '{reference.id}' not found."
-            raise invalid(message, f"input[{index}].id")
+            raise InvalidField(f"input[{index}].id", f"Item with id '{reference.id}' not found.")
     return [stored[reference.id] for _, reference in _references(body)]
 
 
@@ -333,14 +332,14 @@ def _references(body: InputTokensRequest) -> Iterator[tuple[int, ItemReference]]
             yield index, item
 
 
-def _check_length(stored: Sequence[StoredItem], max_bytes: int, param: str) -> None:
+def _check_length(stored: Sequence[StoredItem], max_bytes: int, field: str) -> None:
     if sum(len(item.json) for item in stored) > max_bytes:
         limit = f"at most {max_bytes} bytes (max_body_bytes)"
     elif count_nodes(_json(stored)) > MAX_NODES:
         limit = f"at most {MAX_NODES} objects, lists and members of objects"
     else:
         return
-    raise invalid(f"{param}: the items that it stands for are too long: {limit}", param)
+    raise InvalidField(field, f"the items that it stands for are too long: {limit}")
 
 
 def _json(stored: Sequence[StoredItem]) -> bytes:

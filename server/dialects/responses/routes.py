@@ -26,7 +26,7 @@ from server.dialects.responses.store import (
     StoreDependency,
     StoredResponse,
 )
-from server.errors import UNSUPPORTED, ApiError, invalid
+from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.generation.models import ServedModel
 from server.service import RecordDependency, ServiceDependency
 
@@ -101,8 +101,8 @@ async def get_response(
     stream: Annotated[bool, Query(include_in_schema=False)] = False,
 ) -> Response:
     if stream:
-        message = "stream: a response is streamed where it is made, and not again"
-        raise invalid(message, "stream", UNSUPPORTED)
+        message = "a response is streamed where it is made, and not again"
+        raise InvalidField("stream", message, UNSUPPORTED)
     if running := background.find(record.key, id):
         return json_response(running.json("in_progress"))
     return json_response(_stored(store, record.key, id).json)
@@ -158,7 +158,7 @@ def _page(given: StoredConversation, order: str, after: str, limit: int) -> byte
     if after:
         ids = [item.id for item in items]
         if after not in ids:
-            raise invalid("after: there is no such item", "after")
+            raise InvalidField("after", "there is no such item")
         first = ids.index(after) + 1
     page = items[first : first + limit]
     ends = [page[0].id, page[-1].id] if page else [None, None]
