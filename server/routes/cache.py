@@ -12,7 +12,7 @@ from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.dialects.responses.store import StoreDependency
 from server.errors import InvalidField
-from server.generation.engine_requests import check_prompt
+from server.generation.prompt import check_prompt
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
 from server.service import (
     LoadedDependency,

@@ -23,7 +23,7 @@ from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
-from server.generation.roles import Roles
+from server.generation.prompt import Roles
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import RequestRecord
 from tests.contract.fake_engine import ByteTokenizer

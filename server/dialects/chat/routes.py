@@ -13,9 +13,9 @@ from server.dialects.delivery import (
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
-from server.generation.chat import Chat
-from server.generation.chat_task import prepare_chat
+from server.generation.conversation import Chat
 from server.generation.models import ServedModel
+from server.generation.requests import prepare_chat
 from server.service import RecordDependency, ServiceDependency
 from server.transport.unsent import TOKEN_BYTES
 

@@ -14,8 +14,8 @@ from server.dialects.delivery import (
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.rendering import RenderedRequests, check_requests, rendered_request
 from server.generation.completion_request import CompletionRequest
-from server.generation.completion_task import prepare_completion
 from server.generation.models import ServedModel
+from server.generation.requests import prepare_completion
 from server.service import RecordDependency, ServiceDependency
 from server.transport.unsent import TOKEN_BYTES
 

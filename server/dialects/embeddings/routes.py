@@ -21,9 +21,9 @@ from server.dialects.embeddings.write import (
 )
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
 from server.errors import InvalidField
-from server.generation.embedding_task import EmbeddingRequest, embedding_requests
 from server.generation.models import ServedModel
-from server.generation.ranking_task import Pair, prepare_ranking
+from server.generation.pooling import EmbeddingRequest, embedding_requests
+from server.generation.ranking import Pair, prepare_ranking
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

@@ -14,10 +14,9 @@ from server.dialects.base import Job
 from server.dialects.embeddings.schema import RerankRequest
 from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
-from server.generation.embedding_task import EmbeddingRequest
 from server.generation.models import ServedModel
-from server.generation.ranking_task import Scores
-from server.generation.vectors import Vector, base64, vector
+from server.generation.pooling import EmbeddingRequest, Vector, base64, vector
+from server.generation.ranking import Scores
 
 
 def check_not_empty(body: EmbeddingRequest) -> None:

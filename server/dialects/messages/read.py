@@ -25,12 +25,10 @@ from server.dialects.messages.schema import (
     ToolUseBlockParam,
 )
 from server.errors import InvalidField, invalid_field
-from server.generation.chat import Chat, Structure
-from server.generation.conversation import Conversation, Message, TextPart
+from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
-from server.generation.request_fields import SampledRequest
-from server.generation.roles import Roles
-from server.generation.structure import of_schema
+from server.generation.prompt import Roles
+from server.generation.request_fields import SampledRequest, of_schema
 from server.generation.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
 from server.record import RequestRecord
 

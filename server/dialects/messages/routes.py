@@ -11,8 +11,8 @@ from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCo
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.dialects.messages.write import messages_job
-from server.generation.chat_task import chat_tokens, prepare_chat
 from server.generation.models import ServedModel
+from server.generation.requests import chat_tokens, prepare_chat
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

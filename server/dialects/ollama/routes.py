@@ -65,10 +65,9 @@ from server.dialects.ollama.write import (
 )
 from server.downloads import Download
 from server.errors import ApiError
-from server.generation.chat_task import prepare_chat
-from server.generation.completion_task import prepare_completion
-from server.generation.embedding_task import embedding_requests
 from server.generation.models import ServedModel
+from server.generation.pooling import embedding_requests
+from server.generation.requests import prepare_chat, prepare_completion
 from server.model_cache import NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency

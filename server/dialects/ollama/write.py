@@ -19,7 +19,7 @@ from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
-from server.generation.vectors import vector
+from server.generation.pooling import vector
 from server.transport.sse import NDJSON, json_line
 
 Fields = dict[str, Any]

@@ -21,11 +21,10 @@ from server.dialects.responses.store import ResponseStore, StoredConversation
 from server.dialects.responses.tools import RequestTools, flat, is_enforceable, log_dropped
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError
-from server.generation.chat import Chat
-from server.generation.chat_task import chat_tokens, prepare_chat
-from server.generation.conversation import Conversation
+from server.generation.conversation import Chat, Conversation
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.requests import chat_tokens, prepare_chat
 from server.record import RequestRecord
 
 ECHOED = (

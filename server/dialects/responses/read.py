@@ -28,10 +28,9 @@ from server.dialects.responses.schema import (
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
 from server.errors import ApiError, InvalidField, invalid_field
-from server.generation.chat import Chat, Structure
-from server.generation.conversation import Conversation
-from server.generation.roles import Roles
-from server.generation.structure import ANY_OBJECT, of_schema
+from server.generation.conversation import Chat, Conversation, Structure
+from server.generation.prompt import Roles
+from server.generation.request_fields import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
 from server.transport.body import MAX_NODES, count_nodes
 

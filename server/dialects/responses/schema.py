@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
-from server.generation.request_fields import PromptRequest, SampledRequest
-from server.generation.structure import Unsupported
+from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import ByType, RequestModel, type_of
 

@@ -1,8 +1,7 @@
 """Pairs of a query and a document as requests to the engine, and what these become as scores.
 
 A reranker reads each pair as one prompt. An embedder embeds each text once, and the score of a pair
-is the cosine of its two vectors.
-"""
+is the cosine of its two vectors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,16 +14,18 @@ from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import InvalidField
 from server.generation.models import ServedModel
-from server.generation.pooled import (
+from server.generation.pooling import (
     PooledRequest,
     Tokens,
     bounded,
+    cosine,
     pooled_requests,
+    score,
     text_tokens,
     token_limit,
+    vector,
 )
-from server.generation.tasks import check_task
-from server.generation.vectors import cosine, score, vector
+from server.generation.requests import check_task
 from server.record import RequestRecord
 
 Instruction = Annotated[

@@ -1,16 +1,59 @@
-"""Engine requests made of HTTP requests, checked against the limits of the loaded model."""
+"""What a client asks, as requests to the engine, checked against the limits of the loaded model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
-from server.errors import ApiError, ContextTooLong, InvalidField
-from server.generation.chat import Chat
-from server.generation.completion_request import MAX_PROMPTS, CompletionRequest
+from server.errors import ApiError, InvalidField
+from server.generation.completion_request import MAX_PROMPTS, CompletionRequest, Prompt
+from server.generation.conversation import Chat, Conversation
+from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.prompt import (
+    check_prompt,
+    check_token_ids,
+    found_replays,
+    template_arguments,
+    too_long,
+)
 from server.generation.request_fields import NO_LIMIT, SampledRequest
 from server.record import RequestRecord
+
+_USE_INSTEAD = {
+    Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
+    Task.EMBED: "It embeds: ask /v1/embeddings, or /v1/rerank by similarity.",
+    Task.RERANK: "It reranks: ask /v1/rerank or /v1/score.",
+}
+_CANNOT = {
+    Task.GENERATE: "writes no answers",
+    Task.EMBED: "has no embeddings",
+    Task.RERANK: "does not rerank",
+}
+_ENABLE_BY = {
+    Task.EMBED: " Its checkpoint says nothing of embeddings; the setting pooling (--pooling last, "
+    "or mean) has it embed all the same.",
+    Task.RERANK: " The setting reranker (--reranker yes-no) serves a checkpoint such as "
+    "Qwen3-Reranker as one.",
+}
+"""What else a model that generates could be."""
+
+
+def check_task(model: ServedModel, *tasks: Task) -> None:
+    """Raise ApiError (400) unless the model is for one of the tasks."""
+    served = model.engine.card.tasks
+    if not set(tasks) & set(served):
+        raise _refusal(model.name, tasks[0], served)
+
+
+def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
+    where = " ".join(_USE_INSTEAD[task] for task in served)
+    how = _ENABLE_BY.get(asked, "") if Task.GENERATE in served else ""
+    return InvalidField(
+        "model", f"'{name}' {_CANNOT[asked]}. {where}{how}", code="task_not_supported"
+    )
+
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_CHOICES = MAX_PROMPTS
@@ -86,19 +129,6 @@ def opening_token(card: ModelCard) -> int:
         raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
     (token_id,) = card.eos_token_ids
     return token_id
-
-
-def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
-    """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
-    if not prompt:
-        raise InvalidField(param, "the prompt is empty")
-    check_token_ids(prompt, card, param)
-
-
-def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
-    """Raise ApiError (400) unless all of them are the model's."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
-        raise InvalidField(param, f"token ids must be within 0 and {card.vocab_size - 1}")
 
 
 def _request(
@@ -203,9 +233,92 @@ def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, par
     return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
-def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt is too long."""
-    limit, whose = min(
-        (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
-    )
-    return ContextTooLong(tokens, limit, whose, param)
+async def chat_tokens(
+    conversation: Conversation, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
+    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
+    replays = partial(found_replays, model.replays, messages, salt)
+    return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
+
+
+async def prepare_chat(
+    chat: Chat, model: ServedModel, record: RequestRecord
+) -> tuple[Request, AnswerPlan]:
+    """The engine's request, and the plan by which its answers are read.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    prompt = await chat_tokens(chat.conversation, model, record)
+    prediction = await _predicted_tokens(chat.prediction, model, record)
+    planned = partial(_planned, chat, prompt, prediction, model, record)
+    return await model.workers.prepare(record, planned)
+
+
+async def _predicted_tokens(
+    text: str, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The tokens as the model would write them, in the midst of its turn."""
+    if not text:
+        return ()
+    return await model.prompts.text(record, text, add_special_tokens=False, param="prediction")
+
+
+def _planned(
+    chat: Chat,
+    prompt: tuple[int, ...],
+    prediction: tuple[int, ...],
+    model: ServedModel,
+    record: RequestRecord,
+) -> tuple[Request, AnswerPlan]:
+    check_token_ids(prediction, model.engine.card, "prediction")
+    plan = model.planner.plan(chat, prompt)
+    request = chat_request(chat, prompt, plan, model.engine.card, record)
+    words = model.prompts.bad_words(chat.sampling.bad_words)
+    request = with_bad_words(request, words, model.engine.card)
+    return replace(request, adapter=model.adapter, prediction=prediction), plan
+
+
+async def prepare_completion(
+    body: CompletionRequest, model: ServedModel, record: RequestRecord
+) -> tuple[list[Request], list[str]]:
+    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    wanted: list[Prompt] = [
+        await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
+    ]
+    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
+    requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
+    return requests, echoes
+
+
+async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
+    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
+    the model's opening token.
+    """
+    marked = list(await model.prompts.text(record, ""))
+    return marked or [opening_token(model.engine.card)]
+
+
+def _requests(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    model: ServedModel,
+    record: RequestRecord,
+) -> list[Request]:
+    card = model.engine.card
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")
+    constraint = model.planner.text_constraint(body.structure)
+    requests = completion_requests(body, prompts, constraint, card, record)
+    words = model.prompts.bad_words(body.bad_words)
+    return [
+        replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
+    ]
