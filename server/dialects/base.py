@@ -20,8 +20,8 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.stream import generating
+from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, kept_bytes
 
 
 def wire_json(body: BaseModel) -> bytes:

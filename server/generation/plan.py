@@ -15,7 +15,7 @@ from engine.values.request import (
     ThinkingBlock,
     ThinkingBudget,
 )
-from server.errors import UNSUPPORTED, invalid
+from server.errors import UNSUPPORTED, InvalidField
 from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
@@ -76,8 +76,8 @@ class Thinking:
         if tokens is None:
             return None
         if self._format is None:
-            message = "thinking_budget: this model has no reasoning that is known"
-            raise invalid(message, "thinking_budget", UNSUPPORTED)
+            message = "this model has no reasoning that is known"
+            raise InvalidField("thinking_budget", message, UNSUPPORTED)
         start = () if self.is_open else self._tokens(self._format.begin)
         end = self._tokens(self._format.end)
         return None if self._is_over else ThinkingBudget(tokens, start, end)
@@ -231,7 +231,7 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
 
 
 def _no_schema(error: NotASchema) -> Exception:
-    return invalid(f"tools: {error}", "tools")
+    return InvalidField("tools", str(error))
 
 
 TAIL_TOKENS = 64
@@ -289,11 +289,11 @@ class AnswerPlanner:
         functions = _functions(chat.conversation)
         if functions and self._tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
-            raise invalid(f"{chat.tools_field}: {message}", chat.tools_field, UNSUPPORTED)
+            raise InvalidField(chat.tools_field, message, UNSUPPORTED)
         try:
             check_work(function.parameters for function in functions)
         except ValueError as error:
-            raise invalid(f"{chat.tools_field}: {error}", chat.tools_field) from error
+            raise InvalidField(chat.tools_field, str(error)) from error
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator
 from engine.api import PromptTooLong
 from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
 from server.generation.models import ServedModel
 from server.generation.prompt import check_prompt, too_long
@@ -79,9 +79,9 @@ def token_limit(body: PooledRequest, card: ModelCard) -> int | None:
     if asked is None:
         return None
     if asked == 0 or asked > most:
-        raise invalid(
-            f"truncate_prompt_tokens: must be between 1 and {most}, or {WHOLE_CONTEXT} for as many",
+        raise InvalidField(
             "truncate_prompt_tokens",
+            f"must be between 1 and {most}, or {WHOLE_CONTEXT} for as many",
         )
     return most if asked == WHOLE_CONTEXT else asked
 
@@ -93,7 +93,7 @@ def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) ->
     except PromptTooLong as error:
         raise too_long(f"at least {error.at_least_tokens}", card, param) from error
     except ValueError as error:
-        raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+        raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
     if len(tokens) > card.max_sequence_tokens:
         raise too_long(str(len(tokens)), card, param)
     check_prompt(tokens, card, param)
@@ -190,16 +190,15 @@ def named_prompt(embedder: Embedder, name: str | None) -> str:
         return embedder.prompts.get(embedder.default_prompt, "")
     if name not in embedder.prompts:
         known = ", ".join(map(repr, embedder.prompts)) or "none"
-        raise invalid(f"prompt_name: this model has {known}, not {name!r}", "prompt_name")
+        raise InvalidField("prompt_name", f"this model has {known}, not {name!r}")
     return embedder.prompts[name]
 
 
 def _check_dimensions(body: EmbeddingRequest, embedder: Embedder) -> None:
     if body.dimensions is not None and body.dimensions > embedder.dimensions:
-        raise invalid(
-            f"dimensions: must be between 1 and the model's {embedder.dimensions}, "
-            f"not {body.dimensions}",
+        raise InvalidField(
             "dimensions",
+            f"must be between 1 and the model's {embedder.dimensions}, not {body.dimensions}",
         )
 
 
@@ -228,7 +227,7 @@ def _tokens(
         tokenizer, text = model.engine.tokenizer, prompt + one
         return bounded(lambda: text_tokens(tokenizer, text, limit) or _end(card), card, param)
     if body.prompt_name is not None:
-        raise invalid("prompt_name: goes before texts, and this input is tokens", "prompt_name")
+        raise InvalidField("prompt_name", "goes before texts, and this input is tokens")
     return bounded(lambda: one[:limit], card, param)
 
 

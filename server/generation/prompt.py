@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from engine.api import PromptTooLong
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
-from server.errors import ApiError, ContextTooLong, invalid
+from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.completion_request import Prompt
 from server.generation.conversation import Conversation, Message
 from server.generation.replays import AssistantTurn, Call, Replays
@@ -339,7 +339,7 @@ class PromptEncoder:
         encoded = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         for text, tokens in zip(texts, encoded, strict=True):
             if not tokens:
-                raise invalid(f"bad_words: {text!r} has no tokens", "bad_words")
+                raise InvalidField("bad_words", f"{text!r} has no tokens")
             check_token_ids(tokens, self._card, "bad_words")
         return tuple(dict.fromkeys(encoded))
 
@@ -354,7 +354,7 @@ class PromptEncoder:
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
-            raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+            raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
         return self._bounded(prompt, param)
 
     def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
@@ -372,23 +372,19 @@ def _beginning_and_middle(word: str) -> tuple[str, ...]:
 def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
     """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
     if not prompt:
-        raise invalid(f"{param}: the prompt is empty", param)
+        raise InvalidField(param, "the prompt is empty")
     check_token_ids(prompt, card, param)
 
 
 def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
     """Raise ApiError (400) unless all of them are the model's."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
-        raise invalid(f"{param}: token ids must be within 0 and {card.vocab_size - 1}", param)
+        raise InvalidField(param, f"token ids must be within 0 and {card.vocab_size - 1}")
 
 
 def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt is too long. In OpenAI's words, which LiteLLM and others look for."""
+    """The prompt is too long."""
     limit, whose = min(
         (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
     )
-    message = (
-        f"This model's maximum context length is {limit} tokens{whose}, the answer included. "
-        f"However, your {param} resulted in {tokens} tokens."
-    )
-    return ContextTooLong(message, tokens, limit, param)
+    return ContextTooLong(tokens, limit, whose, param)

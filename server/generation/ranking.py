@@ -12,7 +12,7 @@ from pydantic import Field
 
 from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.models import ServedModel
 from server.generation.pooling import (
     PooledRequest,
@@ -83,7 +83,7 @@ def _prepared(
     for pair in pairs:
         for text, param in ((pair.query, pair.query_param), (pair.document, pair.document_param)):
             if not text:
-                raise invalid(f"{param}: must not be empty", param)
+                raise InvalidField(param, "must not be empty")
     card = model.engine.card
     if card.reranker is not None:
         return _by_reranker(body, pairs, model, card.reranker, record)
@@ -99,16 +99,16 @@ def _by_reranker(
     record: RequestRecord,
 ) -> tuple[list[Request], Scores]:
     if body.instruction is not None and not reranker.is_templated:
-        raise invalid("instruction: this model's pairs have no place for one", "instruction")
+        raise InvalidField("instruction", "this model's pairs have no place for one")
     prompts, n_tokens = list[Tokens](), 0
     for pair in pairs:
         prompts.append(_pair_tokens(body, pair, model, reranker))
         n_tokens += len(prompts[-1])
         if n_tokens > MAX_TOKENS:
-            raise invalid(
-                f"{pair.document_param}: the pairs up to here have {n_tokens} tokens, each with "
-                f"its query; at most {MAX_TOKENS} in one request",
+            raise InvalidField(
                 pair.document_param,
+                f"the pairs up to here have {n_tokens} tokens, each with its query; at most "
+                f"{MAX_TOKENS} in one request",
             )
     requests = pooled_requests(model, body, record, prompts, Pooling.LAST)
 
@@ -126,7 +126,7 @@ def _by_similarity(
     record: RequestRecord,
 ) -> tuple[list[Request], Scores]:
     if body.instruction is not None:
-        raise invalid("instruction: this model embeds, and compares vectors", "instruction")
+        raise InvalidField("instruction", "this model embeds, and compares vectors")
     before_query = _prompt(embedder, QUERY_PROMPTS)
     before_document = _prompt(embedder, DOCUMENT_PROMPTS)
     texts = _Texts(model, token_limit(body, model.engine.card))
@@ -195,9 +195,8 @@ def _pair_tokens(
         if len(tokens) <= limit:
             return bounded(partial(tuple, tokens), card, pair.document_param)
         kept -= len(tokens) - limit  # cut text may have a token more than it was cut to
-    raise invalid(
-        f"truncate_prompt_tokens: a pair takes {limit} tokens without its document",
-        "truncate_prompt_tokens",
+    raise InvalidField(
+        "truncate_prompt_tokens", f"a pair takes {limit} tokens without its document"
     )
 
 

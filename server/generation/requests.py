@@ -6,7 +6,7 @@ from functools import partial
 
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
-from server.errors import ApiError, invalid
+from server.errors import ApiError, InvalidField
 from server.generation.completion_request import MAX_PROMPTS, CompletionRequest, Prompt
 from server.generation.conversation import Chat, Conversation
 from server.generation.models import ServedModel
@@ -50,8 +50,8 @@ def check_task(model: ServedModel, *tasks: Task) -> None:
 def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
     where = " ".join(_USE_INSTEAD[task] for task in served)
     how = _ENABLE_BY.get(asked, "") if Task.GENERATE in served else ""
-    return invalid(
-        f"model: '{name}' {_CANNOT[asked]}. {where}{how}", "model", code="task_not_supported"
+    return InvalidField(
+        "model", f"'{name}' {_CANNOT[asked]}. {where}{how}", code="task_not_supported"
     )
 
 
@@ -94,7 +94,7 @@ def completion_requests(
     sequences = sequences_per_prompt(body)
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
-        raise invalid(f"{len(prompts)} prompts times {sequences} are too many: {limit}", "n")
+        raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
     asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
     requests = [
@@ -126,9 +126,7 @@ def opening_token(card: ModelCard) -> int:
     has exactly one.
     """
     if len(card.eos_token_ids) != 1:
-        raise invalid(
-            "prompt: this model has no token to begin with, so a prompt is needed", "prompt"
-        )
+        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
     (token_id,) = card.eos_token_ids
     return token_id
 
@@ -146,7 +144,7 @@ def _request(
 ) -> Request:
     if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"stop_token_ids: token ids must be {limit}", "stop_token_ids")
+        raise InvalidField("stop_token_ids", f"token ids must be {limit}")
     return Request(
         id=request_id,
         prompt=prompt,
@@ -168,9 +166,9 @@ def _sampling(
     body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     if body.min_tokens > max_tokens:
-        raise invalid(
-            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens that may be generated",
+        raise InvalidField(
             "min_tokens",
+            f"{body.min_tokens} is above the {max_tokens} tokens that may be generated",
         )
     asked = _with_defaults(body, card.sampling)
     return SamplingParams(
@@ -199,7 +197,7 @@ def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
     biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if biases and max(biases) >= card.vocab_size:
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
+        raise InvalidField("logit_bias", f"token ids must be {limit}, not {max(biases)}")
     return biases
 
 
@@ -220,10 +218,10 @@ def with_bad_words(
     if sampling.allowed_token_ids is not None:
         left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
         if not left:
-            raise invalid("bad_words: they rule out all of allowed_token_ids", "bad_words")
+            raise InvalidField("bad_words", "they rule out all of allowed_token_ids")
         if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
             message = "what is left of them ends the answer, which min_tokens rules out"
-            raise invalid(f"allowed_token_ids: {message}", "allowed_token_ids")
+            raise InvalidField("allowed_token_ids", message)
     return replace(request, sampling=sampling)
 
 

@@ -11,9 +11,9 @@ from engine.api import Engine, EngineStopped, Submission
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
-from server.errors import SERVER, ApiError
+from server.errors import SERVER, ApiError, refused_field
+from server.http.unsent import Unsent, queued_bytes
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, queued_bytes
 
 Batch = dict[int, list[OutputEvent]]
 """Events that have come, by the index of their choice in the response."""
@@ -160,7 +160,7 @@ def _failure(event: OutputEvent) -> Exception | None:
     if event.finish_reason is FinishReason.ERROR:
         message = event.error or "The request failed while it was computed."
         if event.param is not None:
-            return ApiError(400, message, param=event.param, code="grammar_failed")
+            return refused_field(event.param, message, code="grammar_failed")
         return ApiError(500, message, type=SERVER, code="generation_failed")
     return None
 

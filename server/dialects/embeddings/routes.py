@@ -20,7 +20,7 @@ from server.dialects.embeddings.write import (
     score_job,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.models import ServedModel
 from server.generation.pooling import EmbeddingRequest, embedding_requests
 from server.generation.ranking import Pair, prepare_ranking
@@ -81,9 +81,9 @@ def _pairs(body: ScoreRequest) -> Sequence[Pair]:
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        raise invalid(
-            f"text_2: {len(first)} texts in text_1 are compared with as many, not {len(second)}",
+        raise InvalidField(
             "text_2",
+            f"{len(first)} texts in text_1 are compared with as many, not {len(second)}",
         )
     return [
         Pair(one, other, f"text_1[{index}]", f"text_2[{index}]")

@@ -12,7 +12,7 @@ from engine.values.model import Embedder
 from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.embeddings.schema import RerankRequest
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
 from server.generation.models import ServedModel
 from server.generation.pooling import EmbeddingRequest, Vector, base64, vector
@@ -23,7 +23,7 @@ def check_not_empty(body: EmbeddingRequest) -> None:
     """Raise ApiError (400) for an input that is empty, as OpenAI does."""
     for name, one in zip(body.input_names, body.input, strict=True):
         if not one:
-            raise invalid(f"{name}: must not be empty", name)
+            raise InvalidField(name, "must not be empty")
 
 
 def embedding_job(body: EmbeddingRequest, model: ServedModel, requests: Sequence[Request]) -> Job:
