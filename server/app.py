@@ -14,6 +14,11 @@ from engine.api import EngineError
 from server import __version__
 from server.access.policy import Policy
 from server.access.web import Hosts, Origins
+from server.activity.tracker import RequestTracker
+from server.admin import activity, cache, model_list, pages, status
+from server.admin import models as admin_models
+from server.admin.series import SeriesRecord
+from server.admin.watch import Watch
 from server.dialects import tokens
 from server.dialects.chat import routes as chat
 from server.dialects.completions import routes as completions
@@ -33,21 +38,9 @@ from server.errors import ApiError, ClientDisconnected
 from server.gateway import Gateway, body_budget, output_budget
 from server.http.stream import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
+from server.metrics.tables import TABLES, vllm_tables
+from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
-from server.registry import ModelRegistry
-from server.routes import (
-    activity,
-    admin,
-    admin_models,
-    cache,
-    cache_tree,
-    daemon,
-    dashboard,
-    metrics,
-    page,
-    status,
-)
-from server.routes import models as model_list
 from server.service import create_service
 from server.settings import Settings
 
@@ -59,12 +52,14 @@ SECTIONS = {
     "Models": (model_list.router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
-    "Watching the daemon": (status.router, daemon.router, metrics.router),
+    "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
-    "The cache and what runs": (admin.router, cache.router),
-    "Pages": (dashboard.router,),
+    "The cache and what runs": (activity.router, cache.router),
+    "Pages": (pages.router,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree.router, activity.router, page.router)}
+DASHBOARD = {
+    "The cache as it moves": (cache.tree_router, activity.stream_router, pages.page_router)
+}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -72,22 +67,23 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     """The application. Whoever runs it runs and drains the models; `agents` are those that the page
     says how to launch.
     """
-    answers, output = HttpAnswers(), output_budget(settings)
+    answers, output, tracker = HttpAnswers(), output_budget(settings), RequestTracker()
     policy = Policy(
         settings.keys,
         Hosts(settings.host, settings.allowed_host),
         Origins(settings.cors_origin),
         has_namespaces=settings.cache_namespace == "key",
     )
-    metrics_page = Metrics(
-        answers, output, policy.refusals, has_vllm_names=settings.vllm_metric_names
-    )
+    tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
+    metrics_page = Metrics(answers, output, policy.refusals, tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tasks, agents)
+            service = create_service(models, settings, metrics_page, tracker)
             app.state.service = service
+            app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
+            app.state.agents = tuple(agents)
             app.state.responses = ResponseStore(
                 settings.max_stored_responses, settings.max_stored_bytes
             )
@@ -95,7 +91,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 tasks, output, service.workers, service.tracker, settings.max_background_responses
             )
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run, models.stats)
+                samplers.start_soon(app.state.series.run, models.stats)
                 yield
 
     app = FastAPI(

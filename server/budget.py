@@ -62,20 +62,20 @@ class Budget:
             del self._held[reservation.client]
         if n_bytes > 0:
             if reservation.n_bytes > self._max_each_bytes:
-                self._evict(reservation, self._too_large())
+                self._evict(reservation, self._too_large)
             while self.total_bytes > self._max_total_bytes:
-                self._evict(self._largest(), self._too_much())
+                self._evict(self._largest(), self._too_much)
 
     def _largest(self) -> "Reservation":
         most = max(self._held.values(), key=lambda held: sum(one.n_bytes for one in held))
         return max(most, key=lambda one: one.n_bytes)
 
-    def _evict(self, reservation: "Reservation", error: ApiError) -> None:
+    def _evict(self, reservation: "Reservation", refusal: Callable[[], ApiError]) -> None:
         self.n_evicted += 1
         reservation.release()
-        reservation.error = error
+        reservation.refusal = refusal
         if reservation.evict is not None:
-            reservation.evict(error)
+            reservation.evict(refusal())
 
 
 class Reservation:
@@ -88,18 +88,22 @@ class Reservation:
         self.client = client
         self.evict: Callable[[ApiError], object] | None = evict
         self.n_bytes = 0
-        self.error: ApiError | None = None
+        self.refusal: Callable[[], ApiError] | None = None  # makes the error, once it is evicted
+
+    @property
+    def is_evicted(self) -> bool:
+        return self.refusal is not None
 
     def add(self, n_bytes: int) -> None:
         """Hold more bytes. Raises ApiError when it is evicted for them, or has been before."""
-        if self.error is None:
+        if self.refusal is None:
             self._budget.change(self, n_bytes)
-        if self.error is not None:
-            raise self.error
+        if self.refusal is not None:
+            raise self.refusal()
 
     def give_back(self, n_bytes: int) -> None:
         """Hold fewer bytes."""
-        if self.error is None:
+        if self.refusal is None:
             self._budget.change(self, -n_bytes)
 
     def resize(self, n_bytes: int) -> None:

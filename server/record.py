@@ -51,7 +51,7 @@ class RequestRecord:
     """Its model, and its places in its key's limits. The gateway closes it at the end of the
     request, unless background work has taken it over."""
     on_end: Callable[[ApiError], object] | None = None  # of the innermost time limit
-    error: ApiError | None = None  # with which it has been ended
+    ended: tuple[int, str | None] | None = None  # status and code of the error of `end`
     limit: CancelScope | None = None  # which ends it where its answer has not begun by its deadline
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
@@ -102,7 +102,7 @@ class RequestRecord:
         the request, or it needs none.
         """
         self.slot.release()
-        if self.body is not None and self.body.error is None:
+        if self.body is not None and not self.body.is_evicted:
             self.body.resize(kept_bytes)
 
     @contextmanager
@@ -110,10 +110,12 @@ class RequestRecord:
         """End the block at the deadline, or with `end`, whatever it waits for. Raises ApiError
         then: 504 at the deadline.
         """
+        errors: list[ApiError] = []
         with CancelScope(deadline=self.deadline) as limit:
 
             def end(error: ApiError) -> None:
-                self.error = error
+                self.ended = error.status, error.code
+                errors.append(error)
                 limit.cancel()
 
             before, self.on_end = self.on_end, end
@@ -123,7 +125,7 @@ class RequestRecord:
                 if self.on_end is end:  # else a background response has taken the record over
                     self.on_end = before
         if limit.cancelled_caught:
-            raise self.error or timed_out()
+            raise errors.pop() if errors else timed_out()  # in no cycle with its traceback
 
 
 def request_record(scope: Scope) -> RequestRecord:

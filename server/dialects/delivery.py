@@ -1,11 +1,9 @@
-"""Sends what a ResponseBuilder makes, whole or as a stream, in any dialect, once the model is
-loaded.
+"""Sends the response of a Job, whole or as a stream, in any dialect, once the model is loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
 generation. Nothing of the request's body is held while the answer is written.
 """
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,20 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.values.output import OutputEvent
 from server.activity.tracker import RequestTracker
 from server.budget import Reservation
-from server.dialects.base import (
-    ResponseBuilder,
-    StreamingBuilder,
-    StreamWriter,
-    generate_all,
-    wire_json,
-)
+from server.dialects.base import Job, StreamWriter, generate_all, wire_json
 from server.dialects.errors import error_event
 from server.errors import to_api_error
-from server.generation.events import ChoiceEvent, ChoiceT, UsageMeter, generating
+from server.generation.choice import Choice
 from server.generation.models import ServedModel
+from server.generation.stream import Batch, generating
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.http.unsent import rendering_bytes
 from server.record import RequestRecord, output_of, request_record
@@ -64,7 +56,7 @@ async def when_loaded(
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if keep_alive is None or service.models.is_ready(own):
+    if keep_alive is None or service.models.known[own].is_ready:
         async with client_waiting(http.receive):
             return await begin(await service.hold(name, record))
 
@@ -86,42 +78,38 @@ async def when_loaded(
     )
 
 
-async def respond(builder: StreamingBuilder[ChoiceT], http: Request, service: Service) -> Response:
-    """A stream, or the whole response where the client asks for that. Sending it raises what that
-    of `respond_whole` does.
+async def respond(job: Job, http: Request, service: Service) -> Response:
+    """A stream where the job has a writer, else the whole response. Sending it raises what the
+    engine raises, and ApiError when a whole answer grows too large.
     """
-    if not builder.is_streamed:
-        return await respond_whole(builder, http, service)
-    record, keepalive_seconds = request_record(http.scope), service.settings.keepalive_seconds
-    return streamed(builder, record, service.tracker, keepalive_seconds)
-
-
-async def respond_whole(
-    builder: ResponseBuilder[ChoiceT], http: Request, service: Service
-) -> Response:
-    """The whole response, generated when it is sent. Sending it raises what the engine raises, and
-    ApiError when the answer grows too large.
-    """
-    return WholeResponse(builder, service)
+    if job.writer is None:
+        return WholeResponse(job, service)
+    choices = job.choices()
+    writer = job.writer(choices)
+    tracker, keepalive_seconds = service.tracker, service.settings.keepalive_seconds
+    return streamed(job, choices, writer, request_record(http.scope), tracker, keepalive_seconds)
 
 
 class WholeResponse(Response):
-    """A response that is generated, and rendered in a worker thread, when it is sent."""
+    """A response that is generated, and rendered in a worker thread, when it is sent: the handler
+    and the body that it holds are gone by then.
+    """
 
-    def __init__(self, builder: ResponseBuilder[ChoiceT], service: Service) -> None:
+    def __init__(self, job: Job, service: Service) -> None:
         self.background = None
-        self._builder = builder
+        self._job = job
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record, builder = request_record(scope), self._builder
+        record, job = request_record(scope), self._job
         record.end_preparation()
         output = output_of(record)
         async with client_waiting(receive):
-            choices = await generate_all(builder, output, record, self._service.tracker)
-            record.usage = builder.meter.total
+            choices = await generate_all(job, output, record, self._service.tracker)
             body = await self._service.workers.run(
-                record.client, rendering_bytes(output.n_bytes), partial(builder.whole, choices)
+                record.client,
+                rendering_bytes(output.n_bytes),
+                partial(job.render, choices, job.usage(choices)),
             )
         await json_response(body)(scope, receive, send)
 
@@ -147,35 +135,39 @@ def json_response(body: bytes) -> Response:
 
 
 def streamed(
-    builder: StreamingBuilder[ChoiceT],
+    job: Job,
+    choices: Sequence[Choice],
+    writer: StreamWriter,
     record: RequestRecord,
     tracker: RequestTracker,
     keepalive_seconds: float,
 ) -> DeferredStream:
     """The response as a stream of what the engine generates."""
-    writer = builder.writer()
 
     async def fill(stream: DeferredStream) -> None:
         stream.keep_alive = writer.keep_alive  # another one's, where the model had to be loaded
         stream.failure = lambda error: writer.failure(to_api_error(error))
         record.end_preparation()
         output = output_of(record)
-        async with generating(builder.engine, builder.requests, output, record, tracker) as events:
-            async for batch in events:
-                await stream.write(rendered(writer, batch, output, builder.meter))
-        record.usage = builder.meter.total
-        await stream.write(writer.end())
+        with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
+            async for batch in inbox:
+                await stream.write(rendered(batch, choices, writer, output))
+        record.usage = usage = job.usage(choices)
+        await stream.write(writer.end(usage))
 
     return DeferredStream(writer.media_type, fill, keepalive_seconds, keep_alive=writer.keep_alive)
 
 
 def rendered(
-    writer: StreamWriter, batch: Sequence[ChoiceEvent], output: Reservation, meter: UsageMeter
+    batch: Batch, choices: Sequence[Choice], writer: StreamWriter, output: Reservation
 ) -> bytes:
     """The events of a batch as bytes. Raises ApiError when the writer keeps too much of them."""
-    by_choice = defaultdict[int, list[OutputEvent]](list)
-    for choice, event in batch:
-        meter.add(choice, event.usage)
-        by_choice[choice].append(event)
-    output.add(writer.kept_bytes([event for _, event in batch]))
-    return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
+    written = list[bytes]()
+    for index, events in batch.items():
+        choice = choices[index]
+        if n_bytes := writer.kept_bytes(events):
+            output.add(n_bytes)
+        steps = choice.feed(events)
+        if choice.first_output_ns is not None:  # until then an error has a status of its own
+            written.append(writer.write(index, steps))
+    return b"".join(written)

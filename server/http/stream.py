@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TypeAlias
 
 from anyio import create_task_group, get_cancelled_exc_class, sleep
@@ -145,6 +145,17 @@ class DeferredStream(Response):
                 self._silent_since = self._now()
                 due = self._silent_since + self._keepalive_seconds
             await sleep(max(due - self._now(), 0))
+
+
+def written(parts: AsyncGenerator[bytes, None]) -> Fill:
+    """Writes what a generator makes."""
+
+    async def fill(stream: DeferredStream) -> None:
+        async with aclosing(parts):
+            async for part in parts:
+                await stream.write(part)
+
+    return fill
 
 
 @asynccontextmanager

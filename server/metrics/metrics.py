@@ -3,14 +3,16 @@
 A scrape never waits for the end of a step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.budget import Budget
-from server.metrics.tables import ModelFigures, model_families, vllm_families
+from server.metrics.rows import Table
+from server.models.model import Model
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # the label's value for routes and methods that do not exist
@@ -47,21 +49,21 @@ class Metrics:
         answers: HttpAnswers,
         output: Budget,
         refusals: Mapping[tuple[str, str], int],
-        *,
-        has_vllm_names: bool,
+        tables: Sequence[Table[Any]],
     ) -> None:
+        """`refusals` are counts by reason and API key, `tables` those of the models."""
         self._answers = answers
         self._output = output
         self._refusals = refusals
-        self._has_vllm_names = has_vllm_names
+        self._tables = tables
 
-    def render(self, models: Sequence[ModelFigures]) -> bytes:
-        """Everything in the text format. The counters of a dead engine are those last read."""
+    def render(self, models: Collection[Model]) -> bytes:
+        """Everything in the text format, with each model's statistics as last read."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(self._families(models)))
         return generate_latest(registry)
 
-    def _families(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
+    def _families(self, models: Collection[Model]) -> Iterator[Metric]:
         yield from self._answers.collect()
         yield self._refused()
         yield CounterMetricFamily(
@@ -69,9 +71,8 @@ class Metrics:
             "Answers ended because too much of them waited to be sent.",
             self._output.n_evicted,
         )
-        yield from model_families(models)
-        if self._has_vllm_names:
-            yield from vllm_families(models)
+        for table in self._tables:
+            yield from table.families(models)
 
     def _refused(self) -> Metric:
         family = CounterMetricFamily(

@@ -18,7 +18,7 @@ from server.record import RequestRecord
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_disconnect import WAIT_SECONDS
+from tests.contract.test_disconnect import WAIT_SECONDS, posted
 
 BODIES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -113,3 +113,27 @@ def test_a_missed_deadline_leaves_nothing(stream: bool) -> None:
     gated = FakeEngine(Script(gate=Gate()))
     with running(gated, Settings(port=0, request_timeout_seconds=0.2)) as url, nothing_left():
         assert status(url, CHAT, stream=stream) == 504
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_of_the_body_is_held_while_the_answer_is_written(
+    engine: FakeEngine, url: str, path: str, stream: bool
+) -> None:
+    engine.script = Script(gate=Gate())
+    while not engine.at_gate.empty():
+        engine.at_gate.get()
+    gc.collect()
+    with posted(url, path, BODIES[path] | {"stream": stream}):
+        engine.at_gate.get(timeout=WAIT_SECONDS)
+        gc.collect()
+        assert [each for each in gc.get_objects() if isinstance(each, RequestModel)] == []
+    engine.script = Script()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_evicted_leaves_nothing(stream: bool) -> None:
+    engine = FakeEngine(Script(["x" * 450], steps_at_once=100))
+    with running(engine, Settings(port=0, max_unsent_bytes=2000)) as url, nothing_left():
+        assert status(url, CHAT, stream=stream, logprobs=True, top_logprobs=20) in (200, 400)
+        assert engine.aborted.get(timeout=WAIT_SECONDS)

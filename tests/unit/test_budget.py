@@ -115,7 +115,7 @@ def test_the_total_is_what_is_held_and_a_client_below_its_share_loses_nothing(
             n_evicted = len(held.evicted)
             if n_bytes < 0:
                 one.give_back(min(-n_bytes, one.n_bytes))
-            elif one.error is None:
+            elif not one.is_evicted:
                 before[client] += n_bytes
                 try:
                     one.add(n_bytes)

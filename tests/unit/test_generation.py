@@ -3,43 +3,54 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
-from engine.values.output import OutputEvent
+from engine.api import Engine, EventSink, Submission
+from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.budget import Budget, Reservation
-from server.dialects.base import StreamingBuilder
+from server.dialects.base import Job
 from server.dialects.delivery import streamed
 from server.errors import ApiError, ClientDisconnected
-from server.generation.events import MergedEvents, UsageMeter, generating
+from server.generation.choice import AnswerUsage, Choice, Step
+from server.generation.models import ServedModel
+from server.generation.replays import Replays
+from server.generation.stream import REQUESTS_AT_ONCE, Inbox, generating
 from server.http.stream import client_waiting
 from server.http.unsent import queued_bytes
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")
+LAST = OutputEvent("r", 0, finish_reason=FinishReason.STOP, usage=Usage(1, 0, 1))
 EVENT_BYTES = queued_bytes(EVENT)
+PATIENCE = 10.0
 
 
 class Endless(FakeEngine):
     """An engine that always has the next event ready, whatever else happens."""
 
-    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+    async def events(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         loop = asyncio.get_running_loop()
         try:
             while True:
                 ready = loop.create_future()
                 loop.call_soon(ready.set_result, None)
                 await ready
-                yield EVENT
+                yield replace(EVENT, request_id=request.id)
         finally:
             self.aborted.put(request.id)
+
+    async def next_aborted(self) -> str:
+        """The id of the next request that has been aborted."""
+        return await asyncio.to_thread(self.aborted.get, timeout=PATIENCE)
 
 
 @contextmanager
@@ -63,31 +74,37 @@ async def refuse(message: Message) -> None:
     raise AssertionError(f"nothing is to be sent, and {message} was")
 
 
-class Untold:
-    """A writer of which nothing is sent."""
+class SilentWriter:
+    """A StreamWriter of which nothing is sent."""
 
     media_type = "text/plain"
 
-    def keep_alive(self) -> bytes:
-        return b""
-
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return b""
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
 
+    def keep_alive(self) -> bytes:
+        return b""
 
-@dataclass
-class Streamed:
-    """A StreamingBuilder whose events never end."""
+    def failure(self, error: ApiError) -> bytes:
+        return b""
 
-    requests: Sequence[Request]
-    engine: Endless = field(default_factory=Endless)
-    meter: UsageMeter = field(default_factory=lambda: UsageMeter(1))
+    def end(self, usage: AnswerUsage) -> bytes:
+        return b""
 
-    def writer(self) -> Untold:
-        return Untold()
+
+def render(choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+    raise AssertionError("it is streamed")
+
+
+def endless_job(engine: Endless, n_requests: int) -> Job:
+    """A job whose events never end."""
+    replays = Replays()
+    model = cast(ServedModel, SimpleNamespace(engine=engine, replays=replays))
+    requests = [Request(f"r{i}", (1,), 1) for i in range(n_requests)]
+    return Job(model=model, requests=requests, render=render, writer=lambda choices: SilentWriter())
 
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
@@ -101,57 +118,93 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
     async def read_until_left() -> None:
         with reserved() as output:
-            async with (
-                client_waiting(receive),
-                generating(engine, requests, output, record, RequestTracker()) as events,
-            ):
-                async for _ in events:
-                    left.set()
+            async with client_waiting(receive):
+                with generating(engine, requests, output, record, RequestTracker()) as inbox:
+                    async for _ in inbox:
+                        left.set()
 
     with pytest.raises(ClientDisconnected):
         await read_until_left()
-    assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
+    assert {await engine.next_aborted() for _ in requests} == {r.id for r in requests}
 
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
-    builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
-    endless = cast(StreamingBuilder[Any], builder)
+    engine = Endless()
+    job = endless_job(engine, 3)
     record = RequestRecord("r", Principal("client"), deadline=current_time() + 0.1)
-    stream = streamed(endless, record, RequestTracker(), keepalive_seconds=3600)
+    stream = streamed(job, job.choices(), SilentWriter(), record, RequestTracker(), 3600)
     with reserved() as record.output, pytest.raises(ApiError) as caught:
         await stream({"state": {"record": record}}, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-    aborted = {builder.engine.aborted.get_nowait() for _ in builder.requests}
-    assert aborted == {request.id for request in builder.requests}
+    aborted = {await engine.next_aborted() for _ in job.requests}
+    assert aborted == {request.id for request in job.requests}
 
 
-async def test_what_is_taken_no_longer_counts() -> None:
-    with reserved(2 * EVENT_BYTES) as output:
-        events = MergedEvents(1, output)
+class PassiveEngine:
+    """An engine of which a test gives the events itself."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.ended: list[str] = []
+
+    def generate(self, request: Request, sink: EventSink) -> Submission:
+        self.submitted.append(request.id)
+        return cast(Submission, SimpleNamespace(end=lambda: self.ended.append(request.id)))
+
+
+@contextmanager
+def passive_inbox(
+    output: Reservation, n_requests: int = 1, engine: PassiveEngine | None = None
+) -> Iterator[Inbox]:
+    ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
+    requests = [Request(id, (1,), 1) for id in ids]
+    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, output)
+    with inbox.submitted(lambda event: None):
+        yield inbox
+
+
+async def test_only_a_backlog_counts() -> None:
+    with reserved(2 * EVENT_BYTES) as output, passive_inbox(output) as inbox:
         for _ in range(10):
-            events.put(0, EVENT)
-            await anext(events)
-        events.put(0, EVENT)
-        events.put(0, EVENT)
-        with pytest.raises(ApiError, match=f"More than {2 * EVENT_BYTES} bytes"):
-            events.put(0, EVENT)
+            inbox.put(EVENT)
+            assert output.n_bytes == 0
+            await anext(inbox)
+        for _ in range(3):
+            inbox.put(EVENT)
+        assert output.n_bytes == 2 * EVENT_BYTES
+        assert await anext(inbox) == {0: [EVENT] * 3}
+        assert output.n_bytes == 0
+        for _ in range(4):
+            inbox.put(EVENT)
+        assert output.is_evicted
+        assert await anext(inbox) == {0: [EVENT] * 4}
 
 
 async def test_a_failure_comes_after_the_events_that_wait() -> None:
-    with reserved() as output:
-        events = MergedEvents(1, output)
-        events.put(0, EVENT)
-        events.fail(ValueError("the engine broke"))
-        assert await anext(events) == [(0, EVENT)]
+    with reserved() as output, passive_inbox(output) as inbox:
+        inbox.put(EVENT)
+        inbox.fail(ValueError("the engine broke"))
+        assert await anext(inbox) == {0: [EVENT]}
         with pytest.raises(ValueError, match="the engine broke"):
-            await anext(events)
+            await anext(inbox)
 
 
 async def test_waiting_in_vain_loses_no_event() -> None:
-    with reserved() as output:
-        events = MergedEvents(1, output)
+    with reserved() as output, passive_inbox(output) as inbox:
         with move_on_after(0):
-            await anext(events)
-        events.put(0, EVENT)
-        events.source_ended()
-        assert [batch async for batch in events] == [[(0, EVENT)]]
+            await anext(inbox)
+        inbox.put(EVENT)
+        inbox.put(LAST)
+        assert [batch async for batch in inbox] == [{0: [EVENT, LAST]}]
+
+
+async def test_the_engine_has_some_of_many_requests_at_a_time() -> None:
+    engine, n_requests = PassiveEngine(), REQUESTS_AT_ONCE + 2
+    with reserved() as output:
+        with passive_inbox(output, n_requests, engine) as inbox:
+            assert len(engine.submitted) == REQUESTS_AT_ONCE
+            inbox.put(LAST)
+            assert await anext(inbox) == {0: [LAST]}
+            assert (engine.ended, len(engine.submitted)) == (["r"], REQUESTS_AT_ONCE + 1)
+        assert sorted(engine.ended) == sorted(engine.submitted)
+        assert len(engine.submitted) == REQUESTS_AT_ONCE + 1, "nothing is submitted at the end"

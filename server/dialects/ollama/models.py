@@ -1,6 +1,6 @@
 """Models as Ollama lists, describes and pulls them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,10 +20,10 @@ from server.dialects.ollama.schema import (
     OllamaProgress,
     OllamaRunningModel,
 )
-from server.downloads import Download
-from server.errors import SERVER, ApiError, to_api_error
+from server.errors import SERVER, ApiError
 from server.generation.models import ServedModel
-from server.http.stream import NDJSON, DeferredStream, json_line
+from server.http.stream import json_line
+from server.models.hub import Download
 from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
 
@@ -226,35 +226,23 @@ async def pulled(download: Download | None) -> None:
         raise ApiError(500, download.error, type=SERVER, code="pull_failed")
 
 
-def pull_stream(download: Download | None, keepalive_seconds: float) -> DeferredStream:
+async def pull_lines(download: Download | None) -> AsyncGenerator[bytes, None]:
     """Lines up to `success`, or to the error. None: there is nothing to fetch."""
-
-    async def fill(stream: DeferredStream) -> None:
-        await stream.write(json_line(wire_json(OllamaProgress(status="pulling manifest"))))
-        if download is not None:
-            await _report(download, stream)
-        await pulled(download)
-        await stream.write(json_line(wire_json(SUCCESS)))
-
-    return DeferredStream(
-        NDJSON,
-        fill,
-        keepalive_seconds,
-        keep_alive=lambda: b"" if download is None else _line(download),
-        failure=lambda error: json_line(wire_json(ollama_error(to_api_error(error)))),
-    )
-
-
-async def _report(download: Download, stream: DeferredStream) -> None:
-    """Write the progress until the download ends."""
+    yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
     sent = (0, 0)
-    while not download.ended.is_set():
+    while download is not None and not download.ended.is_set():
         with move_on_after(LINE_SECONDS):
             await download.ended.wait()
         progress = download.done_bytes, download.total_bytes
         if progress != sent and not download.ended.is_set():
             sent = progress
-            await stream.write(_line(download))
+            yield _line(download)
+    try:
+        await pulled(download)
+    except ApiError as error:
+        yield json_line(wire_json(ollama_error(error)))
+    else:
+        yield json_line(wire_json(SUCCESS))
 
 
 def _line(download: Download) -> bytes:

@@ -149,7 +149,7 @@ async def test_what_went_wrong_is_logged(
 @pytest.mark.parametrize(
     ("fields", "status", "code"),
     [
-        ({"error": ApiError(503, "too much", code="overloaded")}, 503, "overloaded"),
+        ({"ended": (503, "overloaded")}, 503, "overloaded"),
         ({"client_left": True}, 499, "client_left"),
         ({"deadline": 100.0}, 504, "request_timeout"),
         ({}, 499, "cancelled"),
