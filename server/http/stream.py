@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from anyio import create_task_group, get_cancelled_exc_class, sleep
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -131,7 +132,10 @@ class DeferredStream(Response):
         """Send a message of a response that takes this one's place, or goes on with it: without
         its own status line where there has been one.
         """
-        if message["type"] != "http.response.start" or not self._is_begun:
+        if message["type"] != "http.response.start":
+            await self._send(message)
+        elif not self._is_begun:
+            await checkpoint_if_cancelled()  # Starlette takes what it passes on for sent
             self._is_begun = True
             await self._send(message)
 
@@ -188,17 +192,17 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
     as a parsed body: all of it would be there until a full garbage collection, minutes later.
     """
     failure: Exception | None = None
-    async with create_task_group() as tasks:
-        try:
-            yield tasks
-        except Exception as error:
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        try:
+    try:
+        async with create_task_group() as tasks:
+            try:
+                yield tasks
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
             raise failure
-        finally:
-            del failure
+    finally:
+        del failure
 
 
 async def until_cancelled(function: Callable[..., Awaitable[None]], *arguments: object) -> None:
