@@ -1,5 +1,3 @@
-
-
 import os
 
 # transformers would advise every user to install PyTorch, in words that read like a failure.
