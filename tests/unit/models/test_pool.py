@@ -113,7 +113,7 @@ class House:
     async def using(
         self, name: str, key: str = "", keep_seconds: float | None = None
     ) -> AsyncIterator[Process]:
-        async with self.pool.using(name, key, keep_seconds) as loaded:
+        async with self.pool.using(self.pool.models[name], key, keep_seconds) as loaded:
             assert isinstance(loaded.engine, Process)
             yield loaded.engine
 
@@ -256,7 +256,7 @@ async def test_a_wish_to_keep_nothing_unloads_at_once_and_once_only(house: House
 async def test_a_wish_of_an_earlier_residency_keeps_nothing(house: House) -> None:
     house.add("a", 60, ttl_seconds=30.0)
     await use(house, "x", math.inf)
-    await house.pool.unload("a")
+    await house.pool.unload(house.pool.models["a"])
     await use(house, "x")
     house.pass_time(30.0)
     await house.until("a", State.UNLOADED)
@@ -290,9 +290,9 @@ async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> N
     house.add("a", 60, ttl_seconds=30.0)
     await use(house, "x", math.inf)
     await use(house, "y", 50.0)
-    house.pool.withdraw("a", "x")
+    house.pool.withdraw(house.pool.models["a"], "x")
     assert house.seconds_left("a") == 50.0
-    house.pool.withdraw("a", "y")
+    house.pool.withdraw(house.pool.models["a"], "y")
     await house.until("a", State.UNLOADED)
 
 
@@ -302,11 +302,11 @@ async def test_a_withdrawal_counts_for_requests_that_run_or_wait(house: House) -
     async with create_task_group() as tasks:
         tasks.start_soon(use, house, "x", math.inf)
         await house.waiting("a", 1)
-        house.pool.withdraw("a", "x")
+        house.pool.withdraw(house.pool.models["a"], "x")
         source.may_load.set()
     await house.until("a", State.UNLOADED)
     async with house.using("a", "x", math.inf):
-        house.pool.withdraw("a", "x")
+        house.pool.withdraw(house.pool.models["a"], "x")
         house.pool.turn()
         assert house.state("a") is State.READY
         assert house.seconds_left("a") == 0.0
@@ -335,7 +335,7 @@ async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, 
                 await using.__aexit__(None, None, None)
                 ends.append((key, house.now + seconds))
             case "withdraw":
-                house.pool.withdraw("a", key)
+                house.pool.withdraw(house.pool.models["a"], key)
                 ends = [(other, end) for other, end in ends if other != key]
                 running = [(k, 0.0 if k == key else s, using) for k, s, using in running]
             case "pause":
@@ -363,7 +363,7 @@ async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
 ) -> None:
     first, large, small = house.add("a", 60), house.add("b", 60), house.add("c", 40)
     for name in house.sources:
-        await house.pool.preload(name)
+        await house.pool.preload(house.pool.models[name])
     assert [house.state(name) for name in "abc"] == [State.READY, State.UNLOADED, State.READY]
     assert [each.n_measured for each in (first, large, small)] == [1, 1, 1]
     assert [record.message.split(":")[0] for record in caplog.records] == [
@@ -376,7 +376,7 @@ async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
 async def test_the_first_is_loaded_at_start_or_says_why_not(house: House) -> None:
     house.add("a", 101)
     with pytest.raises(NeverFits):
-        await house.pool.preload("a")
+        await house.pool.preload(house.pool.models["a"])
 
 
 async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: House) -> None:
@@ -471,7 +471,7 @@ async def test_an_admin_unloads_whatever_the_clock_says(house: House) -> None:
     house.add("a", 60, is_pinned=True)
     async with house.using("a"):
         pass
-    await house.pool.unload("a")
+    await house.pool.unload(house.pool.models["a"])
     assert house.state("a") is State.UNLOADED
     house.pass_time(1000.0)
     assert house.state("a") is State.UNLOADED, "it is loaded when it is asked for"
@@ -507,10 +507,10 @@ async def test_another_figure_than_computed_counts(house: House) -> None:
     house.add("a", 40)
     house.add("b", 50)
     async with house.using("a"):
-        house.pool.correct("a", 60)
+        house.pool.correct(house.pool.models["a"], 60)
     async with house.using("b"):
         assert house.state("a") is State.UNLOADED
-    house.pool.correct("a", 10)
+    house.pool.correct(house.pool.models["a"], 10)
     need = need_of(house.pool.models["a"].state)
     assert need is not None
     assert need.bytes == 60, "it is not there to be measured"
