@@ -33,15 +33,15 @@ from server.dialects.responses import routes as responses
 from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientLeft
+from server.http.unsent import UnsentBudget
+from server.http.waiting import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
 from server.metrics.tables import TABLES, vllm_tables
-from server.middleware.stack import middleware
+from server.middleware import middleware
 from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
 from server.service import create_service
 from server.settings import Settings
-from server.transport.unsent import UnsentBudget
-from server.transport.waiting import task_scope
 
 SECTIONS = {
     "Answers, as OpenAI has them": (chat.router, completions.router, responses.router),

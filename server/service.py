@@ -7,15 +7,15 @@ from typing import Annotated, Generic, cast
 from fastapi import Depends, Query, Request
 
 from server.activity.tracker import RequestTracker
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.models import ServedModel
+from server.http.body import BodyReader
+from server.http.body import Model as BodyT
 from server.metrics.metrics import Metrics
 from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
-from server.transport.body import BodyReader
-from server.transport.body import Model as BodyT
 from server.workers import Workers
 
 
@@ -60,9 +60,8 @@ class Service:
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
         if priority and not self.settings.allow_priority:
-            raise invalid(
-                "priority: this server does not let clients choose one (allow_priority is off)",
-                "priority",
+            raise InvalidField(
+                "priority", "this server does not let clients choose one (allow_priority is off)"
             )
 
 

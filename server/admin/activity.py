@@ -19,9 +19,9 @@ from server.admin.series import INTERVAL_SECONDS, SeriesDependency, SeriesPoint,
 from server.admin.watch import EventStream, Watch, WatchDependency
 from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError
+from server.http.sse import sse_data
 from server.schemas import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
 from server.service import Service, ServiceDependency
-from server.transport.sse import sse_data
 
 router = Endpoints(prefix="/admin")
 stream_router = Endpoints(prefix="/admin/activity")

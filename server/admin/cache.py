@@ -17,12 +17,12 @@ from server.dialects.delivery import json_response
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.dialects.responses.store import StoreDependency
-from server.errors import ApiError, invalid
-from server.generation.engine_requests import check_prompt
+from server.errors import ApiError, InvalidField
+from server.generation.prompt import check_prompt
+from server.http.sse import KEEP_ALIVE
 from server.models.model import LoadedModel
 from server.schemas import CacheStatsResponse, CacheTree, ClearResponse, ProbeResponse, Remembered
 from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
-from server.transport.sse import KEEP_ALIVE
 
 router = Endpoints(prefix="/admin/cache")
 tree_router = Endpoints(prefix="/admin/cache")
@@ -113,10 +113,10 @@ def _check_scope(
 ) -> None:
     """Raise ApiError (400) where a namespace or tiers are named for what has none."""
     if namespace is not None and set(what) != {Clearable.KV}:
-        message = "namespace: only kv has any, so with one what may name nothing else"
-        raise invalid(message, "namespace")
+        message = "only kv has any, so with one what may name nothing else"
+        raise InvalidField("namespace", message)
     if tiers is not None and Clearable.KV not in what:
-        raise invalid("tiers: only kv has any, and what does not name it", "tiers")
+        raise InvalidField("tiers", "only kv has any, and what does not name it")
 
 
 @router.endpoint("GET", "/stats", errors=(400, 404, 409))

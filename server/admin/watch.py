@@ -22,11 +22,11 @@ from engine.values.stats import EngineStats, RequestInfo
 from engine.values.tree import TreeChanges, TreeSnapshot
 from server.dialects.delivery import STREAM_HEADERS
 from server.errors import ClientLeft
+from server.http.sse import EVENT_STREAM, sse_data
+from server.http.waiting import client_waiting
 from server.models.model import LoadedModel
 from server.models.registry import ModelRegistry
 from server.schemas import CacheTree
-from server.transport.sse import EVENT_STREAM, sse_data
-from server.transport.waiting import client_waiting
 
 INTERVAL_SECONDS = 1.0
 """Between two polls of an engine, however many watch."""

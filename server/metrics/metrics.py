@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.access.refusals import Refusals
+from server.http.unsent import UnsentBudget
 from server.metrics.rows import Table
 from server.models.model import Model
-from server.transport.unsent import UnsentBudget
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # the label's value for routes and methods that do not exist

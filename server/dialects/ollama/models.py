@@ -22,10 +22,10 @@ from server.dialects.ollama.schema import (
 )
 from server.errors import SERVER, ApiError
 from server.generation.models import ServedModel
+from server.http.sse import json_line
 from server.models.hub import Download
 from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
-from server.transport.sse import json_line
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""

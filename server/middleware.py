@@ -11,11 +11,11 @@ from server.access.keys import ApiKey
 from server.access.middleware import HostCheck, KeyAuth, KeyLimits, SameOrigin, SingleHeaders
 from server.access.origins import Origins
 from server.access.refusals import Refusals
+from server.gateway import Errors, RequestLog, TimeLimit
+from server.http.request_limits import BodyBudget, ConnectionUse, RequestLimits
+from server.http.unsent import UnsentBudget
 from server.metrics.metrics import HttpAnswers
-from server.middleware.request import Errors, RequestLog, TimeLimit
 from server.settings import Settings
-from server.transport.request_limits import BodyBudget, ConnectionUse, RequestLimits
-from server.transport.unsent import UnsentBudget
 
 NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
     "shared": lambda key: "",

@@ -1,8 +1,7 @@
 """Pairs of a query and a document as requests to the engine, and what these become as scores.
 
 A reranker reads each pair as one prompt. An embedder embeds each text once, and the score of a pair
-is the cosine of its two vectors.
-"""
+is the cosine of its two vectors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +12,20 @@ from pydantic import Field
 
 from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
-from server.errors import invalid
-from server.generation.events import UsageMeter
+from server.errors import InvalidField
 from server.generation.models import ServedModel
-from server.generation.pooled import (
+from server.generation.pooling import (
     PooledRequest,
-    PooledText,
     Tokens,
     bounded,
+    cosine,
     pooled_requests,
+    score,
     text_tokens,
     token_limit,
+    vector,
 )
-from server.generation.tasks import check_task
-from server.generation.vectors import cosine, score, vector
+from server.generation.requests import check_task
 from server.record import RequestRecord
 
 Instruction = Annotated[
@@ -53,8 +52,8 @@ DOCUMENT_PROMPTS = ("document", "passage")
 MAX_TOKENS = 1 << 20
 """Of all pairs of a request: each repeats the query, so their number alone bounds no memory."""
 
-Scores: TypeAlias = Callable[[Sequence[PooledText]], list[float]]
-"""Of all pairs, in their order, from what came of all requests."""
+Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
+"""The scores of all pairs, in their order, from what the engine has pooled for all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +66,24 @@ class Pair:
     document_param: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankingTask:
-    model: ServedModel
-    requests: Sequence[Request]
-    scores: Scores
-    meter: UsageMeter
-
-
-async def ranking_task(
+async def prepare_ranking(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
-) -> RankingTask:
-    """Raises ApiError (400) for what the model cannot compare."""
+) -> tuple[list[Request], Scores]:
+    """The engine's requests, and what makes scores of their results.
+
+    Raises ApiError (400) for what the model cannot compare.
+    """
     check_task(model, Task.RERANK, Task.EMBED)
-    return await model.workers.prepare(record, partial(_task, body, pairs, model, record))
+    return await model.workers.prepare(record, partial(_prepared, body, pairs, model, record))
 
 
-def _task(
+def _prepared(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     for pair in pairs:
         for text, param in ((pair.query, pair.query_param), (pair.document, pair.document_param)):
             if not text:
-                raise invalid(f"{param}: must not be empty", param)
+                raise InvalidField(param, "must not be empty")
     card = model.engine.card
     if card.reranker is not None:
         return _by_reranker(body, pairs, model, card.reranker, record)
@@ -103,25 +97,25 @@ def _by_reranker(
     model: ServedModel,
     reranker: Reranker,
     record: RequestRecord,
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     if body.instruction is not None and not reranker.is_templated:
-        raise invalid("instruction: this model's pairs have no place for one", "instruction")
+        raise InvalidField("instruction", "this model's pairs have no place for one")
     prompts, n_tokens = list[Tokens](), 0
     for pair in pairs:
         prompts.append(_pair_tokens(body, pair, model, reranker))
         n_tokens += len(prompts[-1])
         if n_tokens > MAX_TOKENS:
-            raise invalid(
-                f"{pair.document_param}: the pairs up to here have {n_tokens} tokens, each with "
-                f"its query; at most {MAX_TOKENS} in one request",
+            raise InvalidField(
                 pair.document_param,
+                f"the pairs up to here have {n_tokens} tokens, each with its query; at most "
+                f"{MAX_TOKENS} in one request",
             )
     requests = pooled_requests(model, body, record, prompts, Pooling.LAST)
 
-    def scores(found: Sequence[PooledText]) -> list[float]:
-        return [score(one.pooled, reranker) for one in found]
+    def scores(pooled: Sequence[bytes]) -> list[float]:
+        return [score(one, reranker) for one in pooled]
 
-    return RankingTask(model, requests, scores, UsageMeter(1))
+    return requests, scores
 
 
 def _by_similarity(
@@ -130,9 +124,9 @@ def _by_similarity(
     model: ServedModel,
     embedder: Embedder,
     record: RequestRecord,
-) -> RankingTask:
+) -> tuple[list[Request], Scores]:
     if body.instruction is not None:
-        raise invalid("instruction: this model embeds, and compares vectors", "instruction")
+        raise InvalidField("instruction", "this model embeds, and compares vectors")
     before_query = _prompt(embedder, QUERY_PROMPTS)
     before_document = _prompt(embedder, DOCUMENT_PROMPTS)
     texts = _Texts(model, token_limit(body, model.engine.card))
@@ -145,11 +139,11 @@ def _by_similarity(
     ]
     requests = pooled_requests(model, body, record, texts.tokens, embedder.pooling)
 
-    def scores(found: Sequence[PooledText]) -> list[float]:
-        vectors = [vector(one.pooled, embedder) for one in found]
+    def scores(pooled: Sequence[bytes]) -> list[float]:
+        vectors = [vector(one, embedder) for one in pooled]
         return [cosine(vectors[query], vectors[document]) for query, document in places]
 
-    return RankingTask(model, requests, scores, UsageMeter(1))
+    return requests, scores
 
 
 class _Texts:
@@ -201,9 +195,8 @@ def _pair_tokens(
         if len(tokens) <= limit:
             return bounded(partial(tuple, tokens), card, pair.document_param)
         kept -= len(tokens) - limit  # cut text may have a token more than it was cut to
-    raise invalid(
-        f"truncate_prompt_tokens: a pair takes {limit} tokens without its document",
-        "truncate_prompt_tokens",
+    raise InvalidField(
+        "truncate_prompt_tokens", f"a pair takes {limit} tokens without its document"
     )
 
 

@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import CLIENT_LEFT_STATUS
+from server.http.connections import Guard, guard_of
+from server.http.http_middleware import HttpMiddleware
+from server.http.unsent import UnsentBudget
 from server.record import request_record
-from server.transport.connections import Guard, guard_of
-from server.transport.http_middleware import HttpMiddleware
-from server.transport.unsent import UnsentBudget
 
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 RETRY_AFTER_SECONDS = 5

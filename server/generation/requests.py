@@ -1,16 +1,59 @@
-"""Engine requests made of HTTP requests, checked against the limits of the loaded model."""
+"""What a client asks, as requests to the engine, checked against the limits of the loaded model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
-from server.errors import ApiError, ContextTooLong, invalid
-from server.generation.chat import Chat
-from server.generation.completion_request import MAX_PROMPTS, CompletionRequest
+from server.errors import ApiError, InvalidField
+from server.generation.completion_request import MAX_PROMPTS, CompletionRequest, Prompt
+from server.generation.conversation import Chat, Conversation
+from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.prompt import (
+    check_prompt,
+    check_token_ids,
+    found_replays,
+    template_arguments,
+    too_long,
+)
 from server.generation.request_fields import NO_LIMIT, SampledRequest
 from server.record import RequestRecord
+
+_USE_INSTEAD = {
+    Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
+    Task.EMBED: "It embeds: ask /v1/embeddings, or /v1/rerank by similarity.",
+    Task.RERANK: "It reranks: ask /v1/rerank or /v1/score.",
+}
+_CANNOT = {
+    Task.GENERATE: "writes no answers",
+    Task.EMBED: "has no embeddings",
+    Task.RERANK: "does not rerank",
+}
+_ENABLE_BY = {
+    Task.EMBED: " Its checkpoint says nothing of embeddings; the setting pooling (--pooling last, "
+    "or mean) has it embed all the same.",
+    Task.RERANK: " The setting reranker (--reranker yes-no) serves a checkpoint such as "
+    "Qwen3-Reranker as one.",
+}
+"""What else a model that generates could be."""
+
+
+def check_task(model: ServedModel, *tasks: Task) -> None:
+    """Raise ApiError (400) unless the model is for one of the tasks."""
+    served = model.engine.card.tasks
+    if not set(tasks) & set(served):
+        raise _refusal(model.name, tasks[0], served)
+
+
+def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
+    where = " ".join(_USE_INSTEAD[task] for task in served)
+    how = _ENABLE_BY.get(asked, "") if Task.GENERATE in served else ""
+    return InvalidField(
+        "model", f"'{name}' {_CANNOT[asked]}. {where}{how}", code="task_not_supported"
+    )
+
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_CHOICES = MAX_PROMPTS
@@ -51,7 +94,7 @@ def completion_requests(
     sequences = sequences_per_prompt(body)
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
-        raise invalid(f"{len(prompts)} prompts times {sequences} are too many: {limit}", "n")
+        raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
     asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
     requests = [
@@ -83,24 +126,9 @@ def opening_token(card: ModelCard) -> int:
     has exactly one.
     """
     if len(card.eos_token_ids) != 1:
-        raise invalid(
-            "prompt: this model has no token to begin with, so a prompt is needed", "prompt"
-        )
+        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
     (token_id,) = card.eos_token_ids
     return token_id
-
-
-def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
-    """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
-    if not prompt:
-        raise invalid(f"{param}: the prompt is empty", param)
-    check_token_ids(prompt, card, param)
-
-
-def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
-    """Raise ApiError (400) unless all of them are the model's."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
-        raise invalid(f"{param}: token ids must be within 0 and {card.vocab_size - 1}", param)
 
 
 def _request(
@@ -116,7 +144,7 @@ def _request(
 ) -> Request:
     if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"stop_token_ids: token ids must be {limit}", "stop_token_ids")
+        raise InvalidField("stop_token_ids", f"token ids must be {limit}")
     return Request(
         id=request_id,
         prompt=prompt,
@@ -138,9 +166,9 @@ def _sampling(
     body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     if body.min_tokens > max_tokens:
-        raise invalid(
-            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens that may be generated",
+        raise InvalidField(
             "min_tokens",
+            f"{body.min_tokens} is above the {max_tokens} tokens that may be generated",
         )
     asked = _with_defaults(body, card.sampling)
     return SamplingParams(
@@ -169,7 +197,7 @@ def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
     biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if biases and max(biases) >= card.vocab_size:
         limit = f"within 0 and {card.vocab_size - 1}"
-        raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
+        raise InvalidField("logit_bias", f"token ids must be {limit}, not {max(biases)}")
     return biases
 
 
@@ -190,10 +218,10 @@ def with_bad_words(
     if sampling.allowed_token_ids is not None:
         left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
         if not left:
-            raise invalid("bad_words: they rule out all of allowed_token_ids", "bad_words")
+            raise InvalidField("bad_words", "they rule out all of allowed_token_ids")
         if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
             message = "what is left of them ends the answer, which min_tokens rules out"
-            raise invalid(f"allowed_token_ids: {message}", "allowed_token_ids")
+            raise InvalidField("allowed_token_ids", message)
     return replace(request, sampling=sampling)
 
 
@@ -205,13 +233,92 @@ def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, par
     return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
-def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt is too long. In OpenAI's words, which LiteLLM and others look for."""
-    limit, whose = min(
-        (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
-    )
-    message = (
-        f"This model's maximum context length is {limit} tokens{whose}, the answer included. "
-        f"However, your {param} resulted in {tokens} tokens."
-    )
-    return ContextTooLong(message, tokens, limit, param)
+async def chat_tokens(
+    conversation: Conversation, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
+    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
+    replays = partial(found_replays, model.replays, messages, salt)
+    return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
+
+
+async def prepare_chat(
+    chat: Chat, model: ServedModel, record: RequestRecord
+) -> tuple[Request, AnswerPlan]:
+    """The engine's request, and the plan by which its answers are read.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    prompt = await chat_tokens(chat.conversation, model, record)
+    prediction = await _predicted_tokens(chat.prediction, model, record)
+    planned = partial(_planned, chat, prompt, prediction, model, record)
+    return await model.workers.prepare(record, planned)
+
+
+async def _predicted_tokens(
+    text: str, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The tokens as the model would write them, in the midst of its turn."""
+    if not text:
+        return ()
+    return await model.prompts.text(record, text, add_special_tokens=False, param="prediction")
+
+
+def _planned(
+    chat: Chat,
+    prompt: tuple[int, ...],
+    prediction: tuple[int, ...],
+    model: ServedModel,
+    record: RequestRecord,
+) -> tuple[Request, AnswerPlan]:
+    check_token_ids(prediction, model.engine.card, "prediction")
+    plan = model.planner.plan(chat, prompt)
+    request = chat_request(chat, prompt, plan, model.engine.card, record)
+    words = model.prompts.bad_words(chat.sampling.bad_words)
+    request = with_bad_words(request, words, model.engine.card)
+    return replace(request, adapter=model.adapter, prediction=prediction), plan
+
+
+async def prepare_completion(
+    body: CompletionRequest, model: ServedModel, record: RequestRecord
+) -> tuple[list[Request], list[str]]:
+    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    wanted: list[Prompt] = [
+        await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
+    ]
+    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
+    requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
+    return requests, echoes
+
+
+async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
+    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
+    the model's opening token.
+    """
+    marked = list(await model.prompts.text(record, ""))
+    return marked or [opening_token(model.engine.card)]
+
+
+def _requests(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    model: ServedModel,
+    record: RequestRecord,
+) -> list[Request]:
+    card = model.engine.card
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")
+    constraint = model.planner.text_constraint(body.structure)
+    requests = completion_requests(body, prompts, constraint, card, record)
+    words = model.prompts.bad_words(body.bad_words)
+    return [
+        replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
+    ]

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.dialects.errors import error_response
 from server.errors import ApiError
+from server.http.http_middleware import HttpMiddleware
 from server.metrics.metrics import HttpAnswers
 from server.record import RequestRecord, request_record
-from server.transport.http_middleware import HttpMiddleware
 
 log = logging.getLogger("rootstock.access")
 

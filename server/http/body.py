@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ClientLeft, invalid, invalid_field
+from server.http.waiting import client_waiting
 from server.record import request_record
-from server.transport.waiting import client_waiting
 from server.workers import LARGE_BYTES, Workers
 
 MAX_NODES = 100_000
