@@ -38,7 +38,7 @@ class Version(BaseModel):
 class Load(BaseModel):
     """In sequences: a request with `n: 4` is four."""
 
-    server_load: int  # asked for and not over yet; vLLM's name
+    server_load: int  # requested and not over yet; vLLM's name
     running: int  # computed in the present step
     waiting: int  # queued now
 

@@ -79,7 +79,7 @@ INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
 ENGINE: tuple[Row[EngineStats], ...] = (
     Counter(
         "rootstock_requests_received",
-        "Sequences asked of the engine: those refused, finished and live.",
+        "Requested sequences: refused, finished and live ones.",
         lambda s: s.sequences.received,
     ),
     Counter(
