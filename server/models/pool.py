@@ -101,6 +101,10 @@ class ModelPool:
         self._is_closed = False
         self._tasks: TaskGroup
 
+    def add(self, model: Model) -> None:
+        """Register a model, which must have a name of its own."""
+        self.models[model.name] = model
+
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Load and unload models until cancelled."""
         async with create_task_group() as self._tasks:

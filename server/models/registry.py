@@ -206,7 +206,7 @@ class ModelRegistry:
             if self.has(name):
                 raise ModelError(f"two models are called '{name}' (served_model_name)")
         self._models |= dict.fromkeys(model.aliases, model)
-        self.pool.models[model.name] = model
+        self.pool.add(model)
 
     def _budget_bytes(self) -> int:
         if self.settings.memory_budget is not None:

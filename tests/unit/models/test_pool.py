@@ -17,7 +17,16 @@ import pytest_asyncio
 from anyio import Event, create_task_group, fail_after
 
 from server.models.model import LoadedModel, Model
-from server.models.policy import Draining, Measuring, Ready, Resident, Unknown, need_of
+from server.models.policy import (
+    Draining,
+    Failed,
+    Measuring,
+    Queued,
+    Ready,
+    Resident,
+    Unknown,
+    need_of,
+)
 from server.models.pool import (
     LoadFailed,
     ModelPool,
@@ -106,7 +115,7 @@ class House:
     ) -> Source:
         source = self.sources[name] = Source(need_bytes)
         settings = ModelSettings(served_model_name=(name,), ttl_seconds=ttl_seconds)
-        self.pool.models[name] = Model(settings, is_pinned=is_pinned)
+        self.pool.add(Model(settings, is_pinned=is_pinned))
         return source
 
     @asynccontextmanager
@@ -394,6 +403,50 @@ async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: Hous
     async with house.using("a"):
         pass
     assert house.pool.models["a"].failure is None
+
+
+async def test_a_failure_is_remembered_while_another_attempt_waits_or_loads(house: House) -> None:
+    source = house.add("a", 60)
+    house.add("b", 60)
+    source.failure = ValueError("no weights")
+    with pytest.raises(LoadFailed):
+        await use(house)
+    house.pass_time(1.0)
+    model = house.pool.models["a"]
+    async with house.using("b"), create_task_group() as tasks:
+        tasks.start_soon(use, house)
+        await house.waiting("a", 1)
+        assert isinstance(model.state, Queued)
+        assert house.state("a") is State.FAILED
+        tasks.cancel_scope.cancel()
+    assert isinstance(model.state, Failed), "nobody waits any more"
+    source.failure, source.may_load = None, Event()
+    async with create_task_group() as tasks:
+        tasks.start_soon(use, house)
+        await house.until("a", State.LOADING)
+        assert model.failure is not None
+        source.may_load.set()
+    assert model.failure is None
+
+
+async def test_who_comes_while_a_model_drains_is_before_who_comes_later(house: House) -> None:
+    house.add("z", 60)
+    house.add("b", 60)
+    served: list[str] = []
+
+    async def ask(name: str) -> None:
+        async with house.using(name):
+            served.append(name)
+
+    async with create_task_group() as tasks, house.using("z"):
+        tasks.start_soon(house.pool.unload, house.pool.models["z"])
+        await house.until("z", State.DRAINING)
+        tasks.start_soon(ask, "z")
+        await house.waiting("z", 1)
+        house.now += 1
+        tasks.start_soon(ask, "b")
+        await house.waiting("b", 1)
+    assert served == ["z", "b"]
 
 
 async def test_the_next_request_starts_a_dead_model_again(house: House) -> None:
