@@ -66,11 +66,20 @@ class TrackedRequest:
         n_tokens = len(event.token_ids)
         self.output_tokens += n_tokens
         self.record.tokens += n_tokens
+        if (
+            event.admission is not None
+            or event.finish_reason is not None
+            or self._first_token is None
+            or self._times.prefilling
+        ):  # else the next tokens of a sequence that decodes, as most events are
+            self._note_phase(event, self._clock())
+
+    def _note_phase(self, event: OutputEvent, now: float) -> None:
+        """Count an event that may begin or end a phase of its sequence."""
         if event.admission is not None and event.index == 0:  # the others have the same prompt
             self._admitted(event.admission)
-        now = self._clock()
         self._times.note(event, now)
-        if n_tokens and self._first_token is None:
+        if event.token_ids and self._first_token is None:
             self._first_token = now
         if event.usage is not None:
             self.accepted_draft_tokens += event.usage.accepted_draft_tokens
@@ -178,8 +187,8 @@ class RequestTracker:
         )
 
     def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
-        """What ends a request by cancelling it: its client, its deadline, or who asked for it in
-        the background.
+        """Status and code of a cancelled request: by its client, by its deadline, or by a call that
+        cancels a background response.
         """
         if record.client_left:
             return CLIENT_LEFT_STATUS, "client_left"
