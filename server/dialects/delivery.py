@@ -8,8 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
-from anyio import current_time, sleep, sleep_until
+from anyio import sleep, sleep_until
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -160,9 +161,9 @@ class EventStreamResponse(Response):
         """Have a keep-alive sent after each silence. One timer, not one for each write."""
         while True:
             due = body.written_seconds + self._keepalive_seconds
-            if due <= current_time():
+            if due <= monotonic():
                 inbox.wake()
-                due = current_time() + self._keepalive_seconds
+                due = monotonic() + self._keepalive_seconds
             await sleep_until(due)
 
 
@@ -245,7 +246,7 @@ class DeferredStart:
         self._send = send
         self._start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
         self.is_sent = False
-        self.written_seconds = current_time()  # of the last bytes, or of the beginning
+        self.written_seconds = monotonic()  # of the last bytes, or of the beginning
 
     async def send(self, message: Message) -> None:
         """Send a message of a response that takes this one's place, or goes on with it: without
@@ -259,7 +260,7 @@ class DeferredStart:
         if data:
             await self.send(self._start)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self.written_seconds = current_time()
+            self.written_seconds = monotonic()
 
     async def end(self) -> None:
         """End the response if it has begun."""
