@@ -119,13 +119,17 @@ class Lark:
         return "\n".join([f"start: {start}", *rules])
 
 
+WriteCall: TypeAlias = Callable[[Lark, Function], str]
+"""Makes an expression for a call of a function, from the function's name on."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How a family writes calls: `opens`, then `begin`, a call, `end` for each, `between` them, and
     `closes`. Opens and begin start with the marker that a parser looks for.
     """
 
-    call: Callable[[Lark, Function], str]
+    call: WriteCall
     opens: str = ""
     begin: str = ""
     end: str = ""
@@ -210,9 +214,7 @@ def loosened(function: Function) -> Function:
     return Function(function.name, declared)
 
 
-def json_call(
-    name_key: str = "name", arguments_key: str = "arguments"
-) -> Callable[[Lark, Function], str]:
+def json_call(name_key: str = "name", arguments_key: str = "arguments") -> WriteCall:
     """`{"name": ..., "arguments": {...}}`."""
 
     def call(lark: Lark, function: Function) -> str:
@@ -222,7 +224,7 @@ def json_call(
     return call
 
 
-def headed_call(separator: str) -> Callable[[Lark, Function], str]:
+def headed_call(separator: str) -> WriteCall:
     """The name, a separator, and the arguments as JSON."""
 
     def call(lark: Lark, function: Function) -> str:

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from server.parsing.lark import Function, Lark, Schema, keyword, properties, required, undeclared
+from server.parsing.lark import (
+    Function,
+    Lark,
+    Schema,
+    WriteCall,
+    keyword,
+    properties,
+    required,
+    undeclared,
+)
 
 Value: TypeAlias = Callable[[Schema], str]
 """An expression for a value that conforms to the schema."""
@@ -30,7 +39,7 @@ def keyword_call(lark: Lark, function: Function) -> str:
     return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
 
 
-def braced_call(quote: str) -> Callable[[Lark, Function], str]:
+def braced_call(quote: str) -> WriteCall:
     """`name{key:value,other:value}`, strings between the quotes."""
 
     def call(lark: Lark, function: Function) -> str:
