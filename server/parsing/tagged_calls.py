@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from server.parsing.answer import ReadCalls
-from server.parsing.calls import Calls
-from server.parsing.json_objects import read_arguments
+from server.parsing.answer import ReadCalls, all_calls
+from server.parsing.json_text import read_arguments
 from server.parsing.lark import ANY_TEXT
-from server.parsing.parts import AnswerPart, CallArguments, Content
-from server.parsing.reader import NotACall, Reader, Reading, gathered, held_back
+from server.parsing.parts import AnswerPart, CallArguments, Calls, Content, NotACall
+from server.parsing.reader import Reader, Reading, gathered, held_back
 from server.parsing.typed_values import as_json, kinds
 
 Attributes: TypeAlias = Mapping[str, str]
@@ -215,15 +214,10 @@ class Tags:
 
 def tagged_calls(tags: Tags) -> ReadCalls:
     """A reader of calls that are marked like this."""
+    end = tags.section.end if tags.section else tags.call.end
 
     def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-        first = calls.begun
-        try:
-            yield from _read_section(reader, marker, calls, tags)
-        except NotACall:
-            if calls.begun == first:
-                raise
-            yield from reader.collect([tags.section.end if tags.section else tags.call.end])
+        yield from all_calls(reader, calls, end, _read_section(reader, marker, calls, tags))
 
     return read
 
