@@ -13,11 +13,11 @@ import uvicorn
 from anyio import create_task_group
 from fastapi import FastAPI
 
+from server.http.connections import ConnectionLimits, Connections
+from server.http.descriptors import AcceptErrors, allowed_connections
+from server.http.listening import LISTEN_BACKLOG, url
+from server.http.protocol import BoundedHttp
 from server.settings import Settings
-from server.transport.connections import ConnectionLimits, Connections
-from server.transport.descriptors import AcceptErrors, allowed_connections
-from server.transport.http import BoundedHttp
-from server.transport.listening import LISTEN_BACKLOG, url
 
 LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
 LAST_RESORT_SECONDS = 5  # behind all that is waited for, the last bytes included

@@ -37,9 +37,9 @@ from engine.mlx_backend.backend import load_backend
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
+from server.http.listening import listening
 from server.settings import Settings
 from server.terminal.serve import serve_models
-from server.transport.listening import listening
 
 STREAM_BYTES = 4 * 2**20
 """KV for each stream: some 800 tokens of the demonstration model."""

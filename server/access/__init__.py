@@ -1,4 +1,4 @@
 """Access control: API keys and their limits, allowed hosts and web origins.
 
-Imports transport and the layers below it.
+Imports http and the layers below it.
 """

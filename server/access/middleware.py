@@ -12,8 +12,8 @@ from server.access.limits import Limit, LimitReached, hold, limits_of
 from server.access.origins import Origins, is_own
 from server.access.refusals import Reason, Refusals
 from server.errors import ApiError, busy, invalid
+from server.http.http_middleware import HttpMiddleware
 from server.record import RequestRecord, request_record
-from server.transport.http_middleware import HttpMiddleware
 
 SINGLE_HEADERS = ("host", "origin")
 """Headers that access depends on. Of two, a proxy may have checked the other one."""

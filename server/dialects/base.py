@@ -21,8 +21,8 @@ from server.generation.events import generating
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.tools import whole_characters
+from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, kept_bytes
 
 
 def wire_json(body: BaseModel) -> bytes:

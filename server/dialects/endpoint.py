@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from server.dialects.errors import ErrorResponse
+from server.http.sse import EVENT_STREAM, NDJSON
 from server.json_model import RequestModel
 from server.service import JsonBody
-from server.transport.sse import EVENT_STREAM, NDJSON
 
 SCHEMAS = "#/components/schemas/{model}"
 RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}

@@ -17,8 +17,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from server.errors import CLIENT_LEFT_STATUS, ApiError, ContextTooLong, ModelNotFound, to_api_error
+from server.http.sse import json_line, sse_data, sse_event
 from server.record import request_record
-from server.transport.sse import json_line, sse_data, sse_event
 
 
 class ErrorBody(BaseModel):

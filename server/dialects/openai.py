@@ -14,7 +14,7 @@ from server.dialects.errors import openai_error
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage, Step
 from server.generation.models import ServedModel
-from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.http.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 
 
 class CompletionTokensDetails(BaseModel):

@@ -18,9 +18,9 @@ from server.generation.completion_request import parse_token_ids
 from server.generation.models import ServedModel
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import TokenId
+from server.http.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import RequestModel
 from server.service import ModelName, RecordDependency, ServiceDependency
-from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 
 TokenIds = Annotated[
     list[int], PlainValidator(parse_token_ids, json_schema_input_type=list[TokenId])

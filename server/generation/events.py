@@ -16,9 +16,9 @@ from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
 from server.errors import SERVER, ApiError, refused_field
+from server.http.unsent import Unsent, queued_bytes
+from server.http.waiting import task_scope
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, queued_bytes
-from server.transport.waiting import task_scope
 
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the response, and its event."""

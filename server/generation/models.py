@@ -56,9 +56,11 @@ def _common(left: Tokens, right: Tokens) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
-    """One name that requests may use. `root` is the first of those that mean the same, and `parent`
-    that of the model which the adapter changes.
+class ModelAlias:
+    """One name that requests may use for a model, with or without an adapter.
+
+    `root` is the first of the names that mean the same. For an adapter, `parent` is the name of the
+    model that it changes.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Naming:
 class ServedModel:
     """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
 
-    naming: Naming
+    alias: ModelAlias
     engine: Engine
     prompts: PromptEncoder
     planner: AnswerPlanner
@@ -81,11 +83,11 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        return self.naming.name
+        return self.alias.name
 
     @property
     def adapter(self) -> str:
-        return self.naming.adapter
+        return self.alias.adapter
 
     @property
     def fingerprint(self) -> str:
@@ -95,20 +97,20 @@ class ServedModel:
         return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
 
 
-def namings(names: Iterable[str], adapters: Iterable[str]) -> tuple[Naming, ...]:
+def model_aliases(names: Iterable[str], adapters: Iterable[str]) -> tuple[ModelAlias, ...]:
     """A model's own name and its aliases; then each adapter as `name:adapter`, of each of these."""
     first, *aliases = names
     each = [first, *aliases]
     adapted = [
-        Naming(f"{name}:{adapter}", f"{first}:{adapter}", adapter, first)
+        ModelAlias(f"{name}:{adapter}", f"{first}:{adapter}", adapter, first)
         for adapter in adapters
         for name in each
     ]
-    return (*(Naming(name, first) for name in each), *adapted)
+    return (*(ModelAlias(name, first) for name in each), *adapted)
 
 
 def served_models(
-    names: Iterable[Naming],
+    names: Iterable[ModelAlias],
     engine: Engine,
     settings: ConversationSettings,
     replays: Mapping[str, Replays],
@@ -121,8 +123,8 @@ def served_models(
     planner = AnswerPlanner(engine.tokenizer, settings)
     prefixes = CommonPrefixTracker()
     return {
-        naming.name: ServedModel(
-            naming, engine, prompts, planner, replays[naming.adapter], prefixes, workers
+        alias.name: ServedModel(
+            alias, engine, prompts, planner, replays[alias.adapter], prefixes, workers
         )
-        for naming in names
+        for alias in names
     }

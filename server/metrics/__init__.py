@@ -1,1 +1,1 @@
-"""The Prometheus metrics of `/metrics`. Imports access and transport for their counters."""
+"""The Prometheus metrics of `/metrics`. Imports access and http for their counters."""

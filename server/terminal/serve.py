@@ -12,16 +12,16 @@ from uvicorn.loops.auto import auto_loop_factory
 from engine.api import ModelError
 from engine.launch import launch
 from server.app import create_app
+from server.http.listening import listening
 from server.lifecycle import DrainingServer, spare_full_collections
 from server.log import configure_logging
+from server.models.pool import LoadFailed, PoolError
+from server.models.registry import ModelRegistry, StartEngine
 from server.not_ready import answering_not_ready
-from server.pool.errors import LoadFailed, PoolError
-from server.registry import ModelRegistry, StartEngine
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command
 from server.terminal.flags import with_settings
-from server.transport.listening import listening
 
 log = logging.getLogger("rootstock")
 

@@ -4,10 +4,10 @@ import asyncio
 import sys
 import threading
 
+from server.http.listening import listening
 from server.log import configure_logging
 from server.settings import load_settings
 from server.terminal.serve import serve_models
-from server.transport.listening import listening
 from tests.contract.daemon import Starts
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 

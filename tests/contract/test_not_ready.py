@@ -12,13 +12,13 @@ from anyio.lowlevel import checkpoint
 
 from engine.api import Engine
 from engine.values.settings import EngineConfig
+from server.http.listening import listening, url
 from server.not_ready import answering_not_ready
 from server.settings import Settings
 from server.terminal.client import Endpoint, served_models
 from server.terminal.console import TerminalError
 from server.terminal.endpoint import running_daemon
 from server.terminal.serve import serve_models
-from server.transport.listening import listening, url
 from tests.contract.fake_engine import FakeEngine
 
 SECONDS = 30

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.transport.body import count_nodes
+from server.http.body import count_nodes
 
 TEXTS = st.text(st.sampled_from('\\"[]{}:,a\u00e9\n')) | st.text()
 VALUES = st.recursive(

@@ -13,8 +13,8 @@ from starlette.types import Message
 from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError, ClientLeft
 from server.generation.completion_request import CompletionRequest
+from server.http.body import MAX_NODES, BodyReader, parse
 from server.record import RequestRecord
-from server.transport.body import MAX_NODES, BodyReader, parse
 from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.transport.connections import Connection, ConnectionLimits, Connections
+from server.http.connections import Connection, ConnectionLimits, Connections
 
 HEAD_SECONDS = 30.0
 SEND_SECONDS = 45.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.transport.descriptors import AcceptErrors, allowed_connections
+from server.http.descriptors import AcceptErrors, allowed_connections
 
 
 class MacLimits:

@@ -19,9 +19,9 @@ from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.events import MergedEvents, generating
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
+from server.http.unsent import Unsent, UnsentBudget, queued_bytes
+from server.http.waiting import client_waiting
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
-from server.transport.waiting import client_waiting
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")

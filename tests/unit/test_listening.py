@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from server.transport.listening import listening, url
+from server.http.listening import listening, url
 
 
 def _has_ipv6() -> bool:

@@ -7,7 +7,7 @@ from anyio import current_effective_deadline, current_time
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ApiError
-from server.middleware.request import TimeLimit
+from server.gateway import TimeLimit
 from server.record import RequestRecord, request_record
 from server.workers import LARGE_BYTES, Workers
 

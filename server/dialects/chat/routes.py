@@ -16,8 +16,8 @@ from server.dialects.rendering import RenderedRequest, check_requests, rendered_
 from server.generation.conversation import Chat
 from server.generation.models import ServedModel
 from server.generation.requests import prepare_chat
+from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
-from server.transport.unsent import TOKEN_BYTES
 
 router = Endpoints()
 render_router = Endpoints()

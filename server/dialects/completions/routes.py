@@ -16,8 +16,8 @@ from server.dialects.rendering import RenderedRequests, check_requests, rendered
 from server.generation.completion_request import CompletionRequest
 from server.generation.models import ServedModel
 from server.generation.requests import prepare_completion
+from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
-from server.transport.unsent import TOKEN_BYTES
 
 router = Endpoints()
 render_router = Endpoints()

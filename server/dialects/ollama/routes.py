@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from anyio import to_thread
+from anyio import current_time, to_thread
 from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
@@ -63,15 +63,14 @@ from server.dialects.ollama.write import (
     vectors_job,
     without_answer,
 )
-from server.downloads import Download
 from server.errors import ApiError
 from server.generation.models import ServedModel
 from server.generation.pooling import embedding_requests
 from server.generation.requests import prepare_chat, prepare_completion
-from server.model_cache import NotCached, deletions
+from server.http.sse import NDJSON
+from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
-from server.transport.sse import NDJSON
 
 router = Endpoints()
 models_router = Endpoints()
@@ -134,7 +133,7 @@ async def _when_loaded(
     name = named(service, body.model)
 
     def line() -> bytes:
-        return empty_line(service.models.naming(name).name, shape)
+        return empty_line(service.models.alias(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
     return await when_loaded(name, begin, http, service, keep_alive)
@@ -253,8 +252,8 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
         if not service.models.is_among(name, record.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
-        left = service.models.seconds_left(name)
-        source = loaded.known.settings.source
+        left = loaded.model.seconds_left(current_time())
+        source = loaded.model.settings.source
         read = partial(running, loaded.served[name], source, promise, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)

@@ -15,7 +15,7 @@ from server.activity.tracker import RequestTracker
 from server.dialects.base import Job, generate_all
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError, busy, to_api_error
-from server.transport.unsent import UnsentBudget, rendering_bytes
+from server.http.unsent import UnsentBudget, rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5

@@ -32,7 +32,7 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.prompt import Roles
 from server.generation.request_fields import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
-from server.transport.body import MAX_NODES, count_nodes
+from server.http.body import MAX_NODES, count_nodes
 
 ChatMessage = dict[str, Any]
 

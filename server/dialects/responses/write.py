@@ -26,9 +26,9 @@ from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.tools import custom_input
+from server.http.sse import EVENT_STREAM, sse_event
+from server.http.unsent import kept_bytes
 from server.record import RequestRecord
-from server.transport.sse import EVENT_STREAM, sse_event
-from server.transport.unsent import kept_bytes
 
 Event = tuple[str, bytes]
 """An event's type, and its JSON members beyond `type` and `sequence_number`."""

@@ -7,8 +7,8 @@ import pytest
 from starlette.types import Message
 
 from server.app import create_app
+from server.http.connections import InProcess
 from server.settings import Settings
-from server.transport.connections import InProcess
 from tests.contract.access.helpers import CHAT, bearer, refusals
 from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import FakeEngine, Script
