@@ -215,7 +215,7 @@ def names_only(function: Function) -> Function:
     return Function(function.name, declared)
 
 
-def json_call(name_key: str = "name", arguments_key: str = "arguments") -> WriteCall:
+def json_call(arguments_key: str = "arguments") -> WriteCall:
     """`{"name": ..., "arguments": {...}}`."""
 
     def call(lark: Lark, function: Function) -> str:

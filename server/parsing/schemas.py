@@ -11,7 +11,7 @@ pattern that looks around, a format without a grammar.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from server.parsing.typed_values import KINDS, target
+from server.parsing.typed_values import KINDS, listed, target
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def _same_value(schema: Schema, root: Schema) -> Iterator[list[Any]]:
     if isinstance(schema.get("$ref"), str):
         yield [target(schema["$ref"], root)]
     for key in _BRANCHES:
-        if branches := _list(schema, key):
+        if branches := listed(schema, key):
             yield from [[one] for one in branches] if key == "allOf" else [branches]
 
 
@@ -72,7 +72,7 @@ def _inner(schema: Schema) -> Iterator[Any]:
     for key in _VALUES:
         yield schema.get(key)
     for key in ("items", "prefixItems"):
-        yield from _list(schema, key)
+        yield from listed(schema, key)
 
 
 def _rebuilt(schema: Any, to_close: set[int]) -> Any:
@@ -88,10 +88,10 @@ def _rebuilt(schema: Any, to_close: set[int]) -> Any:
 
 def _closed_object(schema: dict[str, Any]) -> Schema:
     """Members that are required count as declared."""
-    branches = [one for key in _BRANCHES for one in _list(schema, key)]
+    branches = [one for key in _BRANCHES for one in listed(schema, key)]
     if not _SAYS_OTHERWISE.isdisjoint(schema) or not all(map(_declares_nothing, branches)):
         return schema
-    required = [name for name in _list(schema, "required") if isinstance(name, str)]
+    required = [name for name in listed(schema, "required") if isinstance(name, str)]
     undeclared: dict[str, Schema] = {
         name: {} for name in required if name not in schema["properties"]
     }
@@ -104,11 +104,6 @@ def _closed_object(schema: dict[str, Any]) -> Schema:
 def _declares_nothing(branch: object) -> bool:
     """As one does that only says which of the members are required."""
     return isinstance(branch, Mapping) and _DECLARES.isdisjoint(branch)
-
-
-def _list(schema: Schema, key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
 
 
 _MAPS = ("properties", "$defs", "definitions")

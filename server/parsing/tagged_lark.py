@@ -21,7 +21,7 @@ from server.parsing.lark import (
     undeclared,
 )
 from server.parsing.tagged_calls import Tags
-from server.parsing.typed_values import KINDS, kind, kinds, target
+from server.parsing.typed_values import KINDS, kind, kinds, listed, target
 
 
 def tagged_call(tags: Tags) -> WriteCall:
@@ -123,10 +123,7 @@ def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
 
 
 def _constants(schema: Schema) -> Sequence[Any]:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else []
+    return [schema["const"]] if "const" in schema else listed(schema, "enum")
 
 
 def _definitions(schema: Schema, root: Schema) -> Schema:
