@@ -173,8 +173,8 @@ class RequestTracker:
         )
 
     def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
-        """What ends a request by cancelling it: `RequestRecord.end`, its client, its deadline, or a
-        call that cancels a background response.
+        """Status and code of a cancelled request: by `RequestRecord.end`, by its client, by its
+        deadline, or by a call that cancels a background response.
         """
         if record.ended is not None:
             return record.ended

@@ -55,8 +55,8 @@ async def when_loaded(
     and the generation. Raises ApiError, EngineStopped, ClientDisconnected and what `begin` raises.
     """
     record = request_record(http.scope)
-    own = await service.chosen(name, record)
-    if keep_alive is None or service.models.known[own].is_ready:
+    model = await service.chosen(name, record)
+    if keep_alive is None or model.is_ready:
         async with client_waiting(http.receive):
             return await begin(await service.hold(name, record))
 
