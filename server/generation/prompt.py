@@ -1,8 +1,7 @@
 """Chat templates and tokenization, in the worker threads."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from types import MappingProxyType
+from functools import cached_property, partial
 from typing import TypeVar
 
 from engine.api import PromptTooLong
@@ -23,8 +22,6 @@ from server.generation.roles import Roles, roles_of
 from server.record import RequestRecord
 from server.workers import Workers
 
-NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
-
 T = TypeVar("T")
 
 FindReplays = Callable[[], Mapping[int, Replay]]
@@ -35,6 +32,11 @@ worker thread."""
 def no_replays() -> Mapping[int, Replay]:
     """The FindReplays of prompts without a history."""
     return NO_REPLAYS
+
+
+def no_arguments() -> Mapping[str, object]:
+    """No arguments of a template but the messages."""
+    return {}
 
 
 class PromptEncoder:
@@ -54,10 +56,10 @@ class PromptEncoder:
         self,
         record: RequestRecord,
         messages: Sequence[Message],
-        arguments: Mapping[str, object] = NO_ARGUMENTS,
+        arguments: Callable[[], Mapping[str, object]] = no_arguments,
         replays: FindReplays = no_replays,
     ) -> tuple[int, ...]:
-        """The conversation, ready for the assistant's turn; `arguments` are the template's.
+        """The conversation, ready for the assistant's turn; `arguments` makes the template's.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
@@ -76,7 +78,7 @@ class PromptEncoder:
             messages: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
         ) -> list[int]:
             conversation = template_messages(messages, written)
-            return self._tokenizer.apply_chat_template(conversation, known, **arguments)
+            return self._tokenizer.apply_chat_template(conversation, known, **arguments())
 
         return await self._encode(record, encode, "messages")
 
@@ -99,7 +101,7 @@ class PromptEncoder:
         Raises ApiError (400) for one of more tokens than a sequence may have.
         """
         if not isinstance(prompt, str):
-            return self._bounded(prompt, param)
+            return await self._run(record, partial(self._bounded, prompt, param))
         return await self._encode(
             record,
             lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
@@ -118,9 +120,8 @@ class PromptEncoder:
         Raises ApiError (400) for more than a sequence may have, and for some that are none.
         """
 
-        bounded = self._bounded(tokens, param)
-
         def decode() -> str:
+            bounded = self._bounded(tokens, param)
             check_token_ids(bounded, self._card, param)
             return self._tokenizer.decode(bounded)
 
@@ -148,12 +149,11 @@ class PromptEncoder:
         self, record: RequestRecord, encode: Callable[[], list[int]], param: str
     ) -> tuple[int, ...]:
         try:
-            prompt = await self._run(record, encode)
+            return await self._run(record, lambda: self._bounded(encode(), param))
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
             raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
-        return self._bounded(prompt, param)
 
     def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
         if len(prompt) > self._card.max_sequence_tokens:

@@ -28,12 +28,11 @@ async def create_message(
 ) -> Response:
     settings = service.settings
     service.check_priority(body.priority)
-    record.cache_marks = body.cache_control_count
-    is_marked = settings.prefix_cache and record.cache_marks > 0
 
     async def begin(model: ServedModel) -> Response:
         strips = settings.strip_billing_header
         chat = await as_chat(body, model, record, strip_billing_header=strips)
+        is_marked = settings.prefix_cache and record.cache_marks > 0
         task = await chat_task(chat, model, record)
         if body.max_tokens == 0:
             task = task.without_answer()

@@ -87,31 +87,34 @@ async def responses_task(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-    log_dropped(body.tools, record.id)
-    record.n_bytes += referenced_bytes(body, store, record.key)
     run = partial(model.workers.prepare, record)
+    record.n_bytes += await run(partial(referenced_bytes, body, store, record.key))
+    await run(partial(log_dropped, body.tools, record.id))
 
     async def planned(body: ResponsesRequest) -> tuple[_Prepared, ChatTask]:
         prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
         return prepared, await chat_task(prepared.chat, model, record)
 
-    loosened = body.model_copy(update={"tools": without_default_strict(body.tools)})
+    loose_tools = await run(partial(without_default_strict, body.tools))
     try:
         prepared, chat = await planned(body)
-        if loosened.tools != body.tools:
+        if loose_tools is not None:
             record.slot.release()  # others need not wait while a grammar is tried
             await model.engine.check(chat.request)
     except (ApiError, InvalidRequest, NoGrammars) as error:
         concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
-        if not concerns_tools or loosened.tools == body.tools:
+        if not concerns_tools or loose_tools is None:
             raise
-        body = loosened
+        body = body.model_copy(update={"tools": loose_tools})
         prepared, chat = await planned(body)
-    head = response_head(body, prepared.tools, chat, f"resp_{record.id}")
+
+    def template() -> ResponseTemplate:
+        return ResponseTemplate(response_head(body, prepared.tools, chat, f"resp_{record.id}"))
+
     return ResponsesTask(
         body=body,
         chat=chat,
-        template=await run(partial(ResponseTemplate, head)),
+        template=await run(template),
         shape=OutputShape(
             prepared.tools, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
         ),
@@ -131,7 +134,8 @@ async def input_tokens(
     """How many tokens the prompt of such a response would have. Raises what `responses_task` does
     for it.
     """
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
 
     def prepare() -> Conversation:
         return _read(body, model, record, store, max_bytes).prompt

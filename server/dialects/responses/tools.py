@@ -59,9 +59,11 @@ class RequestTools:
         return self._names.get(function) or ToolName(function)
 
 
-def without_default_strict(tools: Sequence[ResponseTool]) -> list[ResponseTool]:
-    """The tools, of which none is strict but those that say so."""
-    return [_without_default_strict(tool) for tool in tools]
+def without_default_strict(tools: Sequence[ResponseTool]) -> list[ResponseTool] | None:
+    """The tools, of which none is strict but those that say so; None where that changes none."""
+    loose = [_without_default_strict(tool) for tool in tools]
+    is_changed = any(one is not tool for one, tool in zip(loose, tools, strict=True))
+    return loose if is_changed else None
 
 
 def _without_default_strict(tool: Tool) -> Tool:
@@ -69,8 +71,8 @@ def _without_default_strict(tool: Tool) -> Tool:
         case FunctionTool(strict=None):
             return tool.model_copy(update={"strict": False})
         case NamespaceTool():
-            tools = [_without_default_strict(inner) for inner in tool.tools]
-            return tool.model_copy(update={"tools": tools})
+            tools = without_default_strict(tool.tools)
+            return tool if tools is None else tool.model_copy(update={"tools": tools})
         case _:
             return tool
 
