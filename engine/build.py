@@ -8,7 +8,7 @@ from functools import partial
 from engine.api import Report
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.metrics import Metrics, observe
+from engine.core.metrics import Metrics
 from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend
@@ -91,7 +91,7 @@ def assemble(
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
     grammar_pool = GrammarPool(processes, mask_words(vocabulary.size))
-    answers = MatcherAnswers(grammar_pool, partial(observe, metrics.mask_seconds))
+    answers = MatcherAnswers(grammar_pool, metrics.mask_seconds.observe)
     grammar = GrammarStage(scheduler, answers, metrics.now)
     loop = EngineLoop(
         scheduler, backend.runner, inbox, deliver, backend.bytes, grammar, backend.rest

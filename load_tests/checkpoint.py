@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from load_tests.shapes import CONFIGS, Shape
@@ -35,7 +33,10 @@ TEMPLATES: Mapping[Shape, str] = {
 def checkpoint(
     shape: Shape = "qwen3", seed: int = 0, cache: Path = Path("build/load_tests")
 ) -> Path:
-    """The directory of the float32 checkpoint with these weights, written at the first call."""
+    """The directory of the checkpoint with these weights, written at the first call: in float32 on
+    a CPU, in bfloat16 on a GPU.
+    """
+    dtype = mx.float32 if mx.default_device() == mx.cpu else mx.bfloat16
     directory = cache.resolve() / f"{shape}-seed{seed}"
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def checkpoint(
             tokenizer = build_tokenizer(CONFIGS[shape]["vocab_size"])
             template = TEMPLATES[shape]
             write_checkpoint(
-                unfinished, CONFIGS[shape], seed, tokenizer, mx.float32, chat_template=template
+                unfinished, CONFIGS[shape], seed, tokenizer, dtype, chat_template=template
             )
             silence_all_but(word_ids(tokenizer), unfinished / "model.safetensors")
             unfinished.rename(directory)
@@ -55,10 +56,14 @@ def silence_all_but(token_ids: Sequence[int], weights_file: Path) -> None:
     """Zero the other tokens' rows of the output layer, in place. Where that is the embeddings, make
     them a thousand times smaller: norms undo it where they are read.
     """
-    weights = load_file(weights_file)
+    weights = mx.load(str(weights_file))
+    assert isinstance(weights, dict)
     name, factor = ("lm_head.weight", 0.0)
     if name not in weights:
         name, factor = ("model.embed_tokens.weight", 1e-3)
     rows = weights[name]
-    rows[np.setdiff1d(np.arange(len(rows)), token_ids)] *= factor
-    save_file(weights, weights_file, {"format": "mlx"})
+    factors = mx.full((len(rows), 1), factor, rows.dtype)
+    factors[mx.array(list(token_ids))] = 1
+    weights[name] = rows * factors
+    mx.eval(weights)  # before the file that they are read from is written
+    mx.save_safetensors(str(weights_file), weights, {"format": "mlx"})

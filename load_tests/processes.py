@@ -28,9 +28,10 @@ def running(
     log: Path,
     start_seconds: float = START_SECONDS,
     variables: Mapping[str, str] = MappingProxyType({}),
+    directory: Path | None = None,
 ) -> Iterator[Process]:
     """Run a server while the context lasts; its output goes to `log`, `variables` join its
-    environment.
+    environment. `directory` is a checkout whose code it runs; None: this one's.
 
     Raises TargetError when `health_url` does not answer 200 in time. One that the body raises gets
     the log's end, too.
@@ -38,7 +39,11 @@ def running(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**_environment(), **variables}
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**_environment(), **_path(directory), **variables},
+            cwd=directory,
         )
     try:
         _wait_until_ready(process, health_url, start_seconds)
@@ -74,6 +79,10 @@ def _environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _path(directory: Path | None) -> Mapping[str, str]:
+    return {} if directory is None else {"PYTHONPATH": str(directory)}
 
 
 def _wait_until_ready(process: Process, url: str, limit_seconds: float) -> None:

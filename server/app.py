@@ -12,6 +12,11 @@ from starlette.exceptions import HTTPException
 from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
+from server.activity.tracker import RequestTracker
+from server.admin import activity, cache, model_list, pages, status
+from server.admin import models as admin_models
+from server.admin.series import SeriesRecord
+from server.admin.watch import Watch
 from server.dialects import tokens
 from server.dialects.chat import routes as chat
 from server.dialects.completions import routes as completions
@@ -31,22 +36,10 @@ from server.errors import ApiError, ClientLeft
 from server.http.unsent import UnsentBudget
 from server.http.waiting import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
+from server.metrics.tables import TABLES, vllm_tables
 from server.middleware import middleware
+from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
-from server.registry import ModelRegistry
-from server.routes import (
-    activity,
-    admin,
-    admin_models,
-    cache,
-    cache_tree,
-    daemon,
-    dashboard,
-    metrics,
-    page,
-    status,
-)
-from server.routes import models as model_list
 from server.service import create_service
 from server.settings import Settings
 
@@ -58,12 +51,14 @@ SECTIONS = {
     "Models": (model_list.router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
-    "Watching the daemon": (status.router, daemon.router, metrics.router),
+    "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
-    "The cache and what runs": (admin.router, cache.router),
-    "Pages": (dashboard.router,),
+    "The cache and what runs": (activity.router, cache.router),
+    "Pages": (pages.router,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree.router, activity.router, page.router)}
+DASHBOARD = {
+    "The cache as it moves": (cache.tree_router, activity.stream_router, pages.page_router)
+}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -74,13 +69,17 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
     refusals = Refusals()
-    metrics_page = Metrics(answers, unsent, refusals, has_vllm_names=settings.vllm_metric_names)
+    tracker = RequestTracker()
+    tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
+    metrics_page = Metrics(answers, unsent, refusals, tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tasks, agents)
+            service = create_service(models, settings, metrics_page, tracker)
             app.state.service = service
+            app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
+            app.state.agents = tuple(agents)
             app.state.responses = ResponseStore(
                 settings.max_stored_responses, settings.max_stored_bytes
             )
@@ -88,7 +87,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 tasks, unsent, service.workers, service.tracker, settings.max_background_responses
             )
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run, models.stats)
+                samplers.start_soon(app.state.series.run, models.stats)
                 yield
 
     app = FastAPI(

@@ -25,36 +25,61 @@ SERVER = "server_error"
 
 class ApiError(Exception):
     """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` those of the
-    response.
+    response. `param` is the field at fault, if it is one field's.
     """
 
     def __init__(
         self,
         status: int,
-        message: str,
+        detail: str,
         *,
         type: str = INVALID,
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(detail)
+        self.detail = detail
         self.status = status
         self.type = type
         self.param = param
         self.code = code
         self.headers = headers or {}
 
+    def message(self, field: str | None) -> str:
+        """The sentence for a client that knows the field at fault by this name."""
+        return self.detail
+
+    def __str__(self) -> str:
+        return self.message(self.param)
+
+
+class InvalidField(ApiError):
+    """400: a field has a value that cannot be served. `detail` says why, without its name."""
+
+    def __init__(self, field: str, detail: str, code: str | None = None) -> None:
+        super().__init__(400, detail, param=field, code=code)
+
+    def message(self, field: str | None) -> str:
+        return f"{field}: {self.detail}"
+
 
 class ContextTooLong(ApiError):
-    """400: the prompt is too long. `tokens` is its length, perhaps with "at least" before it.
-    `limit` is the most for prompt and answer.
+    """400: the prompt, which is in the field `param`, is too long. `tokens` is its length, perhaps
+    with "at least" before it. `limit` is the most for prompt and answer, and `whose` says why, if
+    that is not the model's context alone.
     """
 
-    def __init__(self, message: str, tokens: str, limit: int, param: str) -> None:
-        super().__init__(400, message, param=param, code="context_length_exceeded")
+    def __init__(self, tokens: str, limit: int, whose: str, param: str) -> None:
+        maximum = f"This model's maximum context length is {limit} tokens{whose}"
+        super().__init__(400, maximum, param=param, code="context_length_exceeded")
         self.tokens = tokens
         self.limit = limit
+
+    def message(self, field: str | None) -> str:
+        """In OpenAI's words, which LiteLLM and others look for."""
+        resulted = f"However, your {field} resulted in {self.tokens} tokens."
+        return f"{self.detail}, the answer included. {resulted}"
 
 
 class ModelNotFound(ApiError):
@@ -71,7 +96,7 @@ class ClientLeft(Exception):
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
-    """400: the request cannot be served as it stands."""
+    """400 in words of its own, where `InvalidField` does not fit."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -82,7 +107,7 @@ def invalid_field(error: ValidationError) -> ApiError:
     if not param:
         return invalid(first["msg"], None)
     code = UNSUPPORTED if first["type"] == UNSUPPORTED else None
-    return invalid(f"{param}: {first['msg']}", param, code)
+    return InvalidField(param, first["msg"], code)
 
 
 def timed_out() -> ApiError:
@@ -131,13 +156,18 @@ def _invalid_query(error: RequestValidationError) -> ApiError:
     """400: an invalid path or query parameter, as FastAPI reports it."""
     first = error.errors()[0]
     param = _param(first["loc"][1:])
-    return invalid(f"{param}: {first['msg']}", param)
+    return InvalidField(param, first["msg"])
+
+
+def refused_field(field: str, reason: str, code: str | None = None) -> ApiError:
+    """400: the engine refuses the field. Its reasons may begin with the field's name."""
+    return InvalidField(field, reason.removeprefix(f"{field}: "), code)
 
 
 def _refusal(error: EngineError) -> ApiError:
     match error:
         case InvalidRequest():
-            return invalid(str(error), error.param)
+            return refused_field(error.param, str(error))
         case QueueFull():
             return busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
         case NoGrammars():

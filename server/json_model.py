@@ -1,11 +1,19 @@
 """The base classes of JSON objects: from clients, and for clients, where keys may be left out."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from server.errors import UNSUPPORTED
 
 NULL: JsonSchemaValue = {"type": "null"}
 
@@ -74,6 +82,49 @@ def type_of(value: object) -> str:
             return kind
         case _:
             return ""
+
+
+class ByType:
+    """Metadata of a union of models: a value is validated by the model whose `type` it has, and by
+    `default` where there is no such model. So its errors are those of one model.
+
+    With `unknown`, a value of another type is refused in these words, in which `{kind}` is its
+    type; one without a type is not.
+    """
+
+    def __init__(self, default: type[RequestModel], unknown: str | None = None) -> None:
+        self._default = default
+        self._unknown = unknown
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        models = get_args(source)
+        names = {kind: model.__name__ for model in models for kind in _types(model)}
+
+        def refuse_unknown(value: object) -> object:
+            kind = type_of(value)
+            if self._unknown and kind and kind not in names:
+                raise PydanticCustomError(UNSUPPORTED, self._unknown, {"kind": kind[:64]})
+            return value
+
+        union = core_schema.tagged_union_schema(
+            {model.__name__: handler.generate_schema(model) for model in models},
+            lambda value: names.get(type_of(value), self._default.__name__),
+        )
+        return core_schema.no_info_before_validator_function(refuse_unknown, union)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """`anyOf`: an object whose type is left out may fit several models."""
+        return {"anyOf": handler(schema)["oneOf"]}
+
+
+def _types(model: type[RequestModel]) -> tuple[str, ...]:
+    """The values that a model's `type` may have; none where it may be any text."""
+    annotation = model.model_fields["type"].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:

@@ -1,25 +1,20 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
-from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
-from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
-from server.errors import invalid
+from server.errors import InvalidField
 from server.generation.models import ServedModel
 from server.http.body import BodyReader, Model
 from server.metrics.metrics import Metrics
-from server.metrics.tables import ModelFigures
-from server.models import LoadedModel
+from server.models.model import LoadedModel
+from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
-from server.registry import ModelRegistry
 from server.settings import Settings
-from server.watch import Watch
 from server.workers import Workers
 
 
@@ -31,10 +26,7 @@ class Service:
     workers: Workers
     bodies: BodyReader
     tracker: RequestTracker
-    series: SeriesRecord
-    watch: Watch
     created: int  # seconds since the epoch
-    agents: tuple[str, ...]  # that `rootstock launch` knows
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
         """The model of that name, loaded if it is not; without a name, the first. It stays until
@@ -64,29 +56,11 @@ class Service:
         """Whether the request may do what admins may: without API keys, every request may."""
         return record.has_admin_key or not self.settings.keys
 
-    async def figures(self) -> list[ModelFigures]:
-        """Of all models, loaded or not."""
-        loaded = self.models.all_loaded()
-        await self.models.stats()
-        return [
-            ModelFigures(
-                name,
-                self.models.state(name),
-                known.latencies,
-                self.tracker.sequences[name],
-                is_up=name in loaded and loaded[name].engine.is_alive(),
-                card=known.card,
-                stats=known.last_stats,
-            )
-            for name, known in self.models.known.items()
-        ]
-
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
         if priority and not self.settings.allow_priority:
-            raise invalid(
-                "priority: this server does not let clients choose one (allow_priority is off)",
-                "priority",
+            raise InvalidField(
+                "priority", "this server does not let clients choose one (allow_priority is off)"
             )
 
 
@@ -94,22 +68,16 @@ def create_service(
     models: ModelRegistry,
     settings: Settings,
     metrics: Metrics,
-    tasks: TaskGroup,
-    agents: Sequence[str],
+    tracker: RequestTracker,
 ) -> Service:
-    """`tasks` are those that outlive the request that begins them."""
-    workers, tracker = models.workers, RequestTracker()
     return Service(
         models=models,
         settings=settings,
         metrics=metrics,
-        workers=workers,
-        bodies=BodyReader(workers),
+        workers=models.workers,
+        bodies=BodyReader(models.workers),
         tracker=tracker,
-        series=SeriesRecord(),
-        watch=Watch(models, tasks),
         created=int(time.time()),
-        agents=tuple(agents),
     )
 
 

@@ -14,7 +14,6 @@ from functools import partial
 
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
-from engine.core.metrics import observe
 from engine.core.scheduler import Scheduler, Step
 from engine.core.statistics import clear
 from engine.core.step import ModelRunner, RunnerLost
@@ -227,7 +226,7 @@ class EngineLoop:
             return False
         now = self.metrics.now()
         seconds, self._device_free_seconds = now - self._device_free_seconds, now
-        observe(self.metrics.step_seconds, seconds)
+        self.metrics.step_seconds.observe(seconds)
         loading_steps, self._loading_steps = self._loading_steps, []
         waited_seconds = 0.0
         if self._grammar is not None:

@@ -4,7 +4,6 @@ The engine thread writes them, except `received`. Any thread may read them witho
 values of the last microseconds.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from engine.core.sequence import LiveSequence
 from engine.values.stats import (
     DraftCounts,
     DraftSource,
-    Histogram,
     Latencies,
     Latency,
     RecentHits,
@@ -29,12 +27,6 @@ MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 2
 
 PACE_WINDOW = 16
 """Number of departures from the queue that its pace is computed from."""
-
-
-def observe(histogram: Histogram, seconds: float) -> None:
-    """Count one duration."""
-    histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
-    histogram.sum_seconds += seconds
 
 
 class HitWindows:
@@ -150,7 +142,7 @@ class Metrics:
         """Count the first admission of a sequence."""
         now = self.now()
         self._pace.left(now)
-        observe(self.queue_wait_seconds, now - sequence.arrived_seconds)
+        self.queue_wait_seconds.observe(now - sequence.arrived_seconds)
         if sequence.can_use_prefix_cache:
             self.queried_prompt_tokens += sequence.prompt_tokens
         self.cached_prompt_tokens += sequence.cached_tokens
@@ -171,14 +163,14 @@ class Metrics:
         """Count a token of the sequence that is emitted at `now`."""
         last = sequence.last_token_seconds
         if last is None:
-            observe(self.first_token_seconds, now - sequence.arrived_seconds)
+            self.first_token_seconds.observe(now - sequence.arrived_seconds)
         else:
-            observe(self.token_gap_seconds, now - last)
+            self.token_gap_seconds.observe(now - last)
         sequence.last_token_seconds = now
 
     def finished(self, sequence: LiveSequence) -> None:
         """Count the end of a sequence."""
         now = self.now()
-        observe(self.request_seconds, now - sequence.arrived_seconds)
+        self.request_seconds.observe(now - sequence.arrived_seconds)
         if not sequence.admissions:
             self._pace.left(now)

@@ -1,5 +1,6 @@
 """Statistics of the engine, its caches and its memory."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -73,24 +74,34 @@ class Latency(StrEnum):
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations counted in buckets: a duration belongs to the first bound that is not below it.
-    `counts` has one count for each bound, and a last one for what exceeds all bounds. The counts
-    are not cumulative.
+    """Values counted in buckets: a value belongs to the first bound that is not below it. `counts`
+    has one count for each bound, and a last one for what exceeds all bounds. The counts are not
+    cumulative. The unit of `bounds` and `total` is that of the values.
     """
 
     bounds: tuple[float, ...]
     counts: list[int]
-    sum_seconds: float = 0.0
+    total: float = 0.0  # of all values
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
+        """A histogram without values."""
+        return cls(bounds, [0] * (len(bounds) + 1))
 
     @property
     def count(self) -> int:
-        """Number of durations."""
+        """Number of values."""
         return sum(self.counts)
 
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
     def plus(self, other: "Histogram") -> "Histogram":
-        """The durations of two histograms with the same bounds."""
+        """The values of two histograms with the same bounds."""
         counts = list(map(add, self.counts, other.counts))
-        return Histogram(self.bounds, counts, self.sum_seconds + other.sum_seconds)
+        return Histogram(self.bounds, counts, self.total + other.total)
 
 
 Latencies: TypeAlias = Mapping[Latency, Histogram]
@@ -98,8 +109,7 @@ Latencies: TypeAlias = Mapping[Latency, Histogram]
 
 def no_latencies() -> dict[Latency, Histogram]:
     """An empty histogram for each latency."""
-    bounds = {latency: latency.bounds_seconds for latency in Latency}
-    return {each: Histogram(bounds[each], [0] * (len(bounds[each]) + 1)) for each in Latency}
+    return {latency: Histogram.empty(latency.bounds_seconds) for latency in Latency}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +182,7 @@ class DiskCacheStats:
 
     `hits` counts loads that brought something, whole or not: `loaded_tokens` in `load_seconds`,
     from the decision to read to the last block. `failures` counts the faults of reading and writing
-    that have happened, by the names in DISK_FAULTS.
-
-    The last three are states. `write_fault`: why the last write failed; None if it did not.
-    `is_day_spent`: nothing more is written today, as much has been written as may be.
-    `ended_threads`: threads that should run and have ended; only another start of the engine brings
-    them back.
+    that have happened, by the names in DISK_FAULTS. The last three fields are states of now.
     """
 
     entries: int  # blocks, and ends of prompts within one
@@ -194,9 +199,9 @@ class DiskCacheStats:
     evicted_entries: int
     refused_entries: int  # accepted, and not written for lack of space or of today's budget
     failures: Mapping[str, int]
-    write_fault: str | None = None
-    is_day_spent: bool = False
-    ended_threads: tuple[str, ...] = ()
+    write_fault: str | None  # why the last write failed; None if it did not
+    is_day_spent: bool  # nothing is written before tomorrow (UTC)
+    ended_threads: tuple[str, ...]  # that should run; only another start brings them back
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +224,9 @@ class CacheStats:
     tail_hit_tokens: int  # adopted beyond whole blocks, counted at every admission
     prefix_copies: int  # blocks copied because a prompt goes on within an adopted block
     fork_copies: int  # blocks copied because outputs of one prompt share them
-    groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
-    recent_hits: tuple[RecentHits, ...] = ()
-    disk: DiskCacheStats | None = None  # None without a disk cache
+    groups: tuple[GroupStats, ...]  # windows and states, in slots
+    recent_hits: tuple[RecentHits, ...]
+    disk: DiskCacheStats | None  # None without a disk cache
 
 
 @dataclass(frozen=True, slots=True)

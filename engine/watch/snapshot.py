@@ -198,7 +198,7 @@ class SnapshotTaker:
             evictions=self._scheduler.store.counters.evictions,
             requests=metrics.received,
             first_tokens=metrics.first_token_seconds.count,
-            first_token_seconds=round(metrics.first_token_seconds.sum_seconds, 4),
+            first_token_seconds=round(metrics.first_token_seconds.total, 4),
         )
 
 

@@ -41,7 +41,7 @@ from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
 from load_tests.report import Table
-from server.schemas.cache_tree import CacheTree
+from server.schemas import CacheTree
 
 BLOCK_TOKENS = 16
 DISK_BYTES = 1 << 30

@@ -1,6 +1,7 @@
 """`python -m load_tests streams`: what it costs the daemon to send many streams at once."""
 
 import asyncio
+import math
 import sys
 import time
 from contextlib import suppress
@@ -20,7 +21,9 @@ from load_tests.terminal import fail, show
 
 LOG = Path("build/load_tests/streams.log")
 BEGIN_SECONDS = 20.0  # for all streams to begin
-SETTLE_SECONDS = 2.0  # behind that, before the measurement
+SETTLE_SECONDS = 2.0  # after that, before the measurement
+LEAD_SECONDS = BEGIN_SECONDS + SETTLE_SECONDS
+ROW_TOKENS = 700  # that the paced daemon has room for, by stream
 WORD = "the"  # what every token of the paced runner says
 LEAST_PACE = 0.95  # of the tokens asked for; below it the daemon has fallen behind
 
@@ -35,6 +38,11 @@ class Streaming:
     tokens_per_second: float  # of all streams together
     cpu_seconds_per_second: float  # of all the process's threads
     gap_seconds: Percentiles  # between reads, in a client that shares the machine
+
+    @property
+    def cpu_microseconds_per_token(self) -> float:
+        """Of the daemon's process, for each token that a client got."""
+        return 1e6 * self.cpu_seconds_per_second / self.tokens_per_second
 
     @property
     def keeps_pace(self) -> bool:
@@ -62,7 +70,7 @@ def streams(
     """Read many streams from one daemon whose tokens cost nothing, and count its CPU time."""
     conditions = observe(0, ("python -m load_tests.streams.paced",), blas="none is used")
     try:
-        runs = tuple(_measure(count, tokens_per_second, seconds) for _ in range(repeat))
+        runs = tuple(measure(count, tokens_per_second, seconds) for _ in range(repeat))
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error
     show(conditions, markdown, table(runs))
@@ -75,7 +83,7 @@ def streams(
 
 def table(runs: tuple[Streaming, ...]) -> Table:
     """A row for each run."""
-    columns = ("streams", "tokens/s asked", "slowest got", "all", "CPU s/s", "gap ms")
+    columns = ("streams", "tokens/s asked", "slowest got", "all", "CPU s/s", "us a token", "gap ms")
     rows = (
         (
             str(run.streams),
@@ -83,6 +91,7 @@ def table(runs: tuple[Streaming, ...]) -> Table:
             f"{run.least_tokens_per_second:.1f}",
             f"{run.tokens_per_second:.0f}",
             f"{run.cpu_seconds_per_second:.2f}",
+            f"{run.cpu_microseconds_per_token:.0f}",
             f"{1e3 * run.gap_seconds.p50:.0f} / {1e3 * run.gap_seconds.p95:.0f}",
         )
         for run in runs
@@ -90,19 +99,32 @@ def table(runs: tuple[Streaming, ...]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _measure(count: int, tokens_per_second: float, seconds: float) -> Streaming:
-    port = free_port()
+def measure(
+    count: int, tokens_per_second: float, seconds: float, directory: Path | None = None
+) -> Streaming:
+    """Read the streams of a fresh daemon, which is that of the checkout in `directory`, or of this
+    one.
+
+    Raises TargetError where the daemon does not start or a stream breaks off.
+    """
+    port, max_tokens = free_port(), int(tokens_per_second * (LEAD_SECONDS + seconds))
+    rows = count * math.ceil(max_tokens / ROW_TOKENS)
     module = "load_tests.streams.paced"
-    command = (sys.executable, "-m", module, str(port), str(count), str(tokens_per_second), WORD)
-    with running(command, f"http://127.0.0.1:{port}/health", LOG) as process:
-        return asyncio.run(_read(process, port, count, tokens_per_second, seconds))
+    command = (sys.executable, "-m", module, str(port), str(rows), str(tokens_per_second), WORD)
+    url = f"http://127.0.0.1:{port}/health"
+    with running(command, url, LOG, directory=directory) as process:
+        return asyncio.run(_read(process, port, count, tokens_per_second, seconds, max_tokens))
 
 
 async def _read(
-    process: Process, port: int, count: int, tokens_per_second: float, seconds: float
+    process: Process,
+    port: int,
+    count: int,
+    tokens_per_second: float,
+    seconds: float,
+    max_tokens: int,
 ) -> Streaming:
     heard = [Heard() for _ in range(count)]
-    max_tokens = int(tokens_per_second * (BEGIN_SECONDS + SETTLE_SECONDS + seconds))
     readers = [
         asyncio.create_task(listen(port, _body(number, max_tokens), WORD, one))
         for number, one in enumerate(heard)

@@ -1,39 +1,18 @@
 """Token counts and phases of the sequences that have finished, in histograms."""
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.values.output import FinishReason, OutputEvent, Usage
-from engine.values.stats import Latency
+from engine.values.stats import Histogram, Latency
 
 TOKEN_BOUNDS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
 WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
-@dataclass(slots=True)
-class Buckets:
-    """Values counted in buckets: a value belongs to the first bound that is not below it. `counts`
-    has one count for each bound, and a last one for what exceeds all bounds. The counts are not
-    cumulative.
-    """
-
-    bounds: Sequence[float]
-    counts: list[int]
-    total: float = 0.0  # of all values
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
-def _tokens() -> Buckets:
-    return Buckets(TOKEN_BOUNDS, [0] * (len(TOKEN_BOUNDS) + 1))
-
-
-def _seconds(latency: Latency) -> Buckets:
-    return Buckets(latency.bounds_seconds, [0] * (len(latency.bounds_seconds) + 1))
+def _tokens() -> Histogram:
+    return Histogram.empty(TOKEN_BOUNDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +22,20 @@ class FinishedSequences:
     Times are measured where their events arrive in the server's process.
     """
 
-    prompt_tokens: Buckets = field(default_factory=_tokens)
-    output_tokens: Buckets = field(default_factory=_tokens)
-    longest_output_tokens: Buckets = field(default_factory=_tokens)  # of an engine request's n
-    prefill_seconds: Buckets = field(default_factory=lambda: _seconds(Latency.FIRST_TOKEN))
+    prompt_tokens: Histogram = field(default_factory=_tokens)
+    output_tokens: Histogram = field(default_factory=_tokens)
+    longest_output_tokens: Histogram = field(default_factory=_tokens)  # of an engine request's n
+    prefill_seconds: Histogram = field(
+        default_factory=partial(Histogram.empty, Latency.FIRST_TOKEN.bounds_seconds)
+    )
     """From the first admission to the first token."""
-    decode_seconds: Buckets = field(default_factory=lambda: _seconds(Latency.REQUEST))
+    decode_seconds: Histogram = field(
+        default_factory=partial(Histogram.empty, Latency.REQUEST.bounds_seconds)
+    )
     """From the first token to the end."""
-    seconds_per_token: Buckets = field(default_factory=lambda: _seconds(Latency.TOKEN_GAP))
+    seconds_per_token: Histogram = field(
+        default_factory=partial(Histogram.empty, Latency.TOKEN_GAP.bounds_seconds)
+    )
     """Mean time of the tokens after the first, of sequences that have some."""
 
 

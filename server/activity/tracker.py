@@ -13,17 +13,17 @@ from engine.values.request import Request
 from server.activity.sequences import FinishedSequences, SequenceTimes
 from server.errors import CLIENT_LEFT_STATUS, ApiError, ended_by_admin, timed_out, to_api_error
 from server.record import RequestRecord
-from server.schemas.admin import FinishedRequest
+from server.schemas import FinishedRequest, RequestSummary
 
 KEPT = 300
-"""Requests that are over: some 100 KiB."""
+"""Finished requests that are kept: some 100 KiB."""
 
 End = Callable[[ApiError], None]
 """Ends an answer with an error, whatever it waits for."""
 
 
 class TrackedRequest:
-    """One HTTP request that the engine answers, from when it is asked to the end of the answer.
+    """One HTTP request that the engine answers, from its submission to the end of the answer.
 
     `note` is called for each event: it counts tokens, and little else.
     """
@@ -83,23 +83,23 @@ class TrackedRequest:
         self.record.tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
 
-    def asked(self) -> dict[str, object]:
-        """The fields that it has both while it lives and when it is over."""
+    def summary(self, accepted_draft_tokens: int = 0) -> RequestSummary:
+        """The figures of now. `accepted_draft_tokens` are those of unfinished sequences."""
         record = self.record
-        return {
-            "id": record.id,
-            "route": record.path,
-            "model": record.model,
-            "client": record.client,
-            "key": record.key or None,
-            "sequences": sum(request.n for request in self.requests),
-            "prompt_tokens": sum(len(request.prompt) for request in self.requests),
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-            "accepted_draft_tokens": self.accepted_draft_tokens,
-            "first_token_seconds": self.first_token_seconds,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        return RequestSummary(
+            id=record.id,
+            route=record.path,
+            model=record.model,
+            client=record.client,
+            key=record.key or None,
+            sequences=sum(request.n for request in self.requests),
+            prompt_tokens=sum(len(request.prompt) for request in self.requests),
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens + accepted_draft_tokens,
+            first_token_seconds=self.first_token_seconds,
+            tokens_per_second=self.tokens_per_second,
+        )
 
 
 class RequestTracker:
@@ -128,14 +128,16 @@ class RequestTracker:
         return self._clock()
 
     def finished(self, after: int = 0) -> list[FinishedRequest]:
-        """Those with higher numbers than `after`, the latest first."""
+        """The finished requests with higher numbers than `after`, the latest first."""
         return list(takewhile(lambda one: one.number > after, reversed(self._finished)))
 
     @contextmanager
     def answering(
         self, record: RequestRecord, requests: Sequence[Request], end: End
     ) -> Iterator[TrackedRequest]:
-        """The requests are answered while the block runs, and what it raises has come of them."""
+        """Track the requests while the block answers them. An exception out of the block is the
+        outcome.
+        """
         tracked = TrackedRequest(
             record, requests, end, self._clock, self.sequences[record.own_model]
         )
@@ -165,15 +167,13 @@ class RequestTracker:
     def _log(self, tracked: TrackedRequest, status: int, code: str | None) -> None:
         self._n_finished += 1
         self._finished.append(
-            FinishedRequest.model_validate(
-                {
-                    **tracked.asked(),
-                    "number": self._n_finished,
-                    "time": self._epoch_seconds(),
-                    "seconds": self._clock() - tracked.began_seconds,
-                    "status": status,
-                    "code": code,
-                }
+            FinishedRequest(
+                **vars(tracked.summary()),
+                number=self._n_finished,
+                time=self._epoch_seconds(),
+                seconds=self._clock() - tracked.began_seconds,
+                status=status,
+                code=code,
             )
         )
 

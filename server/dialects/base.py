@@ -1,21 +1,25 @@
-"""What a dialect implements: a ResponseBuilder per request, which is a StreamingBuilder where the
-response may be streamed, and a StreamWriter per stream.
+"""What a dialect makes of a request: a Job, with a StreamWriter where the response is a stream.
 
 The error objects of all dialects are in errors.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jiter
 from pydantic import BaseModel
 
-from engine.api import Engine
+from engine.values.model import Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.errors import ApiError
-from server.generation.events import ChoiceT, UsageMeter, generating
+from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.events import generating
+from server.generation.models import ServedModel
+from server.generation.plan import AnswerPlan
 from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
 
@@ -28,11 +32,6 @@ def wire_json(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
-def generated(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """The events with output: without those that only say that the sequence was admitted."""
-    return [event for event in events if event.admission is None]
-
-
 class StreamWriter(Protocol):
     """One streamed response as bytes. Empty bytes: there is nothing to send yet.
 
@@ -42,8 +41,10 @@ class StreamWriter(Protocol):
     @property
     def media_type(self) -> str: ...
 
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        """The next events of one choice. Text of several events may be joined, to save bytes."""
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """The next steps of one choice, perhaps none. Called after each growth of its output, and
+        when it has finished.
+        """
         ...
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
@@ -58,56 +59,51 @@ class StreamWriter(Protocol):
         """The end of a response that failed after it had begun."""
         ...
 
-    def end(self) -> bytes:
+    def end(self, usage: AnswerUsage) -> bytes:
         """The end of a response, when every choice has finished."""
         ...
 
 
-class ResponseBuilder(Protocol[ChoiceT]):
-    """One client's request as engine requests, and their events as the response."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client's request asks of the engine, and how the answers become its response.
 
-    @property
-    def engine(self) -> Engine: ...
+    It lives as long as the answer. It does not hold the request's body, which may be large.
+    """
 
-    @property
-    def requests(self) -> Sequence[Request]: ...
+    model: ServedModel
+    requests: Sequence[Request]
+    render: Callable[[Sequence[Choice], AnswerUsage], bytes]
+    """Makes the whole response, as JSON. Called in a worker thread: it may be long."""
+    writer: Callable[[Sequence[Choice]], StreamWriter] | None = None
+    """Makes the writer of a stream of these choices. None: the response is sent whole."""
+    plan: AnswerPlan | None = None  # None: all text is content
+    tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
 
-    @property
-    def meter(self) -> UsageMeter: ...
+    def choices(self) -> list[Choice]:
+        """An empty answer for each sequence, in the order of the requests."""
+        return [
+            Choice(self.plan, remember, self.tokenizer)
+            for request in self.requests
+            for remember in [partial(self.model.replays.remember, request.cache_salt)] * request.n
+        ]
 
-    def new_choice(self) -> ChoiceT:
-        """Collects the events of one sequence, for a response that is not streamed."""
-        ...
-
-    def whole(self, choices: list[ChoiceT]) -> bytes:
-        """The whole response as JSON. Called in a worker thread: it may be long."""
-        ...
-
-
-class StreamingBuilder(ResponseBuilder[ChoiceT], Protocol[ChoiceT]):
-    """One whose response is a stream where the client asks for that."""
-
-    @property
-    def is_streamed(self) -> bool: ...
-
-    def writer(self) -> StreamWriter: ...
+    def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
+        """What the choices, which are all of the response, have used."""
+        return answer_usage(choices, self.requests[0].n)
 
 
 async def generate_all(
-    builder: ResponseBuilder[ChoiceT],
-    unsent: Unsent,
-    record: RequestRecord,
-    tracker: RequestTracker,
-) -> list[ChoiceT]:
-    """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
-    choices = [builder.new_choice() for request in builder.requests for _ in range(request.n)]
-    engine, requests = builder.engine, builder.requests
-    async with generating(engine, requests, unsent, record, tracker) as events:
+    job: Job, unsent: Unsent, record: RequestRecord, tracker: RequestTracker
+) -> list[Choice]:
+    """All sequences, complete, in order. Raises ApiError where they are too large."""
+    choices = job.choices()
+    async with generating(job.model.engine, job.requests, unsent, record, tracker) as events:
         async for batch in events:
-            for choice, event in batch:
+            for index, event in batch:
                 unsent.add(kept_bytes(event))
-                choices[choice].add(event)
-                builder.meter.add(choice, event.usage)
+                choices[index].feed([event])
+    record.usage = job.usage(choices)
     return choices
 
 

@@ -1,5 +1,4 @@
-"""Sends what a ResponseBuilder makes, whole or as a stream, in any dialect, once the model is
-loaded.
+"""Sends the response of a Job, whole or as a stream, in any dialect, once the model is loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
 generation.
@@ -20,16 +19,10 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.api import EngineError
 from engine.values.output import OutputEvent
 from server.activity.tracker import RequestTracker
-from server.dialects.base import (
-    ResponseBuilder,
-    StreamingBuilder,
-    StreamWriter,
-    generate_all,
-    wire_json,
-)
+from server.dialects.base import Job, generate_all, wire_json
 from server.dialects.errors import error_event
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
-from server.generation.events import ChoiceEvent, ChoiceT, MergedEvents, generating
+from server.generation.events import ChoiceEvent, MergedEvents, generating
 from server.generation.models import ServedModel
 from server.http.sse import EVENT_STREAM, KEEP_ALIVE
 from server.http.unsent import Unsent, rendering_bytes, unsent_of
@@ -59,27 +52,20 @@ COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 log = logging.getLogger("rootstock.stream")
 
 
-async def respond(builder: StreamingBuilder[ChoiceT], http: Request, service: Service) -> Response:
-    """A stream, or the whole response where the client asks for that. Raises what `respond_whole`
-    does.
+async def respond(job: Job, http: Request, service: Service) -> Response:
+    """A stream where the job has a writer, else the whole response.
+
+    Raises what the engine raises, and ApiError when a whole answer grows too large.
     """
-    if not builder.is_streamed:
-        return await respond_whole(builder, http, service)
-    request_record(http.scope).slot.release()
-    keepalive_seconds = service.settings.keepalive_seconds
-    return EventStreamResponse(builder, service.tracker, keepalive_seconds)
-
-
-async def respond_whole(
-    builder: ResponseBuilder[ChoiceT], http: Request, service: Service
-) -> Response:
-    """Raises what the engine raises, and ApiError when the answer grows too large."""
     record, unsent = request_record(http.scope), unsent_of(http.scope)
     record.slot.release()
-    choices = await generate_all(builder, unsent, record, service.tracker)
-    record.usage = builder.meter.total
+    if job.writer is not None:
+        return EventStreamResponse(job, service.tracker, service.settings.keepalive_seconds)
+    choices = await generate_all(job, unsent, record, service.tracker)
     body = await service.workers.run(
-        record.client, rendering_bytes(unsent), partial(builder.whole, choices)
+        record.client,
+        rendering_bytes(unsent),
+        partial(job.render, choices, job.usage(choices)),
     )
     return json_response(body)
 
@@ -117,16 +103,14 @@ class EventStreamResponse(Response):
     but no longer than `keepalive_seconds`. After it, errors are part of the stream.
     """
 
-    def __init__(
-        self,
-        builder: StreamingBuilder[ChoiceT],
-        tracker: RequestTracker,
-        keepalive_seconds: float,
-    ) -> None:
+    def __init__(self, job: Job, tracker: RequestTracker, keepalive_seconds: float) -> None:
+        """The job has a writer."""
+        assert job.writer is not None
         self.status_code = 200
         self.background = None
-        self._builder = builder
-        self._writer = builder.writer()
+        self._job = job
+        self._choices = job.choices()
+        self._writer = job.writer(self._choices)
         self.media_type = self._writer.media_type
         self.init_headers(STREAM_HEADERS)
         self._tracker = tracker
@@ -135,10 +119,8 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
         body = DeferredStart(send, self.raw_headers)
-        writer = self._writer
         try:
-            await self._stream(writer, receive, body, unsent_of(scope), record)
-            record.usage = self._builder.meter.total
+            await self._stream(receive, body, unsent_of(scope), record)
         except ClientLeft:
             pass  # RequestLog has seen it leave
         except Exception as error:
@@ -146,18 +128,13 @@ class EventStreamResponse(Response):
                 raise
             expected = isinstance(error, ApiError | EngineError)
             log.warning("request %s: %s", record.id, error, exc_info=not expected)
-            await body.write(writer.failure(to_api_error(error)))
+            await body.write(self._writer.failure(to_api_error(error)))
         await body.end()
 
     async def _stream(
-        self,
-        writer: StreamWriter,
-        receive: Receive,
-        body: "DeferredStart",
-        unsent: Unsent,
-        record: RequestRecord,
+        self, receive: Receive, body: "DeferredStart", unsent: Unsent, record: RequestRecord
     ) -> None:
-        engine, requests = self._builder.engine, self._builder.requests
+        engine, requests = self._job.model.engine, self._job.requests
         async with client_waiting(receive):
             async with (
                 generating(engine, requests, unsent, record, self._tracker) as events,
@@ -166,20 +143,25 @@ class EventStreamResponse(Response):
                 tasks.start_soon(self._wake, events, body)
                 tasks.start_soon(_end_at, record.deadline, events)
                 async for batch in events:
-                    data = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
-                    await body.write(data)
-            await body.write(writer.end())
+                    await body.write(
+                        self._rendered(batch, unsent) if batch else self._writer.keep_alive()
+                    )
+            record.usage = usage = self._job.usage(self._choices)
+            await body.write(self._writer.end(usage))
 
-    def _rendered(
-        self, writer: StreamWriter, batch: Sequence[ChoiceEvent], unsent: Unsent
-    ) -> bytes:
+    def _rendered(self, batch: Sequence[ChoiceEvent], unsent: Unsent) -> bytes:
         """The events of a batch as bytes. Raises ApiError when the writer keeps too much."""
         by_choice = defaultdict[int, list[OutputEvent]](list)
-        for choice, event in batch:
-            self._builder.meter.add(choice, event.usage)
-            by_choice[choice].append(event)
-        unsent.add(writer.kept_bytes([event for _, event in batch]))
-        return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
+        for index, event in batch:
+            by_choice[index].append(event)
+        unsent.add(self._writer.kept_bytes([event for _, event in batch]))
+        written = list[bytes]()
+        for index, events in by_choice.items():
+            choice = self._choices[index]
+            steps = choice.feed(events)
+            if choice.first_output_ns is not None:  # until then an error has a status of its own
+                written.append(self._writer.write(index, steps))
+        return b"".join(written)
 
     async def _wake(self, events: MergedEvents, body: "DeferredStart") -> None:
         """Have a keep-alive sent after each silence. One timer, not one for each write."""
@@ -212,7 +194,7 @@ async def when_loaded(
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if keep_alive is not None and not service.models.is_ready(own):
+    if keep_alive is not None and not service.models.known[own].is_ready:
         return LoadingStream(name, begin, service, keep_alive)
     async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))

@@ -32,32 +32,33 @@ class ErrorResponse(BaseModel):
     error: ErrorBody
 
 
-def openai_error(error: ApiError) -> ErrorResponse:
-    return ErrorResponse(
-        error=ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
-    )
+def openai_error(error: ApiError, param: str | None = None) -> ErrorResponse:
+    """`param` is the client's name of the field at fault, where it is not the chat's."""
+    param = param or error.param
+    message = error.message(param)
+    body = ErrorBody(message=message, type=error.type, param=param, code=error.code)
+    return ErrorResponse(error=body)
 
 
-_NAMES = (
-    (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
-    (re.compile(r"\bmessages(\[\d+\][.\w\[\]]*)?"), "input"),  # they are counted otherwise
-)
+RESPONSES_FIELDS = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+}
+"""Fields of a chat with another name in a Responses request."""
+
+_FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function\b")
 
 
-def renamed(text: str) -> str:
-    for pattern, name in _NAMES:
-        text = pattern.sub(name, text)
-    return text
+def responses_field(field: str) -> str:
+    """The field of a Responses request that a chat's field is read from."""
+    if field.startswith("messages["):
+        return "input"  # whose items are counted otherwise
+    return RESPONSES_FIELDS.get(field) or _FUNCTION.sub(r"\1", field)
 
 
 def responses_error(error: ApiError) -> ErrorResponse:
-    shaped = openai_error(error).error
-    if shaped.param is None or shaped.param == (param := renamed(shaped.param)):
-        return ErrorResponse(error=shaped)
-    message = renamed(shaped.message)
-    return ErrorResponse(error=shaped.model_copy(update={"param": param, "message": message}))
+    return openai_error(error, error.param and responses_field(error.param))
 
 
 class MessagesErrorBody(BaseModel):
@@ -106,10 +107,7 @@ def messages_error(error: ApiError, request_id: str) -> MessagesError:
 def _message(error: ApiError) -> str:
     if isinstance(error, ContextTooLong):  # these words make Claude Code compact
         return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
-    text = str(error)
-    if error.param in MESSAGES_FIELDS and text.startswith(error.param):
-        return MESSAGES_FIELDS[error.param] + text.removeprefix(error.param)
-    return text
+    return error.message(MESSAGES_FIELDS.get(error.param or "", error.param))
 
 
 class OllamaError(BaseModel):
@@ -125,10 +123,7 @@ OLLAMA_FIELDS = {"stop": "options.stop", "response_format": "format"}
 def ollama_error(error: ApiError) -> OllamaError:
     if isinstance(error, ModelNotFound):
         return OllamaError(error=f"model '{error.name}' not found")  # the CLI looks for these words
-    text = str(error)
-    if error.param in OLLAMA_FIELDS and text.startswith(error.param):
-        text = OLLAMA_FIELDS[error.param] + text.removeprefix(error.param)
-    return OllamaError(error=text)
+    return OllamaError(error=error.message(OLLAMA_FIELDS.get(error.param or "", error.param)))
 
 
 @dataclass(frozen=True, slots=True)

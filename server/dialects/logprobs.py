@@ -1,6 +1,7 @@
 """Log-probabilities in the shape of OpenAI's chat completions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -34,23 +35,20 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChoiceLogprobs:
-    return ChoiceLogprobs(
-        content=[
-            TokenLogprobBody(
-                **_named(entry.token_id, entry.logprob, tokenizer),
-                top_logprobs=[
-                    TopLogprob(**_named(token_id, logprob, tokenizer))
-                    for token_id, logprob in entry.top
-                ],
-            )
-            for entry in entries
-        ],
-        refusal=None,
-    )
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """The JSON of a TokenLogprobBody for each of the tokens."""
+    return [
+        {
+            **_named(entry.token_id, entry.logprob, tokenizer),
+            "top_logprobs": [
+                _named(token_id, logprob, tokenizer) for token_id, logprob in entry.top
+            ],
+        }
+        for entry in entries
+    ]
 
 
-def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, object]:
+def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     token = tokenizer.token_bytes(token_id)
     return {
         "token": token_text(token),

@@ -1,17 +1,19 @@
 """What chat and text completions share: usage, chunks and finish reasons."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+from pydantic_core import to_json
 
 from engine.values.output import FinishReason, OutputEvent
 from server.dialects.base import wire_json
 from server.dialects.errors import openai_error
 from server.errors import SERVER, ApiError
-from server.generation.events import UsageMeter
+from server.generation.choice import AnswerUsage, Step
+from server.generation.models import ServedModel
 from server.http.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 
 
@@ -49,72 +51,70 @@ WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFields:
-    """The fields that a response and all its chunks repeat."""
-
-    id: str
-    created: int  # seconds since the epoch
-    model: str
-    system_fingerprint: str
+def response_fields(prefix: str, id: str, model: ServedModel) -> dict[str, Any]:
+    """The fields that a response and all its chunks begin with, but for `object`."""
+    return {
+        "id": f"{prefix}-{id}",
+        "object": "",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
 
 
 class ChunkWriter(ABC):
-    """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE]."""
+    """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE].
+
+    All chunks of a stream have the same `fields`. They are rendered once, and each chunk only
+    fills in its choice.
+    """
 
     media_type = EVENT_STREAM
 
+    def __init__(self, fields: dict[str, Any], *, with_usage: bool) -> None:
+        self._fields = {**fields, "choices": []}
+        self._with_usage = with_usage
+        self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
+
     @abstractmethod
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes: ...
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes: ...
+
+    def chunk(self, choice: bytes) -> bytes:
+        """The event of a chunk with this choice, as JSON."""
+        return b'%b"choices":[%b]%b' % (self._head, one_line(choice), self._tail)
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
-
-    @abstractmethod
-    def last_chunks(self) -> Iterable[BaseModel]: ...
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
 
     def failure(self, error: ApiError) -> bytes:
-        return chunk_event(openai_error(error))
+        return sse_data(wire_json(openai_error(error)))
 
-    def end(self) -> bytes:
-        return b"".join(map(chunk_event, self.last_chunks())) + DONE
-
-
-class ChunkTemplate:
-    """A chunk of a choice rendered once: only the JSON `blank` of the sample is replaced.
-
-    The blank contains quotes, so no text of the sample can equal it.
-    """
-
-    def __init__(self, sample: BaseModel, blank: bytes) -> None:
-        self._head, self._tail = chunk_event(sample).split(blank, 1)
-
-    def event(self, json: bytes) -> bytes:
-        """The chunk's event with this JSON in place of the blank."""
-        return self._head + one_line(json) + self._tail
+    def end(self, usage: AnswerUsage) -> bytes:
+        if not self._with_usage:
+            return DONE
+        return sse_data(to_json({**self._fields, "usage": usage_fields(usage)})) + DONE
 
 
-def chunk_event(chunk: BaseModel) -> bytes:
-    """The chunk as a server-sent event."""
-    return sse_data(wire_json(chunk))
+_NO_CHOICES = b'"choices":[]'
+"""It contains quotes, so no text in JSON can equal it."""
 
 
-def usage_body(meter: UsageMeter) -> UsageBody:
-    usage = meter.total
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(
-            reasoning_tokens=meter.reasoning_tokens,
-            accepted_prediction_tokens=usage.accepted_draft_tokens,
-            rejected_prediction_tokens=usage.rejected_draft_tokens,
-        ),
-    )
+def usage_fields(usage: AnswerUsage) -> dict[str, Any]:
+    """The JSON of a UsageBody."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_draft_tokens,
+            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+        },
+    }
 
 
 def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:

@@ -15,8 +15,8 @@ from server.dialects.logprobs import token_text
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.errors import UNSUPPORTED
 from server.generation.completion_request import parse_token_ids
-from server.generation.engine_requests import check_token_ids
 from server.generation.models import ServedModel
+from server.generation.prompt import check_token_ids
 from server.generation.request_fields import TokenId
 from server.http.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import RequestModel

@@ -1,6 +1,7 @@
-"""A conversation: messages, tools, template arguments. Every dialect reads its bodies into one."""
+"""A conversation, and how it is to be answered. Every dialect reads its bodies into these."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -14,8 +15,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
+from engine.values.request import Grammar
 from server.errors import UNSUPPORTED
-from server.generation.request_fields import PromptRequest
+from server.generation.request_fields import PromptRequest, SampledRequest
 from server.generation.tools import (
     CustomToolCall,
     FunctionCall,
@@ -205,3 +207,23 @@ class Conversation(PromptRequest):
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value
+
+
+Structure = tuple[str, Grammar]
+"""What an answer must be, behind the name of the field that says so, for errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation, and how it is to be answered. Each dialect reads its bodies into one."""
+
+    conversation: Conversation
+    sampling: SampledRequest
+    max_tokens: int | None = None  # None and -1: as many as there is room for
+    n: int = 1
+    logprobs: int | None = None  # how many alternatives of each token; None: no logprobs
+    structure: Structure | None = None
+    parallel_calls: bool = True
+    thinking_budget: int | None = None
+    prediction: str = ""  # what the answer is expected to be like
+    tools_field: str = "tools"  # from which they come, for errors

@@ -6,18 +6,16 @@ Leaving `generating`, in whatever way, closes the engine's iterators and so abor
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
 
 from anyio import CapacityLimiter, Event
 from anyio.lowlevel import checkpoint
 
 from engine.api import Engine, EngineStopped
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
-from server.errors import SERVER, ApiError
+from server.errors import SERVER, ApiError, refused_field
 from server.http.unsent import Unsent, queued_bytes
 from server.http.waiting import task_scope
 from server.record import RequestRecord
@@ -31,57 +29,6 @@ EVENTS_AT_ONCE = 256
 
 REQUESTS_AT_ONCE = 128
 """Of one HTTP request's. The others are not queued yet: many texts would fill the queue."""
-
-
-class UsageMeter:
-    """Adds up what a request used: each prompt once, every sequence's tokens."""
-
-    def __init__(self, sequences_per_prompt: int) -> None:
-        self._sequences_per_prompt = sequences_per_prompt
-        self.reasoning_tokens = 0  # of the completion's
-        self.total = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
-
-    def add(self, choice: int, usage: Usage | None) -> None:
-        if usage is None:
-            return
-        total = self.total
-        first = choice % self._sequences_per_prompt == 0
-        self.total = Usage(
-            prompt_tokens=total.prompt_tokens + first * usage.prompt_tokens,
-            cached_tokens=total.cached_tokens + first * usage.cached_tokens,
-            completion_tokens=total.completion_tokens + usage.completion_tokens,
-            accepted_draft_tokens=total.accepted_draft_tokens + usage.accepted_draft_tokens,
-            rejected_draft_tokens=total.rejected_draft_tokens + usage.rejected_draft_tokens,
-        )
-
-
-class Choice(Protocol):
-    """Collects one sequence's events."""
-
-    def add(self, event: OutputEvent) -> object: ...
-
-
-ChoiceT = TypeVar("ChoiceT", bound=Choice)
-
-
-@dataclass(slots=True)
-class Generated:
-    """One sequence's whole output."""
-
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    finish_reason: FinishReason = FinishReason.LENGTH
-
-    def add(self, event: OutputEvent) -> None:
-        self.texts.append(event.text)
-        self.logprobs += event.logprobs
-        self.prompt_logprobs += event.prompt_logprobs
-        self.finish_reason = event.finish_reason or self.finish_reason
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
 
 
 class MergedEvents:
@@ -208,5 +155,5 @@ def _raise_failure(event: OutputEvent) -> None:
     if event.finish_reason is FinishReason.ERROR:
         message = event.error or "The request failed while it was computed."
         if event.param is not None:
-            raise ApiError(400, message, param=event.param, code="grammar_failed")
+            raise refused_field(event.param, message, code="grammar_failed")
         raise ApiError(500, message, type=SERVER, code="generation_failed")

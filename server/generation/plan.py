@@ -1,31 +1,242 @@
 """The plan of a request's answers: how their text is parsed, and which grammar constrains it."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.values.model import Replay, Tokenizer
-from engine.values.request import Constraint, ThinkingBudget
-from server.errors import UNSUPPORTED, invalid
-from server.generation.chat import Chat, Structure
-from server.generation.constraints import ConstraintWriter, answer_constraint
-from server.generation.conversation import Conversation
-from server.generation.thinking import Thinking
-from server.generation.tools import chosen_names
-from server.parsing.answer import AnswerFormat
-from server.parsing.calls import Calls, NewId, openai_id
-from server.parsing.lark import Function
-from server.parsing.reader import Reader
-from server.parsing.registry import (
-    answer_format,
-    chosen,
-    detect,
-    reasoning_format,
-    tool_format,
+from engine.values.request import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    ThinkingBlock,
+    ThinkingBudget,
 )
+from server.errors import UNSUPPORTED, InvalidField
+from server.generation.conversation import Chat, Conversation, Structure
+from server.generation.request_fields import of_schema
+from server.generation.tools import chosen_names, must_call
+from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
+from server.parsing.calls import Calls, NewId, openai_id
+from server.parsing.closed_schemas import closed
+from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
+from server.parsing.reader import Reader
+from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
 from server.parsing.stream import AnswerStream
 from server.parsing.typed_values import check_work
 from server.settings.conversation import ConversationSettings
+
+
+class Thinking:
+    """Whether reasoning is open, over or yet to begin at the end of the prompt, its `tail`."""
+
+    def __init__(self, tokenizer: Tokenizer, format: ReasoningFormat | None, tail: str) -> None:
+        self._tokenizer = tokenizer
+        self._format = format
+        self.is_open = format is not None and tail.rstrip().endswith(format.begin)
+        self._is_over = format is None or tail.rstrip().endswith(format.end)
+        self.opened = ""
+        if format is not None and self.is_open:
+            self.opened = tail[tail.rfind(format.begin) :]
+
+    def before_calls(self, calls: Sequence[int]) -> ThinkingBlock | None:
+        """The reasoning that may precede calls of such a beginning; None where none may."""
+        if self._format is None:
+            return None
+        block = self._block(self._format.end)
+        if block is not None and block.begin[:1] == tuple(calls[:1]):
+            return None  # its first token would not tell the one from the other
+        return block
+
+    def before_content(self) -> ThinkingBlock | None:
+        """The block that may precede content: up to the marker of content, or else of the end of
+        reasoning."""
+        return self._block(self._format.content or self._format.end) if self._format else None
+
+    def _block(self, end: str) -> ThinkingBlock | None:
+        if self._format is None or self._is_over:
+            return None
+        begin = "" if self.is_open else self._format.begin
+        return ThinkingBlock(self._tokens(begin), self._tokens(end), self._space)
+
+    @property
+    def _space(self) -> tuple[int, ...]:
+        """The line breaks after reasoning that models write and no client is sent, of one token. A
+        grammar without them would force the model into text that it never writes."""
+        if self._format is None or self._format.content:
+            return ()
+        lines = (self._tokens("\n"), self._tokens("\n\n"))
+        return tuple(tokens[0] for tokens in lines if len(tokens) == 1)
+
+    def budget(self, tokens: int | None) -> ThinkingBudget | None:
+        """Raises ApiError (400) for a model that does not reason."""
+        if tokens is None:
+            return None
+        if self._format is None:
+            message = "this model has no reasoning that is known"
+            raise InvalidField("thinking_budget", message, UNSUPPORTED)
+        start = () if self.is_open else self._tokens(self._format.begin)
+        end = self._tokens(self._format.end)
+        return None if self._is_over else ThinkingBudget(tokens, start, end)
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def answer_constraint(
+    structure: Structure | None, settings: ConversationSettings
+) -> Constraint | None:
+    """The constraint on what is answered, if it must be anything. Raises ApiError (400) for a
+    grammar that is too long: nothing is made of it.
+    """
+    if structure is None:
+        return None
+    param, grammar = structure
+    if problem := grammar.too_long:
+        raise InvalidField(param, problem)
+    is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
+    return Constraint(
+        _closed(grammar) if is_schema and settings.json_schemas == "closed" else grammar, param
+    )
+
+
+def _closed(grammar: Grammar) -> Grammar:
+    """What is no schema stays as it is: it is refused, with the reason, where it is tried."""
+    with suppress(ValueError, RecursionError):
+        schema = json.loads(grammar.text)
+        return of_schema(closed(schema)) if isinstance(schema, dict) else grammar
+    return grammar
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """The tokens with which calls begin, and no other text does, and what they spell of a call."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+class ConstraintWriter:
+    """Writes the constraints of one request's answers."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: ToolFormat | None,
+        thinking: Thinking,
+        settings: ConversationSettings,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._thinking = thinking
+        self._settings = settings
+
+    def constraint(self, chat: Chat, functions: Sequence[Function]) -> Constraint | None:
+        """Raises ApiError (400) for a tool that cannot be held to its schema, but must be."""
+        tools = self._tools if functions else None
+        if tools is not None and must_call(chat.conversation.tool_choice):
+            begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
+            grammar = self._required(tools, functions, many=chat.parallel_calls)
+            return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
+        marker = self._marker(tools) if tools is not None else None
+        calls = (
+            self._triggered_tool_grammar(tools, marker, chat, functions)
+            if tools and marker
+            else None
+        )
+        answer = answer_constraint(chat.structure, self._settings)
+        if answer is None:
+            return calls
+        return replace(
+            answer,
+            thinking=self._thinking.before_content(),
+            instead=_in_place(marker, calls) if marker else None,
+        )
+
+    def _marker(self, tools: ToolFormat) -> _Marker | None:
+        """Text may be spelled in other tokens, so a marker has to begin with an added one. Behind
+        the last of these its last token may be spelled with what follows, and does not count.
+        """
+        added = self._tokenizer.added_tokens
+        for text in tools.begins:
+            if text in added:
+                return _Marker((added[text],), text)
+        ids = frozenset(added.values())
+        for text in tools.begins:
+            tokens = self._encoded(text)
+            first = next((at for at, token in enumerate(tokens) if token in ids), len(tokens))
+            if run := tokens[first:] if tokens[-1] in ids else tokens[first:-1]:
+                return _Marker(tuple(run), self._tokenizer.decode(run))
+        return None
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _triggered_tool_grammar(
+        self, tools: ToolFormat, marker: _Marker, chat: Chat, functions: Sequence[Function]
+    ) -> Constraint | None:
+        """The constraint on calls that the model chooses to make; None where all are allowed."""
+        parallel = chat.parallel_calls
+        is_promised = not parallel or any(function.strict for function in functions)
+        is_promised |= len(functions) < len(chat.conversation.tools)
+        if not is_promised and self._settings.tool_guides == "strict-only":
+            return None
+        # Behind a marker that not each call has, others may follow.
+        many = parallel and marker.text not in tools.syntax.begin
+        first, *weaker = self._fallback_grammars(tools, functions, many=many, behind=marker.text)
+        return Constraint(
+            first,
+            "tools",
+            thinking=self._thinking.before_calls(marker.tokens),
+            behind=marker.tokens,
+            repeats=parallel,
+            weaker=(*weaker,) if is_promised else (*weaker, None),
+        )
+
+    def _fallback_grammars(
+        self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str
+    ) -> list[Grammar]:
+        """Grammars for the calls: with all that schemas say, and with the names alone of what is
+        not strict."""
+        loose = [loosened(function) for function in functions]
+        whole = list[Grammar]()
+        with suppress(NotASchema):
+            whole = [self._calls(tools, functions, many=many, behind=behind)]
+        try:
+            names = self._calls(tools, loose, many=many, behind=behind)
+        except NotASchema as error:
+            raise _no_schema(error) from error
+        return list(dict.fromkeys([*whole, names]))
+
+    def _required(self, tools: ToolFormat, functions: Sequence[Function], *, many: bool) -> Grammar:
+        try:
+            return self._calls(tools, functions, many=many)
+        except NotASchema as error:
+            raise _no_schema(error) from error
+
+    def _calls(
+        self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
+    ) -> Grammar:
+        """Raises NotASchema."""
+        tokens = self._tokenizer.added_tokens
+        text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        return Grammar(GrammarKind.LARK, text)
+
+
+def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
+    """Calls in place of an answer: the first token tells, so that has to be all of the marker. It
+    comes behind the reasoning."""
+    if len(marker.tokens) > 1:
+        return None
+    return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)
+
+
+def _no_schema(error: NotASchema) -> Exception:
+    return InvalidField("tools", str(error))
+
 
 TAIL_TOKENS = 64
 """The prompt's last tokens: enough for what a template writes to begin the assistant's turn."""
@@ -82,11 +293,11 @@ class AnswerPlanner:
         functions = _functions(chat.conversation)
         if functions and self._tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
-            raise invalid(f"{chat.tools_field}: {message}", chat.tools_field, UNSUPPORTED)
+            raise InvalidField(chat.tools_field, message, UNSUPPORTED)
         try:
             check_work(function.parameters for function in functions)
         except ValueError as error:
-            raise invalid(f"{chat.tools_field}: {error}", chat.tools_field) from error
+            raise InvalidField(chat.tools_field, str(error)) from error
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)

@@ -1,26 +1,228 @@
-"""Chat templates and tokenization, in the worker threads."""
+"""Prompts: conversations as the arguments of a chat template, and text as tokens.
 
+All of it runs in the worker threads."""
+
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from engine.api import PromptTooLong
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
-from server.errors import invalid
+from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.completion_request import Prompt
-from server.generation.conversation import Message
-from server.generation.engine_requests import check_token_ids, too_long
-from server.generation.history import (
-    WriteArguments,
-    as_object,
-    as_text,
-    has_thought_preamble,
-    preamble_as_thought,
-    template_messages,
-)
-from server.generation.roles import Roles, roles_of
+from server.generation.conversation import Conversation, Message
+from server.generation.replays import AssistantTurn, Call, Replays
+from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.record import RequestRecord
 from server.workers import Workers
+
+NO_EFFORT = "none"
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""The names that templates use: most the first, gpt-oss's the last."""
+
+ROLES = {"developer": "system", "function": "tool"}
+"""What templates call these roles."""
+
+WriteArguments = Callable[[str], object]
+"""Makes a call's arguments, given as JSON text, into the template's value."""
+
+
+def as_object(arguments: str) -> object:
+    """An object, as most templates expect; text that is none stays as it is."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def as_text(arguments: str) -> object:
+    """Text, as DeepSeek's templates expect, which concatenate it."""
+    return arguments or "{}"
+
+
+def template_messages(
+    messages: Sequence[Message], arguments: WriteArguments = as_object
+) -> list[Mapping[str, object]]:
+    """The messages for the template. Tool results get the names of their functions."""
+    names: dict[str, str] = {}
+    rendered = []
+    for message in messages:
+        for call in message.calls:
+            names[call.id] = call.function.name
+        rendered.append(_template_message(message, names, arguments))
+    return rendered
+
+
+def has_thought_preamble(message: Message) -> bool:
+    """Whether it has reasoning, then text, then a call."""
+    return bool(message.calls and _reasoning(message) and _text(message))
+
+
+def fold_text_into_reasoning(message: Message) -> Message:
+    """The message with its text as part of the reasoning, for templates that render one of them."""
+    if not has_thought_preamble(message):
+        return message
+    thought = f"{_reasoning(message)}\n\n{_text(message)}"
+    return message.model_copy(update={"content": None, "reasoning_content": thought})
+
+
+def template_arguments(body: Conversation) -> dict[str, Any]:
+    """The template's arguments besides the messages."""
+    arguments: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        arguments["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == NO_EFFORT:
+            arguments["enable_thinking"] = False
+    arguments |= body.chat_template_kwargs
+    if body.continue_final_message:
+        arguments |= {"continue_final_message": True, "add_generation_prompt": False}
+    if not body.add_generation_prompt:
+        arguments["add_generation_prompt"] = False
+    if tools := _declared(body):
+        arguments["tools"] = tools
+    return arguments
+
+
+def found_replays(
+    replays: Replays, messages: Sequence[Message], cache_salt: str
+) -> dict[int, Replay]:
+    """The tokens of answers that this server wrote, by the index of their message."""
+    found = {}
+    for index, message in enumerate(messages):
+        calls = message.calls
+        if not calls or not replays.knows(cache_salt, [call.id for call in calls]):
+            continue  # before the arguments are parsed
+        replay = replays.find(cache_salt, _turn(message, calls))
+        if replay is not None:
+            found[index] = replay
+    return found
+
+
+def _turn(message: Message, calls: Sequence[FunctionToolCall | CustomToolCall]) -> AssistantTurn:
+    return AssistantTurn(
+        [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
+        _text(message),
+        _reasoning(message),
+    )
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning_content or message.reasoning
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.content or ())
+
+
+def _declared(body: Conversation) -> list[dict[str, Any]]:
+    """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
+    turn; with `none` none."""
+    if body.tool_choice == "none":
+        return []
+    return [tool.for_template() for tool in body.tools]
+
+
+def _template_message(
+    message: Message, names: Mapping[str, str], arguments: WriteArguments
+) -> Mapping[str, object]:
+    """One string of content, and a role that templates know.
+
+    A template that does not know `developer` would render a role that its model never saw; one that
+    does treats `system` alike.
+    """
+    fields: dict[str, object] = {
+        "role": ROLES.get(message.role, message.role),
+        "content": _text(message),
+    }
+    name = message.name or names.get(message.answered_call or "")
+    if name:
+        fields["name"] = name
+    if calls := message.calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": arguments(call.function.arguments),
+                },
+            }
+            for call in calls
+        ]
+    if message.answered_call is not None:
+        fields["tool_call_id"] = message.answered_call
+    if reasoning := _reasoning(message):
+        fields |= dict.fromkeys(REASONING_FIELDS, reasoning)
+    return fields
+
+
+_WORD = "somethingthatissaid"
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+_RESULT: Sequence[Mapping[str, object]] = (
+    {"role": "user", "content": "A"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": _WORD},
+)
+_BEHIND_RESULT = (
+    *_RESULT[:-1],
+    {**_RESULT[-1], "content": "B"},
+    {"role": "user", "content": _WORD},
+)
+_LATE_SYSTEM = (
+    {"role": "system", "content": "A"},
+    {"role": "user", "content": "B"},
+    {"role": "system", "content": _WORD},
+    {"role": "assistant", "content": "C"},
+    {"role": "user", "content": "D"},
+)
+
+
+def _called(content: str, reasoning: str) -> Sequence[Mapping[str, object]]:
+    thoughts = dict.fromkeys(REASONING_FIELDS, reasoning)
+    call = {**_RESULT[1], "content": content, **thoughts}
+    return (_RESULT[0], call, {**_RESULT[2], "content": "B"})
+
+
+_PREAMBLE = _called(_WORD, "C")
+_THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles or fields under which a template renders what not every template can.
+
+    `late_system`: the role of system messages after the first. `behind_results`: the role of a user
+    message right after tool results. `preambles`: the field of an assistant's text before a call,
+    where there is reasoning too.
+    """
+
+    late_system: Literal["system", "user"]
+    behind_results: Literal["user", "tool"]
+    preambles: Literal["content", "reasoning"]
+
+
+def roles_of(tokenizer: Tokenizer) -> Roles:
+    """The roles with which the model's template raises no error and leaves nothing out."""
+    renders = partial(_template_renders, tokenizer)
+    has_late_system = renders(_LATE_SYSTEM)
+    needs_an_answer = renders(_RESULT) and not renders(_BEHIND_RESULT)
+    wants_one = not renders(_PREAMBLE) and renders(_THOUGHT_PREAMBLE)
+    return Roles(
+        late_system="system" if has_late_system else "user",
+        behind_results="tool" if needs_an_answer else "user",
+        preambles="reasoning" if wants_one else "content",
+    )
+
+
+def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -> bool:
+    try:
+        return _WORD in tokenizer.decode(tokenizer.apply_chat_template(messages))
+    except ValueError:
+        return False
+
 
 T = TypeVar("T")
 
@@ -85,7 +287,7 @@ class PromptEncoder:
     def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, with texts before calls moved to where the template renders them."""
         if any(map(has_thought_preamble, messages)) and self.roles.preambles == "reasoning":
-            return [preamble_as_thought(message) for message in messages]
+            return [fold_text_into_reasoning(message) for message in messages]
         return messages
 
     async def text(
@@ -138,7 +340,7 @@ class PromptEncoder:
         encoded = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         for text, tokens in zip(texts, encoded, strict=True):
             if not tokens:
-                raise invalid(f"bad_words: {text!r} has no tokens", "bad_words")
+                raise InvalidField("bad_words", f"{text!r} has no tokens")
             check_token_ids(tokens, self._card, "bad_words")
         return tuple(dict.fromkeys(encoded))
 
@@ -153,7 +355,7 @@ class PromptEncoder:
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
-            raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+            raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
 
     def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
         if len(prompt) > self._card.max_sequence_tokens:
@@ -165,3 +367,24 @@ def _beginning_and_middle(word: str) -> tuple[str, ...]:
     """A bad word's text where it begins an output, and where it is in the midst of one."""
     bare = word.lstrip()
     return (bare, f" {bare}") if bare else (word,)
+
+
+def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
+    """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
+    if not prompt:
+        raise InvalidField(param, "the prompt is empty")
+    check_token_ids(prompt, card, param)
+
+
+def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
+    """Raise ApiError (400) unless all of them are the model's."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
+        raise InvalidField(param, f"token ids must be within 0 and {card.vocab_size - 1}")
+
+
+def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
+    """The prompt is too long."""
+    limit, whose = min(
+        (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
+    )
+    return ContextTooLong(tokens, limit, whose, param)

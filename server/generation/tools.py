@@ -4,17 +4,19 @@ A custom tool's input is free text. To the model, a custom tool is a function wi
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.errors import UNSUPPORTED
-from server.json_model import RequestModel, type_of
+from server.json_model import ByType, RequestModel, type_of
 
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def custom_function(
@@ -50,14 +52,15 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """A custom tool's input, read from its function's arguments.
 
-    Arguments without one, as of an answer that was cut off, are returned as they are.
+    Arguments without one, as of an answer that was cut off, are returned as they are. An escape of
+    half a character, which no UTF-8 can have, becomes U+FFFD.
     """
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
     text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    return _SURROGATE.sub("\ufffd", text) if isinstance(text, str) else arguments
 
 
 MAX_TOOLS = 1024
@@ -143,23 +146,10 @@ class ChatCustomTool(RequestModel):
         return ChatFunctionTool(type="function", function=self.function).for_template()
 
 
-def _known(value: object) -> object:
-    kind = type_of(value)
-    if kind and kind not in {"function", "custom"}:
-        message = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
-        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-    return value
-
-
-def _kind(value: object) -> str:
-    """The tag of a tool, a call or a named choice: a name that errors leave out of the place."""
-    return "Custom" if type_of(value) == "custom" else "Function"
-
+UNKNOWN_TYPE = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
 
 ChatTool = Annotated[
-    Annotated[ChatFunctionTool, Tag("Function")] | Annotated[ChatCustomTool, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=ChatFunctionTool | ChatCustomTool),
+    ChatFunctionTool | ChatCustomTool, ByType(ChatFunctionTool, unknown=UNKNOWN_TYPE)
 ]
 Tools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
@@ -195,9 +185,7 @@ class NamedCustomChoice(RequestModel):
 
 
 NamedChoice = Annotated[
-    Annotated[NamedToolChoice, Tag("Function")] | Annotated[NamedCustomChoice, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=NamedToolChoice | NamedCustomChoice),
+    NamedToolChoice | NamedCustomChoice, ByType(NamedToolChoice, unknown=UNKNOWN_TYPE)
 ]
 
 
@@ -291,8 +279,6 @@ class CustomToolCall(RequestModel):
 
 
 ToolCall = Annotated[
-    Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
-    Discriminator(_kind),
-    BeforeValidator(_known, json_schema_input_type=FunctionToolCall | CustomToolCall),
+    FunctionToolCall | CustomToolCall, ByType(FunctionToolCall, unknown=UNKNOWN_TYPE)
 ]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -3,7 +3,8 @@
 A scrape never waits for the end of a step.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -11,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from server.access.refusals import Refusals
 from server.http.unsent import UnsentBudget
-from server.metrics.tables import ModelFigures, model_families, vllm_families
+from server.metrics.rows import Table
+from server.models.model import Model
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # the label's value for routes and methods that do not exist
@@ -48,21 +50,21 @@ class Metrics:
         answers: HttpAnswers,
         unsent: UnsentBudget,
         refusals: Refusals,
-        *,
-        has_vllm_names: bool,
+        tables: Sequence[Table[Any]],
     ) -> None:
+        """`tables` are those of the models."""
         self._answers = answers
         self._unsent = unsent
         self._refusals = refusals
-        self._has_vllm_names = has_vllm_names
+        self._tables = tables
 
-    def render(self, models: Sequence[ModelFigures]) -> bytes:
-        """Everything in the text format. The counters of a dead engine are those last read."""
+    def render(self, models: Collection[Model]) -> bytes:
+        """Everything in the text format, with each model's statistics as last read."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(self._families(models)))
         return generate_latest(registry)
 
-    def _families(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
+    def _families(self, models: Collection[Model]) -> Iterator[Metric]:
         yield from self._answers.collect()
         yield from self._refusals.collect()
         yield CounterMetricFamily(
@@ -70,9 +72,8 @@ class Metrics:
             "Answers ended because too much of them waited to be sent.",
             self._unsent.n_ended,
         )
-        yield from model_families(models)
-        if self._has_vllm_names:
-            yield from vllm_families(models)
+        for table in self._tables:
+            yield from table.families(models)
 
 
 class _Collected(Collector):

@@ -1,6 +1,6 @@
-"""A row of a table of metrics: it makes one Prometheus family of what it reads from its sources."""
+"""Tables of metrics. Each row makes one Prometheus family of what it reads from its sources."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -8,7 +8,8 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from server.activity.sequences import Buckets
+from engine.values.stats import Histogram
+from server.models.model import Model
 
 Source = TypeVar("Source")
 Number: TypeAlias = int | float
@@ -28,7 +29,7 @@ class Row(Generic[Source]):
 
     name: str
     documentation: str
-    read: Callable[[Source], Number | Buckets | Series]
+    read: Callable[[Source], Number | Histogram | Series]
     kind: ClassVar[str] = ""
 
     def family(self, sources: Iterable[tuple[dict[str, str], Source]]) -> Metric:
@@ -37,7 +38,7 @@ class Row(Generic[Source]):
         family = Metric(name, self.documentation, self.kind)
         for labels, source in sources:
             figures = self.read(source)
-            if isinstance(figures, Buckets):
+            if isinstance(figures, Histogram):
                 _add_histogram(family, labels, figures)
                 continue
             for *values, number in [(figures,)] if isinstance(figures, Number) else figures:
@@ -46,6 +47,22 @@ class Row(Generic[Source]):
                     name + SAMPLE_SUFFIXES[self.kind], labels | dict(own), float(number)
                 )
         return family
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[Source]):
+    """Families that read the same source of each model. Models without it have no samples."""
+
+    rows: Sequence[Row[Source]]
+    source: Callable[[Model], Source | None]
+    label: str = "model"  # of the model's name
+
+    def families(self, models: Iterable[Model]) -> Iterator[Metric]:
+        """One family for each row, or none if no model has the source."""
+        sources = [({self.label: model.name}, self.source(model)) for model in models]
+        found = [(labels, source) for labels, source in sources if source is not None]
+        if found:
+            yield from (row.family(found) for row in self.rows)
 
 
 class Counter(Row[Source]):
@@ -64,10 +81,10 @@ class Info(Row[Source]):
     kind = "info"
 
 
-def _add_histogram(family: Metric, labels: dict[str, str], histogram: Buckets) -> None:
+def _add_histogram(family: Metric, labels: dict[str, str], histogram: Histogram) -> None:
     """Add a histogram's samples. Prometheus' buckets are cumulative."""
     bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
     for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
         family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count)
-    family.add_sample(f"{family.name}_count", labels, sum(histogram.counts))
+    family.add_sample(f"{family.name}_count", labels, histogram.count)
     family.add_sample(f"{family.name}_sum", labels, histogram.total)

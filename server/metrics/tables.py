@@ -1,9 +1,7 @@
 """The metric families that each model has: one row per family, in the order of `/metrics`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-from prometheus_client.core import Metric
+from collections.abc import Mapping
+from typing import Any
 
 from engine.values.model import ModelCard
 from engine.values.output import FinishReason
@@ -15,24 +13,13 @@ from engine.values.stats import (
     Latencies,
     Latency,
 )
-from server.activity.sequences import Buckets, FinishedSequences
-from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Source
-from server.pool.states import ModelState, State
+from server.activity.sequences import FinishedSequences
+from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Table
+from server.models.model import Model
+from server.models.policy import need_of
+from server.schemas import State
 
 VLLM_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFigures:
-    """What `/metrics` shows of one model, which may or may not be loaded."""
-
-    name: str
-    state: ModelState
-    latencies: Latencies  # of all its engines together
-    sequences: FinishedSequences
-    is_up: bool
-    card: ModelCard | None  # None before the model is first loaded
-    stats: EngineStats | None  # the last ones if it is not loaded any more
 
 
 LATENCIES = {
@@ -46,25 +33,30 @@ LATENCIES = {
 
 
 def _latency(name: str, latency: Latency) -> Row[Latencies]:
-    def read(latencies: Latencies) -> Buckets:
-        histogram = latencies[latency]
-        return Buckets(histogram.bounds, histogram.counts, histogram.sum_seconds)
-
-    return Distribution(name, LATENCIES[latency], read)
+    return Distribution(name, LATENCIES[latency], lambda latencies: latencies[latency])
 
 
-MODEL: tuple[Row[ModelFigures], ...] = (
+def _memory_bytes(model: Model) -> int:
+    need = need_of(model.state)
+    return 0 if need is None else need.bytes
+
+
+MODEL: tuple[Row[Model], ...] = (
     Gauge(
         "rootstock_model_state{state}",
         "1 for the state that a model is in.",
-        lambda m: [(state, m.state.state is state) for state in State],
+        lambda m: [(state, m.public_state is state) for state in State],
     ),
     Gauge(
         "rootstock_model_memory_bytes",
         "What a model takes of the budget while it is loaded.",
-        lambda m: m.state.need_bytes,
+        _memory_bytes,
     ),
-    Gauge("rootstock_up", "1 while the engine's loop turns.", lambda m: m.is_up),
+    Gauge(
+        "rootstock_up",
+        "1 while the engine's loop turns.",
+        lambda m: m.loaded is not None and m.loaded.engine.is_alive(),
+    ),
 )
 
 LATENCY: tuple[Row[Latencies], ...] = (
@@ -417,38 +409,26 @@ https://docs.vllm.ai/en/latest/usage/metrics.html. Prometheus advises against co
 """
 
 
-def model_families(models: Sequence[ModelFigures]) -> Iterator[Metric]:
-    """The families of all models, with the label `model`."""
-    yield from _families(MODEL, "model", models, lambda m: m)
-    yield from _families(LATENCY, "model", models, lambda m: m.latencies)
-    yield from _families(
-        INFO, "model", models, lambda m: None if m.card is None else (m.name, m.card)
+TABLES: tuple[Table[Any], ...] = (
+    Table(MODEL, lambda m: m),
+    Table(LATENCY, lambda m: m.latencies),
+    Table(INFO, lambda m: None if m.card is None else (m.name, m.card)),
+    Table(ENGINE, lambda m: m.last_stats),
+    Table(DECODE, lambda m: None if m.last_stats is None else m.last_stats.decode),
+    Table(DISK, lambda m: None if m.last_stats is None else m.last_stats.cache.disk),
+)
+"""The families under their own names. The counters of an engine that has ended are those last
+read.
+"""
+
+
+def vllm_tables(sequences: Mapping[str, FinishedSequences]) -> tuple[Table[Any], ...]:
+    """The families under vLLM's names, of models that have been loaded. `sequences` are by model
+    name.
+    """
+    label = "model_name"
+    return (
+        Table(VLLM_LATENCY, lambda m: None if m.last_stats is None else m.latencies, label),
+        Table(VLLM_SEQUENCES, lambda m: None if m.last_stats is None else sequences[m.name], label),
+        Table(VLLM, lambda m: m.last_stats, label),
     )
-    yield from _families(ENGINE, "model", models, lambda m: m.stats)
-    yield from _families(
-        DECODE, "model", models, lambda m: None if m.stats is None else m.stats.decode
-    )
-    yield from _families(
-        DISK, "model", models, lambda m: None if m.stats is None else m.stats.cache.disk
-    )
-
-
-def vllm_families(models: Sequence[ModelFigures]) -> Iterator[Metric]:
-    """The families with vLLM's names and label, `model_name`, of models that have been loaded."""
-    loaded = [model for model in models if model.stats is not None]
-    yield from _families(VLLM_LATENCY, "model_name", loaded, lambda m: m.latencies)
-    yield from _families(VLLM_SEQUENCES, "model_name", loaded, lambda m: m.sequences)
-    yield from _families(VLLM, "model_name", loaded, lambda m: m.stats)
-
-
-def _families(
-    rows: Iterable[Row[Source]],
-    model_label: str,
-    models: Sequence[ModelFigures],
-    source: Callable[[ModelFigures], Source | None],
-) -> Iterator[Metric]:
-    """One family for each row. Models without the source have no samples in it."""
-    sources = [({model_label: model.name}, source(model)) for model in models]
-    found = [(labels, figures) for labels, figures in sources if figures is not None]
-    if found:
-        yield from (row.family(found) for row in rows)

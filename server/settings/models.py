@@ -145,26 +145,12 @@ class EngineSettings(BaseModel):
         return self
 
     def engine_config(self, model: str, disk: DiskCacheConfig | None) -> EngineConfig:
-        """The engine's share of the settings, for one model."""
-        return EngineConfig(
-            model=model,
-            disk=disk,
-            kv_cache_bytes=self.kv_cache_bytes,
-            block_size=self.block_size,
-            max_running=self.max_running,
-            max_waiting=self.max_waiting,
-            step_tokens=self.step_tokens,
-            max_prompt_share=self.max_prompt_share,
-            prefix_cache=self.prefix_cache,
-            speculate=self.speculate,
-            decode=self.decode,
-            attention=self.attention,
-            state_cache_bytes=self.state_cache_bytes,
-            generation_config=self.generation_config,
-            adapters=tuple(starmap(AdapterConfig, self.adapters.items())),
-            pooling=self.pooling,
-            reranker=self.reranker,
-        )
+        """The configuration of one model's engine. It has every one of these settings, by the same
+        name.
+        """
+        own: dict[str, Any] = {name: getattr(self, name) for name in EngineSettings.model_fields}
+        own["adapters"] = tuple(starmap(AdapterConfig, self.adapters.items()))
+        return EngineConfig(model=model, disk=disk, **own)
 
 
 class DiskCacheSettings(EngineSettings):

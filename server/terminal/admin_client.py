@@ -8,13 +8,20 @@ from urllib.parse import urlencode
 
 import httpx
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from server.pool.states import State
-from server.schemas.admin import LiveRequest, LiveRequests
-from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, RecentHits
-from server.schemas.cache_tree import CacheTree
-from server.schemas.pool import PooledModelInfo, PooledModels
+from engine.values.stats import RecentHits
+from server.schemas import (
+    CacheStatsResponse,
+    CacheTree,
+    ClearResponse,
+    LiveRequest,
+    LiveRequests,
+    PooledModelInfo,
+    PooledModels,
+    ProbeResponse,
+    State,
+)
 from server.terminal.client import (
     UNLIMITED,
     Endpoint,
@@ -26,7 +33,7 @@ from server.terminal.client import (
 )
 from server.terminal.console import NotFound, NotLoaded, TerminalError, printable
 
-AnswerT = TypeVar("AnswerT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT")
 
 TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # some answers wait for the end of the running step
 
@@ -166,7 +173,7 @@ def _path(path: str, **query: str | None) -> str:
 
 def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
     try:
-        return model.model_validate_json(content)
+        return TypeAdapter(model).validate_json(content)
     except ValidationError:
         raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
 

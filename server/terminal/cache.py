@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from engine.values.stats import DiskCacheStats, MemoryStats
 from kvstore.disk import store as disk_store
 from kvstore.disk.store import FolderCheck
 from kvstore.disk.types import DiskError
-from server.schemas.cache import CacheStatsResponse, ClearResponse, DiskCache, MemoryUse
+from server.schemas import CacheStatsResponse, ClearResponse
 from server.terminal.admin_client import LOADED, Admin, loaded_model, none_loaded, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
@@ -253,7 +254,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
     ]
 
 
-def _memory_text(memory: MemoryUse) -> str:
+def _memory_text(memory: MemoryStats) -> str:
     promise = memory.promise
     most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
@@ -262,7 +263,7 @@ def _memory_text(memory: MemoryUse) -> str:
     )
 
 
-def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
+def _disk_facts(disk: DiskCacheStats | None) -> list[tuple[str, str]]:
     if disk is None:
         return []
     failures = ", ".join(f"{count:,} {fault}" for fault, count in disk.failures.items() if count)
@@ -277,5 +278,5 @@ def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
     ]
 
 
-def _day_text(disk: DiskCache) -> str:
+def _day_text(disk: DiskCacheStats) -> str:
     return ", as much as it may today" if disk.is_day_spent else ""

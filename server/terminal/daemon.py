@@ -4,10 +4,14 @@ from typing import Annotated
 
 import typer
 
-from server.pool.states import RESIDENT, State
-from server.schemas.admin import LiveRequest
-from server.schemas.cache import CacheStatsResponse
-from server.schemas.pool import PooledModelInfo, PooledModels
+from server.schemas import (
+    RESIDENT,
+    CacheStatsResponse,
+    LiveRequest,
+    PooledModelInfo,
+    PooledModels,
+    State,
+)
 from server.terminal.cli import command
 from server.terminal.console import bytes_text, facts, listing, show
 from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from huggingface_hub import constants
 
-from server.model_cache import NotCached, cached_models, deletions
+from server.models.hub import NotCached, cached_models, deletions
 from server.terminal.cli import command
 from server.terminal.console import (
     TerminalError,

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from server.schemas.cache_tree import CacheTree, TreeNode
+from server.schemas import CacheTree, TreeNode
 
 MOST_ALONE = 5
 """The most prompts that share nothing and still have rows of their own; the others are folded."""

@@ -16,9 +16,9 @@ from server.app import create_app
 from server.http.listening import listening
 from server.lifecycle import SWITCH_SECONDS, DrainingServer, spare_full_collections
 from server.log import configure_logging
+from server.models.pool import LoadFailed, PoolError
+from server.models.registry import ModelRegistry, StartEngine
 from server.not_ready import answering_not_ready
-from server.pool.errors import LoadFailed, PoolError
-from server.registry import ModelRegistry, StartEngine
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command

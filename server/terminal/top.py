@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.values.tree import TreeArena, TreeCounters
-from server.schemas.cache_tree import CacheTree, TreeDisk, TreeRequest
+from server.schemas import CacheTree, TreeDisk, TreeRequest
 from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command
 from server.terminal.console import (

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from engine.api import Engine, ModelError, Progress
 from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.conftest import Visit

@@ -12,7 +12,6 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import EngineStopped
-from engine.core.metrics import observe
 from engine.remote.engine import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
@@ -97,6 +96,9 @@ DISK = DiskCacheStats(
     evicted_entries=11,
     refused_entries=5,
     failures={"checksum": 1, "io": 0},
+    write_fault=None,
+    is_day_spent=False,
+    ended_threads=(),
 )
 
 
@@ -104,7 +106,7 @@ def observed(latency: Latency, *durations_seconds: float) -> Latencies:
     """The latencies of an engine that has measured these durations alone."""
     latencies = no_latencies()
     for seconds in durations_seconds:
-        observe(latencies[latency], seconds)
+        latencies[latency].observe(seconds)
     return latencies
 
 

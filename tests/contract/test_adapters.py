@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine.values.settings import AdapterConfig, EngineConfig
-from server.generation.models import namings, served_models
+from server.generation.models import model_aliases, served_models
 from server.generation.replays import Replays
 from server.settings import Settings
 from server.settings.conversation import ConversationSettings
@@ -162,9 +162,9 @@ def test_the_picture_names_an_adapter_and_clears_it_alone(http: httpx.Client) ->
 
 def test_what_adapters_said_is_replayed_to_themselves_alone() -> None:
     engine = FakeEngine(card=replace(CARD, adapters=dict.fromkeys(ADAPTERS, "fingerprint")))
-    names = namings(("tiny", "alias"), ADAPTERS)
+    names = model_aliases(("tiny", "alias"), ADAPTERS)
     replays = {adapter: Replays() for adapter in ("", *ADAPTERS)}
     served = served_models(names, engine, ConversationSettings(), replays, Workers())
-    by_root = {model.naming.root: model.replays for model in served.values()}
+    by_root = {model.alias.root: model.replays for model in served.values()}
     assert len({id(replays) for replays in by_root.values()}) == 3
-    assert all(model.replays is by_root[model.naming.root] for model in served.values())
+    assert all(model.replays is by_root[model.alias.root] for model in served.values())

@@ -71,6 +71,13 @@ def test_a_streamed_call_has_its_name_and_then_its_text(hermes: Daemon) -> None:
     assert choices[-1].finish_reason == "tool_calls"
 
 
+def test_half_a_character_is_replaced(hermes: Daemon) -> None:
+    said = json.dumps({"name": "apply_patch", "arguments": {"input": "a\ud83d b"}})
+    hermes.say(f"<tool_call>\n{said}\n</tool_call>")
+    (call,) = hermes.create(tools=[PATCH_TOOL]).choices[0].message.tool_calls
+    assert call.custom.input == "a\ufffd b"
+
+
 def test_a_call_that_is_cut_off_has_what_there_is(hermes: Daemon) -> None:
     hermes.say(CALL)
     choice = hermes.create(tools=[PATCH_TOOL], max_tokens=70).choices[0]

@@ -17,7 +17,7 @@ import pytest
 from engine.api import Engine
 from engine.values.settings import EngineConfig
 from server import openapi
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.contract.access.helpers import key_file
 from tests.contract.conftest import CLIENT_SECONDS

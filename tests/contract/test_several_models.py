@@ -19,8 +19,8 @@ from engine.api import Engine, ModelError
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, Latency, MemoryPromise, MemoryStats, RequestInfo
-from server import model_cache, registry
-from server.registry import ModelRegistry
+from server.models import hub, registry
+from server.models.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from tests.contract.access.helpers import bearer, key_file, secret_of
@@ -639,7 +639,7 @@ def test_on_demand_the_cache_is_scanned_once_a_request(
         n_looks += 1
         return []
 
-    monkeypatch.setattr(model_cache, "cached_models", looked)
+    monkeypatch.setattr(hub, "cached_models", looked)
     client = serve(settings_of(on_demand=True))
     assert chat(client, "org/small", stream=stream).status_code == 404
     assert n_looks == 1

@@ -19,9 +19,10 @@ from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.arena import LayerArena, LayerShape
+from engine.mlx_backend.loading import selfcheck
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
-from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.loading.selfcheck import check_bytes, find_execution, longer_by
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import RowGroup
@@ -133,6 +134,34 @@ def test_how_rows_share_forwards_is_found_out(
     served_of: Callable[[str], Served], family: str, rung: str
 ) -> None:
     assert served_of(family).execution.batching.name == rung
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "qwen3_next", "jamba", "llama4"])
+def test_a_gpus_longer_check_finds_the_same(
+    family: str, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find() -> tuple[str, int]:
+        served = load(checkpoint_of(family))
+        return served.execution.batching.name, check_bytes(served.layout)
+
+    rung, n_bytes = find()
+    monkeypatch.setattr(
+        selfcheck, "longer_by", lambda layout, _: longer_by(layout, mx.Device(mx.gpu))
+    )
+    found, more_bytes = find()
+    assert found == rung
+    assert more_bytes > n_bytes
+
+
+def test_a_gpus_check_has_a_chunk_of_512_tokens_and_passes_windows_of_1024() -> None:
+    shape = LayerShape(1, 4, 4, mx.float16, mx.float16)
+    full, windows = KVCacheSpec(shape), [KVCacheSpec(shape, n) for n in (128, 1024, 4096)]
+    for caches, on_cpu, on_gpu in (((full,), 0, 512), ((full, *windows), 128, 1024)):
+        layout = Layout(caches, mx.float32, 10)
+        assert (longer_by(layout, mx.Device(mx.cpu)), longer_by(layout, mx.Device(mx.gpu))) == (
+            on_cpu,
+            on_gpu,
+        )
 
 
 def test_sparse_attention_that_begins_late_is_checked(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from engine.mlx_backend.loading.purpose import (
 )
 from engine.values.model import Embedder, Reranker
 from engine.values.request import Pooling
-from server.generation.beginnings import REMEMBERED, Beginnings
-from server.generation.vectors import cosine, score, vector
+from server.generation.models import REMEMBERED, CommonPrefixTracker
+from server.generation.pooling import cosine, score, vector
 
 MODULES = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
 NORMALIZE = {"type": "sentence_transformers.models.Normalize"}
@@ -167,17 +167,17 @@ def test_how_far_texts_begin_alike(texts: list[tuple[int, ...]]) -> None:
         max((common(one, other) for j, other in enumerate(texts) if i != j), default=0)
         for i, one in enumerate(texts)
     ]
-    assert Beginnings().shared_tokens("", texts) == expected
+    assert CommonPrefixTracker().shared_tokens("", texts) == expected
 
 
 def test_the_latest_requests_are_remembered_by_their_salt() -> None:
-    beginnings = Beginnings()
-    assert beginnings.shared_tokens("", [(1, 2, 3, 4)]) == [0]
-    assert beginnings.shared_tokens("", [(1, 2, 3, 5)]) == [3]
-    assert beginnings.shared_tokens("other", [(1, 2, 3, 5)]) == [0]
+    prefixes = CommonPrefixTracker()
+    assert prefixes.shared_tokens("", [(1, 2, 3, 4)]) == [0]
+    assert prefixes.shared_tokens("", [(1, 2, 3, 5)]) == [3]
+    assert prefixes.shared_tokens("other", [(1, 2, 3, 5)]) == [0]
     for i in range(REMEMBERED):
-        beginnings.shared_tokens("", [(9, i)])
-    assert beginnings.shared_tokens("", [(1, 2, 3, 6)]) == [0]
+        prefixes.shared_tokens("", [(9, i)])
+    assert prefixes.shared_tokens("", [(1, 2, 3, 6)]) == [0]
 
 
 def test_vectors_are_cut_before_they_are_as_long_as_one() -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from anyio import current_time, move_on_after, sleep_forever
@@ -12,10 +12,13 @@ from starlette.types import Message
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
-from server.dialects.base import StreamingBuilder
+from server.dialects.base import Job
 from server.dialects.delivery import EventStreamResponse
 from server.errors import ApiError, ClientLeft
-from server.generation.events import MergedEvents, UsageMeter, generating
+from server.generation.choice import AnswerUsage, Choice, Step
+from server.generation.events import MergedEvents, generating
+from server.generation.models import ServedModel
+from server.generation.replays import Replays
 from server.http.unsent import Unsent, UnsentBudget, queued_bytes
 from server.http.waiting import client_waiting
 from server.record import RequestRecord
@@ -53,28 +56,37 @@ async def refuse(message: Message) -> None:
     raise AssertionError(f"nothing is to be sent, and {message} was")
 
 
-class Untold:
-    """A writer of which nothing is sent."""
+class SilentWriter:
+    """A StreamWriter of which nothing is sent."""
 
     media_type = "text/plain"
 
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return b""
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
 
+    def keep_alive(self) -> bytes:
+        return b""
 
-@dataclass
-class Streamed:
-    """A StreamingBuilder whose events never end."""
+    def failure(self, error: ApiError) -> bytes:
+        return b""
 
-    requests: Sequence[Request]
-    engine: Endless = field(default_factory=Endless)
-    meter: UsageMeter = field(default_factory=lambda: UsageMeter(1))
+    def end(self, usage: AnswerUsage) -> bytes:
+        return b""
 
-    def writer(self) -> Untold:
-        return Untold()
+
+def render(choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+    raise AssertionError("it is streamed")
+
+
+def endless_job(engine: Endless, n_requests: int) -> Job:
+    """A job whose events never end."""
+    replays = Replays()
+    model = cast(ServedModel, SimpleNamespace(engine=engine, replays=replays))
+    requests = [Request(f"r{i}", (1,), 1) for i in range(n_requests)]
+    return Job(model=model, requests=requests, render=render, writer=lambda choices: SilentWriter())
 
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
@@ -101,17 +113,17 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
-    builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
-    endless = cast(StreamingBuilder[Any], builder)
-    stream = EventStreamResponse(endless, RequestTracker(), keepalive_seconds=3600)
+    engine = Endless()
+    job = endless_job(engine, 3)
+    stream = EventStreamResponse(job, RequestTracker(), keepalive_seconds=3600)
     record = RequestRecord("r", "client", deadline=current_time())
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
         scope = {"state": {"record": record, "unsent": unsent}}
         with pytest.raises(ApiError) as caught:
             await stream(scope, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-    aborted = {builder.engine.aborted.get_nowait() for _ in builder.requests}
-    assert aborted == {request.id for request in builder.requests}
+    aborted = {engine.aborted.get_nowait() for _ in job.requests}
+    assert aborted == {request.id for request in job.requests}
 
 
 async def test_what_is_taken_no_longer_counts() -> None:

@@ -54,8 +54,14 @@ _UNREAD_STEP, _UNREAD_ROW = 1, 0
 """The logits of this row are not read in this step, as in all chunks of a prompt but the last."""
 
 _BLOCK_SIZE = 4
-_WINDOW_TOKENS = 128
+_CPU_WINDOW_TOKENS, _GPU_WINDOW_TOKENS = 128, 1024
 """The longest window that is checked beyond its end: longer ones would take long prompts."""
+
+_GPU_CHUNK_TOKENS = 512
+"""Tokens that a GPU computes in one forward of the check at least, as many as a step of the default
+size has. Some of MLX's kernels cannot be launched for shapes that only large forwards have: those
+of CUDA take blocks of at most 64 threads along z, and RoPE of small heads asks for more.
+"""
 
 _EARLY = {"index_block_size": 4, "index_topk_blocks": 1, "index_local_blocks": 1}
 """Attributes of mlx-lm's modules for sparse attention that begins within the check's few tokens,
@@ -135,11 +141,12 @@ def check_bytes(layout: Layout) -> int:
     layout = layout.within(longest)
     stored = footprint(layout, _BLOCK_SIZE).storage_bytes(_sizes(layout, rows))
     n_read = sum(chunk.is_read for step in _steps(rows) for chunk in step)
+    n_own = max(len(row.tokens) - stops[0] + 1 for row, stops in _read_stops(rows))
     return (
         stored.arenas
         + stored.states
         + activation_bytes(longest, n_read, layout.vocab_size)
-        + longest * layout.vocab_size * _OWN_LOGIT_BYTES
+        + n_own * layout.vocab_size * _OWN_LOGIT_BYTES
     )
 
 
@@ -187,12 +194,20 @@ def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:
     """The rows, which take turns at no adapter and each of `adapters`. The first row is longer than
     all windows that are checked.
     """
-    windows = [window for window in layout.windows if window <= _WINDOW_TOKENS]
     lengths = [sum(column) for column in zip(*_STEPS, strict=True)]
-    lengths[0] += max(windows, default=0)
+    lengths[0] += longer_by(layout, mx.default_device())
     n_tokens = min(layout.vocab_size, 1000)
     tokens = [[(37 * i + 11 * row) % n_tokens for i in range(n)] for row, n in enumerate(lengths)]
     return list(map(_Row, tokens, cycle((NO_ADAPTER, *adapters))))
+
+
+def longer_by(layout: Layout, device: mx.Device) -> int:
+    """The tokens that the first row has in addition to `_STEPS`, all in its first chunk."""
+    if device == mx.cpu:
+        longest, least = _CPU_WINDOW_TOKENS, 0
+    else:
+        longest, least = _GPU_WINDOW_TOKENS, _GPU_CHUNK_TOKENS
+    return max([least, *(window for window in layout.windows if window <= longest)])
 
 
 def _steps(rows: Sequence[_Row]) -> Iterator[list[_Chunk]]:
@@ -224,17 +239,30 @@ def _sizes(layout: Layout, rows: Sequence[_Row]) -> StorageSizes:
 
 
 def _own_logits(model: Module, adapters: RowAdapters, rows: Sequence[_Row]) -> mx.array:
-    """The logits that are read, through the model's own caches: float32 `[chunks, vocabulary]`."""
-    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
+    """The logits that are read, through the model's own caches: float32 `[chunks, vocabulary]`.
+
+    The tokens before the first logits that are read are a chunk of their own, since a model
+    computes logits of all tokens of a chunk.
+    """
     found = dict[tuple[int, int], mx.array]()
-    for index, row in enumerate(rows):
+    for index, (row, stops) in enumerate(_read_stops(rows)):
+        cache, n_unread = make_prompt_cache(model), stops[0] - 1
         with adapters.of([row.adapter]):
-            logits = model(mx.array([row.tokens]), cache=make_prompt_cache(model))[0]
-        stops = [chunk.stop for chunk in read if chunk.row == index]
-        own = logits[mx.array(stops) - 1].astype(mx.float32)
+            model(mx.array([row.tokens[:n_unread]]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+            logits = model(mx.array([row.tokens[n_unread:]]), cache=cache)[0]
+        own = logits[mx.array(stops) - stops[0]].astype(mx.float32)
         mx.eval(own)
         found.update(((index, stop), of_stop) for stop, of_stop in zip(stops, own, strict=True))
+    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
     return mx.stack([found[chunk.row, chunk.stop] for chunk in read])
+
+
+def _read_stops(rows: Sequence[_Row]) -> Iterator[tuple[_Row, list[int]]]:
+    """Each row, and the tokens before each of its logits that are read."""
+    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
+    for index, row in enumerate(rows):
+        yield row, [chunk.stop for chunk in read if chunk.row == index]
 
 
 def _logits_through_storage(

@@ -6,7 +6,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.chat.write import ChatBuilder
+from server.dialects.chat.write import chat_job
 from server.dialects.delivery import (
     COMMENTS,
     respond,
@@ -15,9 +15,9 @@ from server.dialects.delivery import (
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
-from server.generation.chat import Chat
-from server.generation.chat_task import chat_task
+from server.generation.conversation import Chat
 from server.generation.models import ServedModel
+from server.generation.requests import prepare_chat
 from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
@@ -55,8 +55,8 @@ async def create_chat_completion(
 
     async def begin(model: ServedModel) -> Response:
         chat = await model.workers.prepare(record, partial(as_chat, body))
-        task = await chat_task(chat, model, record)
-        return await respond(ChatBuilder(body, task), http, service)
+        request, plan = await prepare_chat(chat, model, record)
+        return await respond(chat_job(body, model, request, plan), http, service)
 
     keep_alive = COMMENTS if body.stream else None
     return await when_loaded(body.model, begin, http, service, keep_alive)
@@ -72,11 +72,11 @@ async def render_chat_completion(
     model = await service.model(body.model, record)
     service.check_priority(body.priority)
     chat = await model.workers.prepare(record, partial(as_chat, body))
-    task = await chat_task(chat, model, record)
-    await check_requests([task.request], model, record)
+    request, _ = await prepare_chat(chat, model, record)
+    await check_requests([request], model, record)
     return await respond_without_engine(
-        lambda: rendered_request(task.request, body, model.name),
-        TOKEN_BYTES * len(task.request.prompt),
+        lambda: rendered_request(request, body, model.name),
+        TOKEN_BYTES * len(request.prompt),
         http,
         service,
     )

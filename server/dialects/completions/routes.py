@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from server.dialects.completions.schema import Completion, CompletionChunk
-from server.dialects.completions.write import CompletionBuilder
+from server.dialects.completions.write import completion_job
 from server.dialects.delivery import (
     COMMENTS,
     respond,
@@ -14,8 +14,8 @@ from server.dialects.delivery import (
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.rendering import RenderedRequests, check_requests, rendered_request
 from server.generation.completion_request import CompletionRequest
-from server.generation.completion_task import completion_task
 from server.generation.models import ServedModel
+from server.generation.requests import prepare_completion
 from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
@@ -36,8 +36,9 @@ async def create_completion(
     service.check_priority(body.priority)
 
     async def begin(model: ServedModel) -> Response:
-        task = await completion_task(body, model, record)
-        return await respond(CompletionBuilder(task), http, service)
+        requests, echoes = await prepare_completion(body, model, record)
+        job = completion_job(body, model, requests, echoes, record.id)
+        return await respond(job, http, service)
 
     keep_alive = COMMENTS if body.stream else None
     return await when_loaded(body.model, begin, http, service, keep_alive)
@@ -52,13 +53,11 @@ async def render_completion(
     """One entry for each prompt."""
     model = await service.model(body.model, record)
     service.check_priority(body.priority)
-    task = await completion_task(body, model, record)
-    await check_requests(task.requests, model, record)
+    requests, _ = await prepare_completion(body, model, record)
+    await check_requests(requests, model, record)
     return await respond_without_engine(
-        lambda: RenderedRequests(
-            [rendered_request(each, body, model.name) for each in task.requests]
-        ),
-        TOKEN_BYTES * sum(map(len, task.prompts)),
+        lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),
+        TOKEN_BYTES * sum(len(each.prompt) for each in requests),
         http,
         service,
     )

@@ -1,182 +1,162 @@
 """Text completions, whole and streamed, and their log-probabilities."""
 
 import codecs
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from statistics import fmean
 from typing import Any
 
+from pydantic_core import to_json
+
 from engine.values.model import Tokenizer
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob
-from server.dialects.base import generated, wire_json
-from server.dialects.completions.schema import (
-    Completion,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionLogprobs,
-)
+from engine.values.output import TokenLogprob
+from engine.values.request import Request
+from server.dialects.base import Job
 from server.dialects.logprobs import LOWEST_LOGPROB, token_text
 from server.dialects.openai import (
     ChunkWriter,
-    ResponseFields,
-    chunk_event,
-    usage_body,
+    response_fields,
+    usage_fields,
     wire_finish_reason,
 )
-from server.generation.completion_task import CompletionTask
-from server.generation.engine_requests import sequences_per_prompt
-from server.generation.events import Generated
-
-
-class CompletionLogprobBuilder:
-    """Logprobs of one choice, whole or chunk by chunk: `text_offset` counts on through chunks.
-
-    Offsets are in characters from the beginning of the choice's text, echoed prompt included; a
-    token that continues a character has the offset after that character's beginning.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._characters = 0
-
-    def prompt(
-        self, prompt: Sequence[int], entries: Sequence[TokenLogprob | None]
-    ) -> CompletionLogprobs:
-        """The echoed prompt's. Its first token was not predicted: its entries are null."""
-        tokens = zip(prompt, entries, strict=True)
-        return self._lists([(token_id, entry) for token_id, entry in tokens])
-
-    def output(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        return self._lists([(entry.token_id, entry) for entry in entries])
-
-    def _lists(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
-        lists = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token_id, entry in tokens:
-            token = self._tokenizer.token_bytes(token_id)
-            lists.tokens.append(token_text(token))
-            lists.text_offset.append(self._characters)
-            self._characters += len(self._decoder.decode(token))
-            lists.token_logprobs.append(max(entry.logprob, LOWEST_LOGPROB) if entry else None)
-            lists.top_logprobs.append(self._top(entry) if entry else None)
-        return lists
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """Best first, then the token itself; where two read the same the better one stays."""
-        top: dict[str, float] = {}
-        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            text = token_text(self._tokenizer.token_bytes(token_id))
-            top.setdefault(text, max(logprob, LOWEST_LOGPROB))
-        return top
-
-
-def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """The parts' lists one after the other."""
-    return CompletionLogprobs(
-        tokens=[token for part in parts for token in part.tokens],
-        token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
-        top_logprobs=[top for part in parts for top in part.top_logprobs],
-        text_offset=[offset for part in parts for offset in part.text_offset],
-    )
-
+from server.generation.choice import AnswerUsage, Choice, Grew, Step
+from server.generation.completion_request import CompletionRequest
+from server.generation.models import ServedModel
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 
 
-class CompletionBuilder:
-    """A StreamingBuilder of text completions."""
+def completion_job(
+    body: CompletionRequest,
+    model: ServedModel,
+    requests: Sequence[Request],
+    echoes: Sequence[str],
+    id: str,
+) -> Job:
+    """The job of completions of some prompts, which the client reads whole or as a stream."""
+    form = CompletionForm(body, model, requests, echoes, id)
+    writer = form.writer if body.stream else None
+    return Job(model=model, requests=requests, render=form.whole, writer=writer)
 
-    def __init__(self, task: CompletionTask) -> None:
-        self.engine = task.model.engine
-        self.requests = task.requests
-        self.meter = task.meter
-        self.is_streamed = task.body.stream
-        self.task = task
-        self.fields = ResponseFields(
-            id=f"cmpl-{task.id}",
-            created=int(time.time()),
-            model=task.model.name,
-            system_fingerprint=task.model.fingerprint,
-        )
 
-    def writer(self) -> "CompletionWriter":
-        return CompletionWriter(self)
+class CompletionForm:
+    """How one request's completions are written. `echoes` are the prompts as text."""
 
-    def new_choice(self) -> Generated:
-        return Generated()
+    def __init__(
+        self,
+        body: CompletionRequest,
+        model: ServedModel,
+        requests: Sequence[Request],
+        echoes: Sequence[str],
+        id: str,
+    ) -> None:
+        self._fields = {**response_fields("cmpl", id, model), "object": "text_completion"}
+        self._n = body.n
+        self._requests = requests
+        self._echoes = echoes
+        self._with_usage = body.include_usage
+        self._tokenizer = None if body.logprobs is None else model.engine.tokenizer
 
-    def whole(self, choices: Sequence[Generated]) -> bytes:
-        """All choices of all prompts, in index order; with `best_of` the most likely n of each."""
-        sequences = sequences_per_prompt(self.task.body)
-        rendered: list[CompletionChoice] = []
-        for prompt in range(len(self.task.prompts)):
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of a Completion with all choices of all prompts, in index order; with `best_of`
+        the most likely n of each.
+        """
+        sequences = self._requests[0].n
+        rendered = list[dict[str, Any]]()
+        for prompt in range(len(self._requests)):
             siblings = choices[prompt * sequences : (prompt + 1) * sequences]
             prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), ())
-            for sibling in best(siblings, self.task.body.n):
+            for sibling in best(siblings, self._n):
                 text, logprobs = self.text_of(prompt).add(
-                    sibling.text, sibling.logprobs, prompt_logprobs
+                    sibling.content, sibling.logprobs, prompt_logprobs
                 )
                 rendered.append(
-                    CompletionChoice(
-                        index=len(rendered),
-                        text=text,
-                        logprobs=logprobs,
-                        finish_reason=wire_finish_reason(sibling.finish_reason),
-                    )
+                    {
+                        "index": len(rendered),
+                        "text": text,
+                        "logprobs": logprobs,
+                        "finish_reason": wire_finish_reason(sibling.finish_reason),
+                    }
                 )
-        completion = Completion(
-            id=self.fields.id,
-            object="text_completion",
-            created=self.fields.created,
-            model=self.fields.model,
-            system_fingerprint=self.fields.system_fingerprint,
-            choices=rendered,
-            usage=usage_body(self.meter),
-        )
-        return wire_json(completion)
+        return to_json({**self._fields, "choices": rendered, "usage": usage_fields(usage)})
+
+    def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
+        """The writer of a stream of the choices, of which each prompt has n."""
+        texts = [self.text_of(index // self._n) for index in range(len(choices))]
+        return CompletionWriter(self._fields, choices, texts, with_usage=self._with_usage)
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A new choice of the prompt with that index."""
-        wanted = self.task.body.logprobs is not None
-        logprobs = CompletionLogprobBuilder(self.engine.tokenizer) if wanted else None
-        return ChoiceText(self.task.echoes[prompt], self.task.prompts[prompt], logprobs)
+        return ChoiceText(self._echoes[prompt], self._requests[prompt].prompt, self._tokenizer)
 
 
 class ChoiceText:
-    """Text and logprobs of one choice, piece by piece. The first piece has the text of the echoed
-    prompt. The prompt's logprobs come in as many pieces as the engine sends.
+    """Text and log-probabilities of one choice, piece by piece. The first piece has the text of the
+    echoed prompt. The prompt's log-probabilities come in as many pieces as the engine sends.
+
+    Log-probabilities have offsets, in characters from the beginning of the choice's text, echoed
+    prompt included. A token that continues a character has the offset after that character's
+    beginning.
     """
 
-    def __init__(
-        self, echo: str, prompt: tuple[int, ...], logprobs: CompletionLogprobBuilder | None
-    ) -> None:
-        self._echo: str | None = echo
+    def __init__(self, echo: str, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer it has no log-probabilities."""
+        self._echo = echo
         self._unscored = iter(prompt)
-        self._logprobs = logprobs
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
 
     def add(
         self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs
-    ) -> tuple[str, CompletionLogprobs | None]:
-        if self._echo is not None:
-            text, self._echo = self._echo + text, None
-        if self._logprobs is None:
+    ) -> tuple[str, dict[str, list[Any]] | None]:
+        """The text, and the JSON of its CompletionLogprobs."""
+        text, self._echo = self._echo + text, ""
+        if self._tokenizer is None:
             return text, None
         scored = islice(self._unscored, len(prompt_entries))
-        of_prompt = self._logprobs.prompt(tuple(scored), prompt_entries)
-        return text, joined([of_prompt, self._logprobs.output(entries)])
+        of_prompt = list(zip(scored, prompt_entries, strict=True))
+        of_output = [(entry.token_id, entry) for entry in entries]
+        return text, self._lists([*of_prompt, *of_output], self._tokenizer)
+
+    def _lists(
+        self, tokens: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer
+    ) -> dict[str, list[Any]]:
+        """The prompt's first token was not predicted: its entries are null."""
+        names, logprobs, tops, offsets = [], [], [], []
+        for token_id, entry in tokens:
+            token = tokenizer.token_bytes(token_id)
+            names.append(token_text(token))
+            offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(token))
+            logprobs.append(max(entry.logprob, LOWEST_LOGPROB) if entry else None)
+            tops.append(_top(entry, tokenizer) if entry else None)
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
 
-def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
+def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float]:
+    """Best first, then the token itself; where two read the same the better one stays."""
+    top: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        text = token_text(tokenizer.token_bytes(token_id))
+        top.setdefault(text, max(logprob, LOWEST_LOGPROB))
+    return top
+
+
+def best(siblings: Sequence[Choice], n: int) -> Sequence[Choice]:
     """All of them if there are n, else the n with the highest mean logprob per token."""
     if len(siblings) == n:
         return siblings
     return sorted(siblings, key=_mean_logprob, reverse=True)[:n]
 
 
-def _mean_logprob(choice: Generated) -> float:
+def _mean_logprob(choice: Choice) -> float:
     logprobs = [entry.logprob for entry in choice.logprobs]
     return fmean(logprobs) if logprobs else -inf
 
@@ -184,55 +164,31 @@ def _mean_logprob(choice: Generated) -> float:
 class CompletionWriter(ChunkWriter):
     """The chunks of one streamed completion."""
 
-    def __init__(self, builder: CompletionBuilder) -> None:
-        self._builder = builder
-        self._with_usage = builder.task.body.include_usage
-        self._choices: dict[int, ChoiceText] = {}
-
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        output = generated(events)
-        if not output:
-            return b""
-        if choice not in self._choices:
-            prompt = choice // self._builder.task.body.n
-            self._choices[choice] = self._builder.text_of(prompt)
-        text, logprobs = self._choices[choice].add(
-            "".join(event.text for event in output),
-            [entry for event in output for entry in event.logprobs],
-            [entry for event in output for entry in event.prompt_logprobs],
-        )
-        reason = output[-1].finish_reason
-        if text or reason is not None or (logprobs is not None and logprobs.tokens):
-            return chunk_event(self._chunk(choice, text, logprobs, reason))
-        return b""
-
-    def last_chunks(self) -> Iterable[CompletionChunk]:
-        if self._with_usage:
-            yield self._with_choices([], usage=usage_body(self._builder.meter))
-
-    def _chunk(
+    def __init__(
         self,
-        choice: int,
-        text: str,
-        logprobs: CompletionLogprobs | None,
-        reason: FinishReason | None,
-    ) -> CompletionChunk:
-        body = CompletionChunkChoice(
-            index=choice,
-            text=text,
-            logprobs=logprobs,
-            finish_reason=None if reason is None else wire_finish_reason(reason),
-        )
-        return self._with_choices([body])
+        fields: dict[str, Any],
+        choices: Sequence[Choice],
+        texts: Sequence[ChoiceText],
+        *,
+        with_usage: bool,
+    ) -> None:
+        super().__init__(fields, with_usage=with_usage)
+        self._choices = choices
+        self._texts = texts
 
-    def _with_choices(self, choices: list[CompletionChunkChoice], **usage: Any) -> CompletionChunk:
-        fields = self._builder.fields
-        return CompletionChunk(
-            id=fields.id,
-            object="text_completion",
-            created=fields.created,
-            model=fields.model,
-            system_fingerprint=fields.system_fingerprint,
-            choices=choices,
-            **usage,
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """See StreamWriter. There is no chunk where nothing is new."""
+        answer = self._choices[choice]
+        text, logprobs = self._texts[choice].add(
+            "".join(step.text for step in steps if isinstance(step, Grew)),
+            answer.take_logprobs(),
+            answer.take_prompt_logprobs(),
+        )
+        is_over = answer.finish_reason is not None
+        if not (text or is_over or (logprobs and logprobs["tokens"])):
+            return b""
+        reason = wire_finish_reason(answer.finish_reason) if is_over else None
+        return self.chunk(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
+            % (choice, to_json(text), to_json(logprobs), to_json(reason))
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond_whole, when_loaded
+from server.dialects.delivery import respond, when_loaded
 from server.dialects.embeddings.schema import (
     EmbeddingList,
     RerankRequest,
@@ -14,16 +14,16 @@ from server.dialects.embeddings.schema import (
     ScoreResponse,
 )
 from server.dialects.embeddings.write import (
-    EmbeddingBuilder,
-    RerankBuilder,
-    ScoreBuilder,
     check_not_empty,
+    embedding_job,
+    rerank_job,
+    score_job,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.errors import invalid
-from server.generation.embedding_task import EmbeddingRequest, embedding_task
+from server.errors import InvalidField
 from server.generation.models import ServedModel
-from server.generation.ranking_task import Pair, ranking_task
+from server.generation.pooling import EmbeddingRequest, embedding_requests
+from server.generation.ranking import Pair, prepare_ranking
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()
@@ -37,8 +37,8 @@ async def create_embeddings(
     check_not_empty(body)
 
     async def begin(model: ServedModel) -> Response:
-        task = await embedding_task(body, model, record)
-        return await respond_whole(EmbeddingBuilder(task), http, service)
+        requests = await embedding_requests(body, model, record)
+        return await respond(embedding_job(body, model, requests), http, service)
 
     return await when_loaded(body.model, begin, http, service)
 
@@ -56,8 +56,8 @@ async def rerank(
     ]
 
     async def begin(model: ServedModel) -> Response:
-        task = await ranking_task(body, pairs, model, record)
-        return await respond_whole(RerankBuilder(record.id, task, body), http, service)
+        requests, scores = await prepare_ranking(body, pairs, model, record)
+        return await respond(rerank_job(body, model, requests, scores, record.id), http, service)
 
     return await when_loaded(body.model, begin, http, service)
 
@@ -69,8 +69,8 @@ async def score(
     service.check_priority(body.priority)
 
     async def begin(model: ServedModel) -> Response:
-        task = await ranking_task(body, _pairs(body), model, record)
-        return await respond_whole(ScoreBuilder(record.id, task), http, service)
+        requests, scores = await prepare_ranking(body, _pairs(body), model, record)
+        return await respond(score_job(model, requests, scores, record.id), http, service)
 
     return await when_loaded(body.model, begin, http, service)
 
@@ -81,9 +81,9 @@ def _pairs(body: ScoreRequest) -> Sequence[Pair]:
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        raise invalid(
-            f"text_2: {len(first)} texts in text_1 are compared with as many, not {len(second)}",
+        raise InvalidField(
             "text_2",
+            f"{len(first)} texts in text_1 are compared with as many, not {len(second)}",
         )
     return [
         Pair(one, other, f"text_1[{index}]", f"text_2[{index}]")

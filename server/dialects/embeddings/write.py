@@ -1,128 +1,121 @@
 """Embeddings, reranked documents and scores of pairs. None of them is ever streamed."""
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import to_json
 
-from server.dialects.base import wire_json
-from server.dialects.embeddings.schema import (
-    Embedding,
-    EmbeddingList,
-    PooledUsage,
-    RerankedDocument,
-    RerankRequest,
-    RerankResponse,
-    RerankResult,
-    Score,
-    ScoreResponse,
-)
-from server.dialects.openai import PromptTokensDetails
-from server.errors import invalid
-from server.generation.embedding_task import EmbeddingRequest, EmbeddingTask
-from server.generation.events import UsageMeter
-from server.generation.pooled import PooledText
-from server.generation.ranking_task import RankingTask
-from server.generation.vectors import base64, vector
+from engine.values.model import Embedder
+from engine.values.request import Request
+from server.dialects.base import Job
+from server.dialects.embeddings.schema import RerankRequest
+from server.errors import InvalidField
+from server.generation.choice import AnswerUsage, Choice
+from server.generation.models import ServedModel
+from server.generation.pooling import EmbeddingRequest, Vector, base64, vector
+from server.generation.ranking import Scores
 
 
 def check_not_empty(body: EmbeddingRequest) -> None:
     """Raise ApiError (400) for an input that is empty, as OpenAI does."""
     for name, one in zip(body.input_names, body.input, strict=True):
         if not one:
-            raise invalid(f"{name}: must not be empty", name)
+            raise InvalidField(name, "must not be empty")
 
 
-class EmbeddingBuilder:
-    """A ResponseBuilder of embeddings, in the order of the inputs."""
-
-    def __init__(self, task: EmbeddingTask) -> None:
-        self.engine = task.model.engine
-        self.requests = task.requests
-        self.meter = task.meter
-        self.task = task
-
-    def new_choice(self) -> PooledText:
-        return PooledText()
-
-    def whole(self, choices: Sequence[PooledText]) -> bytes:
-        answer = EmbeddingList(
-            object="list",
-            data=[self._embedding(index, one) for index, one in enumerate(choices)],
-            model=self.task.model.name,
-            usage=pooled_usage(self.meter),
-        )
-        return wire_json(answer)
-
-    def _embedding(self, index: int, one: PooledText) -> Embedding:
-        found = vector(one.pooled, self.task.embedder, self.task.body.dimensions)
-        as_text = self.task.body.encoding_format == "base64"
-        numbers = base64(found) if as_text else found.tolist()
-        return Embedding(object="embedding", index=index, embedding=numbers)
+def embedding_job(body: EmbeddingRequest, model: ServedModel, requests: Sequence[Request]) -> Job:
+    """The job of embeddings, in the order of the inputs."""
+    embedder = model.engine.card.embedder
+    assert embedder is not None
+    as_text = body.encoding_format == "base64"
+    encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
+    render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
+    return Job(model=model, requests=requests, render=render)
 
 
-def pooled_usage(meter: UsageMeter) -> PooledUsage:
-    total = meter.total
-    return PooledUsage(
-        prompt_tokens=total.prompt_tokens,
-        total_tokens=total.prompt_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=total.cached_tokens),
+def _embeddings(
+    model: str,
+    embedder: Embedder,
+    dimensions: int | None,
+    encode: Callable[[Vector], object],
+    choices: Sequence[Choice],
+    usage: AnswerUsage,
+) -> bytes:
+    """The JSON of an EmbeddingList."""
+    vectors = (vector(choice.pooled, embedder, dimensions) for choice in choices)
+    data = [
+        {"object": "embedding", "index": index, "embedding": encode(each)}
+        for index, each in enumerate(vectors)
+    ]
+    return to_json({"object": "list", "data": data, "model": model, "usage": _usage(usage)})
+
+
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
+    """The JSON of a PooledUsage."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def rerank_job(
+    body: RerankRequest, model: ServedModel, requests: Sequence[Request], scores: Scores, id: str
+) -> Job:
+    """The job of documents, the best first; of equal ones the first."""
+    documents = body.documents if body.return_documents else None
+    render = partial(_reranked, id, model.name, scores, documents, body.top_n or None)
+    return Job(model=model, requests=requests, render=render)
+
+
+def _reranked(
+    id: str,
+    model: str,
+    scores: Scores,
+    documents: Sequence[str] | None,
+    top_n: int | None,
+    choices: Sequence[Choice],
+    usage: AnswerUsage,
+) -> bytes:
+    """The JSON of a RerankResponse."""
+    found = scores([choice.pooled for choice in choices])
+    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
+    results = [
+        {
+            "index": index,
+            **({"document": {"text": documents[index]}} if documents else {}),
+            "relevance_score": found[index],
+        }
+        for index in order[:top_n]
+    ]
+    return to_json(
+        {"id": f"rerank-{id}", "model": model, "usage": _usage(usage), "results": results}
     )
 
 
-class RankingBuilder(ABC):
-    """A ResponseBuilder of scores."""
-
-    def __init__(self, id: str, task: RankingTask) -> None:
-        self.engine = task.model.engine
-        self.requests = task.requests
-        self.meter = task.meter
-        self.id = id
-        self.task = task
-
-    def new_choice(self) -> PooledText:
-        return PooledText()
-
-    def whole(self, choices: Sequence[PooledText]) -> bytes:
-        return wire_json(self.answer(self.task.scores(choices)))
-
-    @abstractmethod
-    def answer(self, scores: Sequence[float]) -> BaseModel: ...
+def score_job(model: ServedModel, requests: Sequence[Request], scores: Scores, id: str) -> Job:
+    """The job of the scores of pairs, in their order."""
+    return Job(model=model, requests=requests, render=partial(_scored, id, model.name, scores))
 
 
-class RerankBuilder(RankingBuilder):
-    """The documents, the best first; of equal ones the first."""
-
-    def __init__(self, id: str, task: RankingTask, body: RerankRequest) -> None:
-        super().__init__(id, task)
-        self._body = body
-
-    def answer(self, scores: Sequence[float]) -> RerankResponse:
-        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        return RerankResponse(
-            id=f"rerank-{self.id}",
-            model=self.task.model.name,
-            usage=pooled_usage(self.meter),
-            results=[self._result(i, scores[i]) for i in order[: self._body.top_n or None]],
-        )
-
-    def _result(self, index: int, score: float) -> RerankResult:
-        if not self._body.return_documents:
-            return RerankResult(index=index, relevance_score=score)
-        document = RerankedDocument(text=self._body.documents[index])
-        return RerankResult(index=index, document=document, relevance_score=score)
-
-
-class ScoreBuilder(RankingBuilder):
-    """The pairs, in their order."""
-
-    def answer(self, scores: Sequence[float]) -> ScoreResponse:
-        return ScoreResponse(
-            id=f"score-{self.id}",
-            object="list",
-            created=int(time.time()),
-            model=self.task.model.name,
-            data=[Score(index=i, object="score", score=one) for i, one in enumerate(scores)],
-            usage=pooled_usage(self.meter),
-        )
+def _scored(
+    id: str, model: str, scores: Scores, choices: Sequence[Choice], usage: AnswerUsage
+) -> bytes:
+    """The JSON of a ScoreResponse."""
+    found = scores([choice.pooled for choice in choices])
+    return to_json(
+        {
+            "id": f"score-{id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(found)
+            ],
+            "usage": _usage(usage),
+        }
+    )

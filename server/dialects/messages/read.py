@@ -24,13 +24,11 @@ from server.dialects.messages.schema import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from server.errors import invalid, invalid_field
-from server.generation.chat import Chat, Structure
-from server.generation.conversation import Conversation, Message, TextPart
+from server.errors import InvalidField, invalid_field
+from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
-from server.generation.request_fields import SampledRequest
-from server.generation.roles import Roles
-from server.generation.structure import of_schema
+from server.generation.prompt import Roles
+from server.generation.request_fields import SampledRequest, of_schema
 from server.generation.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
 from server.record import RequestRecord
 
@@ -97,8 +95,7 @@ def chat_messages(
             turns.append(turn)
     for turn in turns:
         if len(turn.calls) > MAX_TOOLS:
-            message = f"messages: at most {MAX_TOOLS} tool_use blocks in one turn"
-            raise invalid(message, "messages")
+            raise InvalidField("messages", f"at most {MAX_TOOLS} tool_use blocks in one turn")
     return [turn.message() for turn in turns]
 
 
@@ -161,9 +158,8 @@ def _check_blocks(message: MessageParam, place: str) -> None:
     """Raise ApiError (400) for a block that a message of this role cannot have."""
     for index, block in enumerate(message.content):
         if not isinstance(block, BLOCKS_OF[message.role]):
-            where = f"{place}[{index}]"
-            text = f"{where}: a message of role '{message.role}' has no {block.type} blocks"
-            raise invalid(text, where)
+            text = f"a message of role '{message.role}' has no {block.type} blocks"
+            raise InvalidField(f"{place}[{index}]", text)
 
 
 BILLING_LINE = "x-anthropic-billing-header:"

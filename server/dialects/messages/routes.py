@@ -1,5 +1,7 @@
 """`POST /v1/messages`, `/v1/messages/count_tokens`."""
 
+from dataclasses import replace
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -8,9 +10,9 @@ from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints,
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
-from server.dialects.messages.write import MessagesBuilder
-from server.generation.chat_task import chat_task, chat_tokens
+from server.dialects.messages.write import messages_job
 from server.generation.models import ServedModel
+from server.generation.requests import chat_tokens, prepare_chat
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()
@@ -33,11 +35,11 @@ async def create_message(
         strips = settings.strip_billing_header
         chat = await as_chat(body, model, record, strip_billing_header=strips)
         is_marked = settings.prefix_cache and record.cache_marks > 0
-        task = await chat_task(chat, model, record)
-        if body.max_tokens == 0:
-            task = task.without_answer()
-        builder = MessagesBuilder(task, body.max_tokens, is_marked=is_marked)
-        return await respond(builder, http, service)
+        request, plan = await prepare_chat(chat, model, record)
+        if body.max_tokens == 0:  # the prompt alone is computed, and cached
+            request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
+        job = messages_job(body, model, request, plan, is_marked=is_marked)
+        return await respond(job, http, service)
 
     keep_alive = COMMENTS if body.stream else None
     return await when_loaded(body.model, begin, http, service, keep_alive)

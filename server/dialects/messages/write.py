@@ -1,214 +1,129 @@
-"""Messages, whole and streamed: the parts of an answer as content blocks."""
+"""Messages, whole and streamed: the blocks of an answer as content blocks."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_json
 
 from engine.values.output import FinishReason, OutputEvent, Usage
-from server.dialects.base import as_arguments, generated, wire_json
+from engine.values.request import Request
+from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import messages_error
-from server.dialects.messages.answer import (
-    Block,
-    BlockDelta,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    InputJsonDelta,
-    MessageBody,
-    MessageDelta,
-    MessageEnd,
-    MessageEvent,
-    MessageStart,
-    MessageStop,
-    MessageUsage,
-    Ping,
-    SignatureDelta,
-    StopReason,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    ThoughtTokens,
-    ToolUseBlock,
-)
+from server.dialects.messages.answer import StopReason
+from server.dialects.messages.schema import MessagesRequest
 from server.errors import ApiError
-from server.generation.answer import ChatAnswer
-from server.generation.chat_task import ChatTask
+from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
+from server.generation.models import ServedModel
+from server.generation.plan import AnswerPlan
 from server.http.sse import EVENT_STREAM, sse_event
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 SIGNATURE = "cm9vdHN0b2Nr"
 """The signature of all thinking blocks. Clients send it back, and it is never checked."""
 
-BlockEvent: TypeAlias = ContentBlockStart | ContentBlockDelta | ContentBlockStop
 
+def messages_job(
+    body: MessagesRequest,
+    model: ServedModel,
+    request: Request,
+    plan: AnswerPlan,
+    *,
+    is_marked: bool,
+) -> Job:
+    """The job of a message, which the client reads whole or as a stream.
 
-def _continues(part: AnswerPart, last: AnswerPart | None) -> bool:
-    """Whether a part belongs to the same block as the last one."""
-    match part:
-        case CallBegun():
-            return False
-        case CallArguments():
-            return True
-        case _:
-            return type(part) is type(last)
-
-
-class BlockStream:
-    """The events of one answer's blocks, one block after the other."""
-
-    def __init__(self) -> None:
-        self._index = -1
-        self._last: AnswerPart | None = None
-
-    def events(self, parts: Iterable[AnswerPart]) -> Iterator[BlockEvent]:
-        for part in parts:
-            if not _continues(part, self._last):
-                yield from self.close()
-                self._index += 1
-                yield ContentBlockStart(
-                    type="content_block_start", index=self._index, content_block=_begun(part)
-                )
-            self._last = part
-            if (delta := _delta(part)) is not None:
-                yield self._delta(delta)
-
-    def close(self) -> Iterator[BlockEvent]:
-        """The end of the open block, if there is one."""
-        if isinstance(self._last, Reasoning):
-            yield self._delta(SignatureDelta(type="signature_delta", signature=SIGNATURE))
-        if self._last is not None:
-            yield ContentBlockStop(type="content_block_stop", index=self._index)
-        self._last = None
-
-    def _delta(self, delta: BlockDelta) -> ContentBlockDelta:
-        return ContentBlockDelta(type="content_block_delta", index=self._index, delta=delta)
-
-
-def _begun(part: AnswerPart) -> Block:
-    match part:
-        case CallBegun(_, id, name):
-            return ToolUseBlock(type="tool_use", id=id, name=name, input={})
-        case Reasoning():
-            return ThinkingBlock(type="thinking", thinking="", signature="")
-        case _:
-            return TextBlock(type="text", text="")
-
-
-def _delta(part: AnswerPart) -> BlockDelta | None:
-    match part:
-        case Content(text):
-            return TextDelta(type="text_delta", text=text)
-        case Reasoning(text):
-            return ThinkingDelta(type="thinking_delta", thinking=text)
-        case CallArguments(_, text):
-            return InputJsonDelta(type="input_json_delta", partial_json=text)
-        case CallBegun():
-            return None
-
-
-class WholeMessage:
-    """The blocks of an answer that is not streamed."""
-
-    def __init__(self, answer: ChatAnswer) -> None:
-        self.answer = answer
-        self._last: AnswerPart | None = None
-        self._blocks: list[tuple[AnswerPart, list[str]]] = []  # a first part and texts
-
-    def add(self, event: OutputEvent) -> None:
-        for part in self.answer.add(event):
-            if not _continues(part, self._last):
-                self._blocks.append((part, []))
-            self._last = part
-            if not isinstance(part, CallBegun):
-                self._blocks[-1][1].append(part.text)
-
-    def blocks(self) -> list[Block]:
-        return [_block(first, "".join(texts)) for first, texts in self._blocks]
-
-
-def _block(first: AnswerPart, text: str) -> Block:
-    match first:
-        case CallBegun(_, id, name):
-            return ToolUseBlock(type="tool_use", id=id, name=name, input=as_arguments(text))
-        case Reasoning():
-            return ThinkingBlock(type="thinking", thinking=text, signature=SIGNATURE)
-        case _:
-            return TextBlock(type="text", text=text)
-
-
-PING = Ping(type="ping")
-
-
-class MessagesBuilder:
-    """A StreamingBuilder of Messages, for a request with this `max_tokens`. The tokens of a prompt
-    that were computed are reported as written to the cache if the prompt `is_marked` (has
-    `cache_control`).
+    The tokens of a prompt that were computed are reported as written to the cache if the prompt
+    `is_marked` (has `cache_control`).
     """
+    form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
+    return Job(
+        model=model,
+        requests=[request],
+        plan=plan,
+        render=form.whole,
+        writer=form.writer if body.stream else None,
+    )
 
-    def __init__(self, task: ChatTask, max_tokens: int, *, is_marked: bool) -> None:
-        self.engine = task.model.engine
-        self.requests = [task.request]
-        self.meter = task.meter
-        self.is_streamed = task.chat.sampling.stream
-        self.new_answer = task.new_answer
-        self.request_id = task.request.id
-        self._model = task.model.name
+
+class MessageForm:
+    """How one request's message is written."""
+
+    def __init__(self, model: str, request: Request, max_tokens: int, *, is_marked: bool) -> None:
+        """`max_tokens` are those that the client asked for."""
+        self.request_id = request.id
+        self._model = model
         self._is_marked = is_marked
-        self._has_all_tokens = task.request.max_tokens == max_tokens
+        self._has_all_tokens = request.max_tokens == max_tokens
 
-    def writer(self) -> "MessageWriter":
-        return MessageWriter(self)
-
-    def new_choice(self) -> WholeMessage:
-        return WholeMessage(self.new_answer())
-
-    def whole(self, choices: Sequence[WholeMessage]) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of a MessageBody."""
         (choice,) = choices
-        end = self.end(choice.answer)
-        usage, blocks = self.total_usage(), choice.blocks()
-        return wire_json(self.message(blocks, usage, end.stop_reason, end.stop_sequence))
+        content = [_content(block, block.text) for block in choice.blocks]
+        return to_json(self.message(content, self.usage(usage), self.end(choice)))
+
+    def writer(self, choices: Sequence[Choice]) -> "MessageWriter":
+        """The writer of a stream of the one choice."""
+        (choice,) = choices
+        return MessageWriter(self, choice)
 
     def message(
-        self,
-        content: list[Block],
-        usage: MessageUsage,
-        stop_reason: StopReason | None = None,
-        stop_sequence: str | None = None,
-    ) -> MessageBody:
-        return MessageBody(
-            id=f"msg_{self.request_id}",
-            type="message",
-            role="assistant",
-            model=self._model,
-            content=content,
-            stop_reason=stop_reason,
-            stop_sequence=stop_sequence,
-            usage=usage,
-        )
+        self, content: list[dict[str, Any]], usage: dict[str, Any], end: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The JSON of a MessageBody."""
+        return {
+            "id": f"msg_{self.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **end,
+            "usage": usage,
+        }
 
-    def total_usage(self) -> MessageUsage:
-        return self.usage(self.meter.total)
-
-    def usage(self, usage: Usage) -> MessageUsage:
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The JSON of a MessageUsage."""
         computed = usage.prompt_tokens - usage.cached_tokens
-        return MessageUsage(
-            input_tokens=0 if self._is_marked else computed,
-            cache_creation_input_tokens=computed if self._is_marked else 0,
-            cache_read_input_tokens=usage.cached_tokens,
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=ThoughtTokens(thinking_tokens=self.meter.reasoning_tokens),
-        )
+        thought = usage.reasoning_tokens if isinstance(usage, AnswerUsage) else 0
+        return {
+            "input_tokens": 0 if self._is_marked else computed,
+            "cache_creation_input_tokens": computed if self._is_marked else 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": thought},
+        }
 
-    def end(self, answer: ChatAnswer) -> MessageEnd:
-        stopped_by = answer.stopped_by if isinstance(answer.stopped_by, str) else None
-        return MessageEnd(stop_reason=self._stop_reason(answer), stop_sequence=stopped_by)
+    def end(self, choice: Choice) -> dict[str, Any]:
+        """The JSON of a MessageEnd."""
+        stopped_by = choice.stopped_by if isinstance(choice.stopped_by, str) else None
+        return {"stop_reason": self._stop_reason(choice), "stop_sequence": stopped_by}
 
-    def _stop_reason(self, answer: ChatAnswer) -> StopReason:
-        if isinstance(answer.stopped_by, str):
+    def _stop_reason(self, choice: Choice) -> StopReason:
+        if isinstance(choice.stopped_by, str):
             return "stop_sequence"
-        if answer.finish_reason is FinishReason.LENGTH:
+        if choice.finish_reason is FinishReason.LENGTH:
             return "max_tokens" if self._has_all_tokens else "model_context_window_exceeded"
-        return "tool_use" if answer.calls else "end_turn"
+        return "tool_use" if choice.calls else "end_turn"
+
+
+def _content(block: Block, text: str) -> dict[str, Any]:
+    """The JSON of a Block with this text, which is empty where the block begins."""
+    match block.kind:
+        case "call":
+            given = as_arguments(text)
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": given}
+        case "reasoning":
+            signature = SIGNATURE if text else ""
+            return {"type": "thinking", "thinking": text, "signature": signature}
+        case "text":
+            return {"type": "text", "text": text}
+
+
+_DELTAS = {
+    "text": b'{"type":"text_delta","text":%b}',
+    "reasoning": b'{"type":"thinking_delta","thinking":%b}',
+    "call": b'{"type":"input_json_delta","partial_json":%b}',
+}
+_SIGNED = b'{"type":"signature_delta","signature":%b}' % to_json(SIGNATURE)
+_PING = sse_event("ping", b'{"type":"ping"}')
 
 
 class MessageWriter:
@@ -220,48 +135,61 @@ class MessageWriter:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, builder: MessagesBuilder) -> None:
-        self._builder = builder
-        self._answer = builder.new_answer()
-        self._blocks = BlockStream()
-        self._admission: Usage | None = None
+    def __init__(self, form: MessageForm, choice: Choice) -> None:
+        self._form = form
+        self._choice = choice
         self._has_begun = False
 
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        self._admission = events[0].admission or self._admission
-        output = generated(events)
-        if not output:
-            return b""
-        begin = self._begin()
-        blocks = [*self._blocks.events(self._answer.add_all(output))]
-        if output[-1].finish_reason is not None:
-            blocks += self._blocks.close()
-        return begin + b"".join(map(_event, blocks))
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        return self._begin() + b"".join(map(_block_event, steps))
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
 
     def keep_alive(self) -> bytes:
-        return self._begin() + _event(PING)
+        return self._begin() + _PING
 
     def failure(self, error: ApiError) -> bytes:
-        return _event(messages_error(error, self._builder.request_id))
+        return sse_event("error", wire_json(messages_error(error, self._form.request_id)))
 
-    def end(self) -> bytes:
-        builder = self._builder
-        delta = MessageDelta(
-            type="message_delta", delta=builder.end(self._answer), usage=builder.total_usage()
-        )
-        return _event(delta) + _event(MessageStop(type="message_stop"))
+    def end(self, usage: AnswerUsage) -> bytes:
+        delta = {
+            "type": "message_delta",
+            "delta": self._form.end(self._choice),
+            "usage": self._form.usage(usage),
+        }
+        return _event(delta) + _event({"type": "message_stop"})
 
     def _begin(self) -> bytes:
         """The message's first event, once the number of cached tokens is known."""
-        if self._has_begun or self._admission is None:
+        admission = self._choice.admission
+        if self._has_begun or admission is None:
             return b""
         self._has_begun = True
-        message = self._builder.message([], self._builder.usage(self._admission))
-        return _event(MessageStart(type="message_start", message=message))
+        end = {"stop_reason": None, "stop_sequence": None}
+        message = self._form.message([], self._form.usage(admission), end)
+        return _event({"type": "message_start", "message": message})
 
 
-def _event(event: MessageEvent) -> bytes:
-    return sse_event(event.type, wire_json(event))
+def _block_event(step: Step) -> bytes:
+    block = step.block
+    if isinstance(step, Grew):
+        return _delta_event(block, _DELTAS[block.kind] % to_json(step.text))
+    if isinstance(step, Opened):
+        content = _content(block, "")
+        return _event(
+            {"type": "content_block_start", "index": block.index, "content_block": content}
+        )
+    signed = _delta_event(block, _SIGNED) if block.kind == "reasoning" else b""
+    return signed + _event({"type": "content_block_stop", "index": block.index})
+
+
+def _delta_event(block: Block, delta: bytes) -> bytes:
+    return sse_event(
+        "content_block_delta",
+        b'{"type":"content_block_delta","index":%d,"delta":%b}' % (block.index, delta),
+    )
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return sse_event(event["type"], to_json(event))

@@ -20,10 +20,10 @@ from server.dialects.ollama.schema import (
     OllamaProgress,
     OllamaRunningModel,
 )
-from server.downloads import Download
 from server.errors import SERVER, ApiError
 from server.generation.models import ServedModel
 from server.http.sse import json_line
+from server.models.hub import Download
 from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
 

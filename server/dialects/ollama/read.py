@@ -17,14 +17,18 @@ from server.dialects.ollama.schema import (
     OllamaToolCallParam,
 )
 from server.errors import UNSUPPORTED, invalid, invalid_field
-from server.generation.chat import Chat, Structure
 from server.generation.completion_request import CompletionRequest
-from server.generation.conversation import Conversation, Message, TextPart
-from server.generation.embedding_task import EmbeddingRequest
+from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
-from server.generation.pooled import WHOLE_CONTEXT
-from server.generation.request_fields import NO_LIMIT, SampledRequest
-from server.generation.structure import ANY_OBJECT, NamedSchema, ResponseFormat, of_schema
+from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
+from server.generation.request_fields import (
+    ANY_OBJECT,
+    NO_LIMIT,
+    NamedSchema,
+    ResponseFormat,
+    SampledRequest,
+    of_schema,
+)
 from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
 
 

@@ -1,19 +1,22 @@
 """Ollama's API: `/api/chat`, `generate`, `embed`, `embeddings`, and those on models."""
 
+import time
+from collections.abc import Sequence
 from functools import partial
 
-from anyio import to_thread
+from anyio import current_time, to_thread
 from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
 from engine.launch import local_checkpoint
-from server.dialects.base import wire_json
+from engine.values.request import Request as EngineRequest
+from server.dialects.base import Job, wire_json
 from server.dialects.delivery import (
     Begin,
     KeepAlive,
     json_response,
     respond,
-    respond_whole,
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
@@ -50,26 +53,22 @@ from server.dialects.ollama.schema import (
     OllamaVersion,
 )
 from server.dialects.ollama.write import (
-    EmbedBuilder,
-    EmbeddingsBuilder,
-    OllamaBuilder,
+    EmbedForm,
     Shape,
-    Stopwatch,
-    chat_answer,
-    chat_builder,
+    answer_job,
+    chat_shape,
     empty_line,
-    generate_answer,
-    raw_builder,
+    generate_shape,
+    one_vector,
+    vectors_job,
     without_answer,
 )
-from server.downloads import Download
 from server.errors import ApiError
-from server.generation.chat_task import chat_task
-from server.generation.completion_task import completion_task
-from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
+from server.generation.pooling import embedding_requests
+from server.generation.requests import prepare_chat, prepare_completion
 from server.http.sse import NDJSON
-from server.model_cache import NotCached, deletions
+from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
 
@@ -87,19 +86,20 @@ models_router = Endpoints()
 async def create_chat(
     body: OllamaChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    watch = Stopwatch()
+    arrived_ns = time.perf_counter_ns()
     record.keep_alive_seconds = body.keep_alive
     if not body.messages and body.keep_alive == 0:
-        return await _unloaded(body, service, record, chat_answer)
+        return await _unloaded(body, service, record, chat_shape)
 
     async def begin(model: ServedModel) -> Response:
         if not body.messages:
-            return _answer_of(model.name, chat_answer, "load")
+            return _answer_of(model.name, chat_shape, "load")
         chat = await model.workers.prepare(record, partial(as_chat, body, model))
-        task = await chat_task(chat, model, record)
-        return await respond(chat_builder(task, chat_answer, watch), http, service)
+        request, plan = await prepare_chat(chat, model, record)
+        job = answer_job(model, [request], plan, chat_shape, arrived_ns, is_streamed=body.stream)
+        return await respond(job, http, service)
 
-    return await _when_loaded(body, chat_answer, begin, http, service)
+    return await _when_loaded(body, chat_shape, begin, http, service)
 
 
 @router.endpoint(
@@ -112,18 +112,18 @@ async def create_chat(
 async def generate(
     body: OllamaGenerateRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    watch = Stopwatch()
+    arrived_ns = time.perf_counter_ns()
     record.keep_alive_seconds = body.keep_alive
     if not body.prompt and body.keep_alive == 0:
-        return await _unloaded(body, service, record, generate_answer)
+        return await _unloaded(body, service, record, generate_shape)
 
     async def begin(model: ServedModel) -> Response:
         if not body.prompt:
-            return _answer_of(model.name, generate_answer, "load")
-        builder = await _generate_builder(body, model, record, watch)
-        return await respond(builder, http, service)
+            return _answer_of(model.name, generate_shape, "load")
+        job = await _generate_job(body, model, record, arrived_ns)
+        return await respond(job, http, service)
 
-    return await _when_loaded(body, generate_answer, begin, http, service)
+    return await _when_loaded(body, generate_shape, begin, http, service)
 
 
 async def _when_loaded(
@@ -133,7 +133,7 @@ async def _when_loaded(
     name = named(service, body.model)
 
     def line() -> bytes:
-        return empty_line(service.models.naming(name).name, shape)
+        return empty_line(service.models.alias(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
     return await when_loaded(name, begin, http, service, keep_alive)
@@ -144,14 +144,19 @@ def named(service: Service, name: str) -> str:
     return name if service.models.has(name) else name.removesuffix(LATEST)
 
 
-async def _generate_builder(
-    body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord, watch: Stopwatch
-) -> OllamaBuilder:
+async def _generate_job(
+    body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord, arrived_ns: int
+) -> Job:
+    requests: Sequence[EngineRequest]
     if body.raw:
         completion = await model.workers.prepare(record, partial(raw_completion, body))
-        return raw_builder(await completion_task(completion, model, record), watch)
-    chat = await model.workers.prepare(record, partial(prompt_as_chat, body, model))
-    return chat_builder(await chat_task(chat, model, record), generate_answer, watch)
+        requests, _ = await prepare_completion(completion, model, record)
+        plan = None
+    else:
+        chat = await model.workers.prepare(record, partial(prompt_as_chat, body, model))
+        request, plan = await prepare_chat(chat, model, record)
+        requests = [request]
+    return answer_job(model, requests, plan, generate_shape, arrived_ns, is_streamed=body.stream)
 
 
 async def _unloaded(
@@ -170,7 +175,7 @@ async def _unloaded(
 
 
 def _answer_of(name: str, shape: Shape, reason: DoneReason) -> Response:
-    return json_response(wire_json(without_answer(name, shape, reason)))
+    return json_response(without_answer(name, shape, reason))
 
 
 @router.endpoint("POST", "/api/embed", answer=OllamaVectors, errors=GENERATION_ERRORS)
@@ -178,15 +183,18 @@ async def embed(
     body: OllamaEmbedRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     """Without a text the model is loaded, and no more."""
-    watch = Stopwatch()
+    arrived_ns = time.perf_counter_ns()
     record.keep_alive_seconds = body.keep_alive
 
     async def begin(model: ServedModel) -> Response:
         if not body.texts:
-            return json_response(wire_json(_no_vectors(model.name, watch)))
+            return json_response(to_json(EmbedForm(model.name, arrived_ns).fields([], None)))
         asked = as_embedding(body, body.texts, body.dimensions)
-        task = await embedding_task(asked, model, record)
-        return await respond_whole(EmbedBuilder(task, watch), http, service)
+        requests = await embedding_requests(asked, model, record)
+        form = EmbedForm(model.name, arrived_ns)
+        return await respond(
+            vectors_job(model, requests, body.dimensions, form.fields), http, service
+        )
 
     return await when_loaded(named(service, body.model), begin, http, service)
 
@@ -199,28 +207,16 @@ async def embeddings(
     record: RecordDependency,
 ) -> Response:
     """Without a prompt the model is loaded, and no more."""
-    watch = Stopwatch()
     record.keep_alive_seconds = body.keep_alive
 
     async def begin(model: ServedModel) -> Response:
         if not body.prompt:
             return json_response(wire_json(OllamaVector(embedding=[])))
-        task = await embedding_task(as_embedding(body, [body.prompt], None), model, record)
-        return await respond_whole(EmbeddingsBuilder(task, watch), http, service)
+        asked = as_embedding(body, [body.prompt], None)
+        requests = await embedding_requests(asked, model, record)
+        return await respond(vectors_job(model, requests, None, one_vector), http, service)
 
     return await when_loaded(named(service, body.model), begin, http, service)
-
-
-def _no_vectors(model: str, watch: Stopwatch) -> OllamaVectors:
-    watch.submitted()
-    durations = watch.durations()
-    return OllamaVectors(
-        model=model,
-        embeddings=[],
-        total_duration=durations["total_duration"],
-        load_duration=durations["load_duration"],
-        prompt_eval_count=0,
-    )
 
 
 API_VERSION = "0.12.11"
@@ -256,8 +252,8 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
         if not service.models.is_among(name, record.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
-        left = service.models.seconds_left(name)
-        source = loaded.known.settings.source
+        left = loaded.model.seconds_left(current_time())
+        source = loaded.model.settings.source
         read = partial(running, loaded.served[name], source, promise, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)

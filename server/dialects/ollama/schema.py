@@ -22,7 +22,7 @@ from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.logprobs import TokenLogprobBody
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES
-from server.generation.embedding_task import MAX_INPUTS
+from server.generation.pooling import MAX_INPUTS
 from server.generation.request_fields import MODELS_OWN, StopTexts
 from server.generation.tools import MAX_TOOLS, ChatFunctionTool
 from server.json_model import RequestModel, SparseModel

@@ -1,267 +1,142 @@
 """Answers as Ollama sends them: line by line or whole, with durations, and vectors."""
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import to_json
 
-from engine.api import Engine
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.model import Embedder, Tokenizer
+from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
-from server.dialects.base import as_arguments, generated, wire_json
+from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import ollama_error
 from server.dialects.logprobs import chat_logprobs
-from server.dialects.ollama.schema import (
-    DoneReason,
-    OllamaAnswer,
-    OllamaChatAnswer,
-    OllamaFunction,
-    OllamaGenerateAnswer,
-    OllamaMessage,
-    OllamaToolCall,
-    OllamaVector,
-    OllamaVectors,
-)
+from server.dialects.ollama.schema import DoneReason
 from server.errors import ApiError
-from server.generation.answer import WrittenCall
-from server.generation.chat_task import ChatTask
-from server.generation.completion_task import CompletionTask
-from server.generation.embedding_task import EmbeddingTask
-from server.generation.events import UsageMeter
+from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.models import ServedModel
-from server.generation.pooled import PooledText
-from server.generation.vectors import vector
+from server.generation.plan import AnswerPlan
+from server.generation.pooling import vector
 from server.http.sse import NDJSON, json_line
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+
+Fields = dict[str, Any]
+"""Of a JSON object."""
+
+Shape = Callable[[str, str, Sequence[Block]], Fields]
+"""Makes the fields that have some content, reasoning and calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
-    """The part of an answer in one line, or all of it. Its first call is number `first_call`."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: Sequence[WrittenCall] = field(default_factory=tuple)
-    first_call: int = 0
-
-
-class Shape(Protocol):
-    """Makes a line of a part of the answer and the fields around it."""
-
-    def __call__(self, delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer: ...
+def chat_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) -> Fields:
+    """The fields of an OllamaChatAnswer."""
+    message: Fields = {"role": "assistant", "content": content}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return {"message": message}
 
 
-def chat_answer(delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer:
-    extras: dict[str, Any] = {"thinking": delta.thinking} if delta.thinking else {}
-    if delta.calls:
-        extras["tool_calls"] = [
-            _call(index, call) for index, call in enumerate(delta.calls, delta.first_call)
-        ]
-    message = OllamaMessage(role="assistant", content=delta.content, **extras)
-    return OllamaChatAnswer(message=message, **fields)
+def generate_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) -> Fields:
+    """The fields of an OllamaGenerateAnswer, which has no calls."""
+    return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
-def generate_answer(delta: AnswerDelta, /, **fields: Any) -> OllamaAnswer:
-    extras = {"thinking": delta.thinking} if delta.thinking else {}
-    return OllamaGenerateAnswer(response=delta.content, **extras, **fields)
+def _tool_call(call: Block) -> Fields:
+    arguments = as_arguments(call.text)
+    function = {"index": call.call_index, "name": call.name, "arguments": arguments}
+    return {"id": call.call_id, "function": function}
 
 
-def _call(index: int, call: WrittenCall) -> OllamaToolCall:
-    arguments = as_arguments(call.arguments)
-    function = OllamaFunction(index=index, name=call.name, arguments=arguments)
-    return OllamaToolCall(id=call.id, function=function)
+def answer_job(
+    model: ServedModel,
+    requests: Sequence[Request],
+    plan: AnswerPlan | None,
+    shape: Shape,
+    arrived_ns: int,
+    *,
+    is_streamed: bool,
+) -> Job:
+    """The job of one answer. `arrived_ns` is when its request came, of `time.perf_counter_ns`."""
+    form = OllamaForm(model, shape, arrived_ns)
+    return Job(
+        model=model,
+        requests=requests,
+        plan=plan,
+        render=form.whole,
+        writer=form.writer if is_streamed else None,
+    )
 
 
-class Answer(Protocol):
-    """Takes in a sequence's events: a ChatAnswer, or a TextAnswer."""
+class OllamaForm:
+    """How one answer is written, from when its request is submitted to the engine."""
 
-    calls: list[WrittenCall]
-    finish_reason: FinishReason
-
-    @property
-    def content(self) -> str: ...
-
-    @property
-    def reasoning(self) -> str: ...
-
-    def add_all(self, events: Iterable[OutputEvent]) -> list[AnswerPart]:
-        """The parts that the events complete together."""
-        ...
-
-
-class TextAnswer:
-    """The answer to a raw prompt, in which nothing is looked for."""
-
-    reasoning = ""
-
-    def __init__(self) -> None:
-        self.calls: list[WrittenCall] = []
-        self.finish_reason = FinishReason.LENGTH
-        self._texts: list[str] = []
-
-    @property
-    def content(self) -> str:
-        return "".join(self._texts)
-
-    def add_all(self, events: Iterable[OutputEvent]) -> list[AnswerPart]:
-        texts = []
-        for event in events:
-            texts.append(event.text)
-            self.finish_reason = event.finish_reason or self.finish_reason
-        self._texts += texts
-        return [Content(text)] if (text := "".join(texts)) else []
-
-
-class Stopwatch:
-    """When a request arrived, was submitted to the engine, and had its first token."""
-
-    def __init__(self) -> None:
-        self._arrived_ns = self._submitted_ns = time.perf_counter_ns()
-        self._first_token_ns: int | None = None
-
-    def submitted(self) -> None:
+    def __init__(self, model: ServedModel, shape: Shape, arrived_ns: int) -> None:
+        self.shape = shape
+        self._model = model.name
+        self._tokenizer: Tokenizer = model.engine.tokenizer
+        self._arrived_ns = arrived_ns
         self._submitted_ns = time.perf_counter_ns()
 
-    def first_token(self) -> None:
-        if self._first_token_ns is None:
-            self._first_token_ns = time.perf_counter_ns()
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of an OllamaAnswer."""
+        (choice,) = choices
+        fields = self.shape(choice.content, choice.reasoning, choice.calls)
+        return to_json({**self.last(choice, usage), **self.logprobs(choice), **fields})
 
-    def durations(self) -> dict[str, int]:
-        """The answer's durations, now that it has ended."""
+    def writer(self, choices: Sequence[Choice]) -> "OllamaWriter":
+        """The writer of a stream of the one choice."""
+        (choice,) = choices
+        return OllamaWriter(self, choice, self._model)
+
+    def last(self, choice: Choice, usage: AnswerUsage) -> Fields:
+        """The fields of an answer that has ended, with what it took."""
+        return {
+            **_head(self._model),
+            "done": True,
+            "done_reason": "length" if choice.finish_reason is FinishReason.LENGTH else "stop",
+            **self._durations(choice),
+            "prompt_eval_count": usage.prompt_tokens,
+            "eval_count": usage.completion_tokens,
+        }
+
+    def logprobs(self, choice: Choice) -> Fields:
+        """The field with the log-probabilities since the last call; none where there are none."""
+        entries = choice.take_logprobs()
+        return {"logprobs": chat_logprobs(self._tokenizer, entries)} if entries else {}
+
+    def _durations(self, choice: Choice) -> Fields:
         now = time.perf_counter_ns()
-        first = now if self._first_token_ns is None else self._first_token_ns
+        first_output_ns = choice.first_output_ns or now
         return {
             "total_duration": now - self._arrived_ns,
             "load_duration": self._submitted_ns - self._arrived_ns,
-            "prompt_eval_duration": first - self._submitted_ns,
-            "eval_duration": now - first,
+            "prompt_eval_duration": first_output_ns - self._submitted_ns,
+            "eval_duration": now - first_output_ns,
         }
 
 
-class TimedAnswer:
-    """An answer on a stopwatch. One that is not streamed keeps its log-probabilities."""
-
-    def __init__(self, answer: Answer, watch: Stopwatch) -> None:
-        self.answer = answer
-        self.logprobs: list[TokenLogprob] = []
-        self._watch = watch
-
-    def add(self, event: OutputEvent) -> None:
-        self.logprobs += event.logprobs
-        self.add_all([event])
-
-    def add_all(self, events: Sequence[OutputEvent]) -> list[AnswerPart]:
-        """The parts that the events complete together."""
-        if generated(events):
-            self._watch.first_token()
-        return self.answer.add_all(events)
-
-    @property
-    def done_reason(self) -> DoneReason:
-        return "length" if self.answer.finish_reason is FinishReason.LENGTH else "stop"
-
-
-class OllamaBuilder:
-    """A StreamingBuilder of one answer, of which `shape` makes a body."""
-
-    def __init__(
-        self,
-        model: ServedModel,
-        requests: Sequence[Request],
-        meter: UsageMeter,
-        new_answer: Callable[[], Answer],
-        shape: Shape,
-        watch: Stopwatch,
-        *,
-        is_streamed: bool,
-    ) -> None:
-        watch.submitted()
-        self.engine: Engine = model.engine
-        self.requests = requests
-        self.meter = meter
-        self.is_streamed = is_streamed
-        self._model = model.name
-        self._new_answer = new_answer
-        self._shape = shape
-        self._watch = watch
-
-    def writer(self) -> "OllamaWriter":
-        return OllamaWriter(self)
-
-    def new_choice(self) -> TimedAnswer:
-        return TimedAnswer(self._new_answer(), self._watch)
-
-    def whole(self, choices: Sequence[TimedAnswer]) -> bytes:
-        (choice,) = choices
-        answer = choice.answer
-        delta = AnswerDelta(answer.content, answer.reasoning, answer.calls)
-        return wire_json(self.last(delta, choice.done_reason, **self.logprobs(choice.logprobs)))
-
-    def line(self, delta: AnswerDelta, **fields: Any) -> OllamaAnswer:
-        """A part of an answer that goes on."""
-        return self._shape(delta, **_head(self._model), done=False, **fields)
-
-    def last(self, delta: AnswerDelta, reason: DoneReason, **fields: Any) -> OllamaAnswer:
-        """The end of an answer, with what it took."""
-        usage = self.meter.total
-        return self._shape(
-            delta,
-            **_head(self._model),
-            done=True,
-            done_reason=reason,
-            **self._watch.durations(),
-            prompt_eval_count=usage.prompt_tokens,
-            eval_count=usage.completion_tokens,
-            **fields,
-        )
-
-    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The field of log-probabilities; none where there are none."""
-        if not entries:
-            return {}
-        return {"logprobs": chat_logprobs(self.engine.tokenizer, entries).content}
-
-
-def chat_builder(task: ChatTask, shape: Shape, watch: Stopwatch) -> OllamaBuilder:
-    return OllamaBuilder(
-        task.model,
-        [task.request],
-        task.meter,
-        task.new_answer,
-        shape,
-        watch,
-        is_streamed=task.chat.sampling.stream,
-    )
-
-
-def raw_builder(task: CompletionTask, watch: Stopwatch) -> OllamaBuilder:
-    return OllamaBuilder(
-        task.model,
-        task.requests,
-        task.meter,
-        TextAnswer,
-        generate_answer,
-        watch,
-        is_streamed=task.body.stream,
-    )
-
-
-def without_answer(model: str, shape: Shape, reason: DoneReason) -> OllamaAnswer:
+def without_answer(model: str, shape: Shape, reason: DoneReason) -> bytes:
     """The answer to a request that only loads a model, or unloads it."""
-    return shape(AnswerDelta(), **_head(model), done=True, done_reason=reason)
+    return to_json({**_head(model), "done": True, "done_reason": reason, **shape("", "", ())})
 
 
 def empty_line(model: str, shape: Shape) -> bytes:
     """A line of a stream that goes on, without text: every client adds nothing to its answer."""
-    return _line(shape(AnswerDelta(), **_head(model), done=False))
+    return _line(model, shape("", "", ()))
 
 
-def _head(model: str) -> dict[str, Any]:
+def _head(model: str) -> Fields:
     return {"model": model, "created_at": datetime.now(UTC)}
+
+
+def _line(model: str, fields: Fields) -> bytes:
+    return json_line(to_json({**_head(model), "done": False, **fields}))
+
+
+_BLANK = "\0"
 
 
 class OllamaWriter:
@@ -269,108 +144,114 @@ class OllamaWriter:
 
     media_type = NDJSON
 
-    def __init__(self, builder: OllamaBuilder) -> None:
-        self._builder = builder
-        self._choice = builder.new_choice()
-        self._begun = 0  # calls ...
-        self._written = 0  # ... and those of them that have been written
+    def __init__(self, form: OllamaForm, choice: Choice, model: str) -> None:
+        self._form = form
+        self._choice = choice
+        self._model = model
+        self._head = b'{"model":%b,"created_at":' % to_json(model)
+        self._around = {
+            "text": self._template(form.shape(_BLANK, "", ())),
+            "reasoning": self._template(form.shape("", _BLANK, ())),
+        }
 
-    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        output = generated(events)
-        if not output:
-            return b""  # until there is a token, an error has a status of its own
-        parts = self._choice.add_all(output)
-        lines = [delta for part in parts for delta in self._deltas(part)]
-        if output[-1].finish_reason is not None:
-            lines += self._calls()
-        entries = [entry for event in output for entry in event.logprobs]
-        if entries and not lines:
-            lines.append(AnswerDelta())
-        logprobs = self._builder.logprobs(entries)  # of all the lines, in the first of them
-        return b"".join(
-            _line(self._builder.line(delta, **({} if index else logprobs)))
-            for index, delta in enumerate(lines)
-        )
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """See StreamWriter. The first line has the log-probabilities of all of them."""
+        logprobs = self._form.logprobs(self._choice)
+        lines = list[bytes]()
+        for step in steps:
+            block = step.block
+            is_call, fields = block.kind == "call", dict[str, Any]()
+            if isinstance(step, Grew) and not is_call:
+                if not logprobs:
+                    lines.append(self._text_line(block, step.text))
+                    continue
+                text = step.text
+                fields = self._form.shape(*((text, "") if block.kind == "text" else ("", text)), ())
+            elif isinstance(step, Closed) and is_call:
+                fields = self._form.shape("", "", [block])
+            else:
+                continue
+            lines.append(_line(self._model, {**logprobs, **fields}))
+            logprobs = {}
+        if logprobs:
+            lines.append(_line(self._model, {**logprobs, **self._form.shape("", "", ())}))
+        return b"".join(lines)
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""
-        return _line(self._builder.line(AnswerDelta()))
+        return empty_line(self._model, self._form.shape)
 
     def failure(self, error: ApiError) -> bytes:
         return json_line(wire_json(ollama_error(error)))
 
-    def end(self) -> bytes:
-        return _line(self._builder.last(AnswerDelta(), self._choice.done_reason))
+    def end(self, usage: AnswerUsage) -> bytes:
+        last = {**self._form.last(self._choice, usage), **self._form.shape("", "", ())}
+        return json_line(to_json(last))
 
-    def _deltas(self, part: AnswerPart) -> Iterator[AnswerDelta]:
-        match part:
-            case Content(text):
-                yield from self._calls()
-                yield AnswerDelta(content=text)
-            case Reasoning(text):
-                yield from self._calls()
-                yield AnswerDelta(thinking=text)
-            case CallBegun():
-                yield from self._calls()
-                self._begun += 1
-            case CallArguments():
-                pass  # they are in the answer
+    @staticmethod
+    def _template(fields: Fields) -> Sequence[bytes]:
+        """What stands before and after the text in the JSON of a line's fields."""
+        return to_json({"done": False, **fields})[1:].split(to_json(_BLANK))
 
-    def _calls(self) -> Iterator[AnswerDelta]:
-        """The calls that have begun, which are complete."""
-        if self._written < self._begun:
-            calls = self._choice.answer.calls[self._written : self._begun]
-            yield AnswerDelta(calls=calls, first_call=self._written)
-            self._written = self._begun
+    def _text_line(self, block: Block, text: str) -> bytes:
+        before, after = self._around[block.kind]
+        created = to_json(datetime.now(UTC))
+        return json_line(b"%b%b,%b%b%b" % (self._head, created, before, to_json(text), after))
 
 
-def _line(answer: OllamaAnswer) -> bytes:
-    return json_line(wire_json(answer))
+Vectors = Sequence[Sequence[float]]
 
 
-class OllamaEmbeddingBuilder(ABC):
-    """A ResponseBuilder of embeddings, in the order of the texts."""
-
-    def __init__(self, task: EmbeddingTask, watch: Stopwatch) -> None:
-        watch.submitted()
-        self.engine = task.model.engine
-        self.requests = task.requests
-        self.meter = task.meter
-        self.task = task
-        self.watch = watch
-
-    def new_choice(self) -> PooledText:
-        return PooledText()
-
-    def whole(self, choices: Sequence[PooledText]) -> bytes:
-        task = self.task
-        found = (vector(one.pooled, task.embedder, task.body.dimensions) for one in choices)
-        return wire_json(self.answer([each.tolist() for each in found]))
-
-    @abstractmethod
-    def answer(self, vectors: list[list[float]]) -> BaseModel: ...
+def vectors_job(
+    model: ServedModel,
+    requests: Sequence[Request],
+    dimensions: int | None,
+    render: Callable[[Vectors, AnswerUsage], Fields],
+) -> Job:
+    """The job of embeddings in the order of the texts, of which `render` makes the answer."""
+    embedder = model.engine.card.embedder
+    assert embedder is not None
+    return Job(
+        model=model,
+        requests=requests,
+        render=partial(_rendered_vectors, embedder, dimensions, render),
+    )
 
 
-class EmbedBuilder(OllamaEmbeddingBuilder):
-    """The answer of `/api/embed`."""
-
-    def answer(self, vectors: list[list[float]]) -> OllamaVectors:
-        durations = self.watch.durations()
-        return OllamaVectors(
-            model=self.task.model.name,
-            embeddings=vectors,
-            total_duration=durations["total_duration"],
-            load_duration=durations["load_duration"],
-            prompt_eval_count=self.meter.total.prompt_tokens,
-        )
+def _rendered_vectors(
+    embedder: Embedder,
+    dimensions: int | None,
+    render: Callable[[Vectors, AnswerUsage], Fields],
+    choices: Sequence[Choice],
+    usage: AnswerUsage,
+) -> bytes:
+    vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
+    return to_json(render(vectors, usage))
 
 
-class EmbeddingsBuilder(OllamaEmbeddingBuilder):
-    """The answer of `/api/embeddings`, of one text."""
+class EmbedForm:
+    """How the answer of `/api/embed` is written, from when its request is submitted."""
 
-    def answer(self, vectors: list[list[float]]) -> OllamaVector:
-        (embedding,) = vectors
-        return OllamaVector(embedding=embedding)
+    def __init__(self, model: str, arrived_ns: int) -> None:
+        self._model = model
+        self._arrived_ns = arrived_ns
+        self._submitted_ns = time.perf_counter_ns()
+
+    def fields(self, vectors: Vectors, usage: AnswerUsage | None) -> Fields:
+        """The fields of an OllamaVectors. There is no usage where there was no text."""
+        return {
+            "model": self._model,
+            "embeddings": vectors,
+            "total_duration": time.perf_counter_ns() - self._arrived_ns,
+            "load_duration": self._submitted_ns - self._arrived_ns,
+            "prompt_eval_count": usage.prompt_tokens if usage else 0,
+        }
+
+
+def one_vector(vectors: Vectors, usage: AnswerUsage) -> Fields:
+    """The fields of an OllamaVector, the answer of `/api/embeddings`, of one text."""
+    (embedding,) = vectors
+    return {"embedding": embedding}

@@ -1,37 +1,27 @@
-"""What `/v1/responses` sends: a response, its output items, and the events of a stream."""
+"""What `/v1/responses` sends, as its OpenAPI document describes it: responses, output items, and
+the events of a stream.
+
+Answers are written as plain JSON objects (write.py), and no model validates them again.
+"""
 
 import base64
 import binascii
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, create_model
 
 from server.dialects.logprobs import TokenLogprobBody
 from server.json_model import SparseModel
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class HasLogprobs(BaseModel):
-    """A model with logprobs. The list stays empty where they are rendered beforehand."""
-
-    logprobs: list[TokenLogprobBody]
-    _rendered_logprobs: bytes = PrivateAttr(b"")
-
-    @property
-    def rendered_logprobs(self) -> bytes:
-        """The list's members as JSON, with commas between."""
-        return self._rendered_logprobs
-
-    def with_rendered_logprobs(self, logprobs: bytes) -> Self:
-        self._rendered_logprobs = logprobs
-        return self
-
-
-class OutputText(HasLogprobs):
+class OutputText(BaseModel):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
+    logprobs: list[TokenLogprobBody]
 
 
 class ReasoningText(BaseModel):
@@ -81,9 +71,7 @@ class CustomToolCallOutput(SparseModel):
     input: str
 
 
-OutputItem: TypeAlias = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput
-
-ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput
 
 
 class InputTokensDetails(BaseModel):
@@ -112,8 +100,8 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseHead(SparseModel):
-    """The fields of a response that never change: mostly those of the request."""
+class ResponseBody(SparseModel):
+    """One response, whole."""
 
     id: str
     object: Literal["response"]
@@ -142,20 +130,12 @@ class ResponseHead(SparseModel):
     truncation: Literal["disabled"]
     user: str | None = None
 
-
-class ResponseState(SparseModel):
-    """The fields of a response that change while it is made. `usage` is null until it is made."""
-
     status: ResponseStatus
     completed_at: int | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     output: list[OutputItem]
-    usage: ResponseUsage | None
-
-
-class ResponseBody(ResponseState, ResponseHead):
-    """One response, whole."""
+    usage: ResponseUsage | None  # null until the response is complete
 
 
 class InputItemList(BaseModel):
@@ -206,94 +186,59 @@ class ItemEventFields(BaseModel):
     output_index: int
 
 
-class PartEvent(ItemEventFields):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    content_index: int
-    part: OutputText | ReasoningText
+def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
+    """The model of an event within an item, with these fields beyond those of all such events."""
+    fields["type"] = Literal.__getitem__(types)
+    required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
+    model: type[BaseModel] = create_model(name, __base__=ItemEventFields, **required)
+    return model
 
 
-class OutputTextDelta(ItemEventFields, HasLogprobs):
-    type: Literal["response.output_text.delta"]
-    content_index: int
-    delta: str
-
-
-class OutputTextDone(ItemEventFields, HasLogprobs):
-    type: Literal["response.output_text.done"]
-    content_index: int
-    text: str
-
-
-class ReasoningTextDelta(ItemEventFields):
-    type: Literal["response.reasoning_text.delta"]
-    content_index: int
-    delta: str
-
-
-class ReasoningTextDone(ItemEventFields):
-    type: Literal["response.reasoning_text.done"]
-    content_index: int
-    text: str
-
-
-class SummaryPartEvent(ItemEventFields):
-    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
-    summary_index: int
-    part: SummaryText
-
-
-class SummaryTextDelta(ItemEventFields):
-    type: Literal["response.reasoning_summary_text.delta"]
-    summary_index: int
-    delta: str
-
-
-class SummaryTextDone(ItemEventFields):
-    type: Literal["response.reasoning_summary_text.done"]
-    summary_index: int
-    text: str
-
-
-class ArgumentsDelta(ItemEventFields):
-    type: Literal["response.function_call_arguments.delta"]
-    delta: str
-
-
-class ArgumentsDone(ItemEventFields):
-    type: Literal["response.function_call_arguments.done"]
-    name: str
-    arguments: str
-
-
-class CustomInputDelta(ItemEventFields):
-    type: Literal["response.custom_tool_call_input.delta"]
-    delta: str
-
-
-class CustomInputDone(ItemEventFields):
-    type: Literal["response.custom_tool_call_input.done"]
-    input: str
-
-
-OutputItemEvent: TypeAlias = (
-    ItemEvent
-    | PartEvent
-    | OutputTextDelta
-    | OutputTextDone
-    | ReasoningTextDelta
-    | ReasoningTextDone
-    | SummaryPartEvent
-    | SummaryTextDelta
-    | SummaryTextDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | CustomInputDelta
-    | CustomInputDone
+RESPONSE_EVENTS: tuple[type[BaseModel], ...] = (
+    StatusEvent,
+    ItemEvent,
+    _event(
+        "PartEvent",
+        "response.content_part.added",
+        "response.content_part.done",
+        content_index=int,
+        part=OutputText | ReasoningText,
+    ),
+    _event(
+        "OutputTextDelta",
+        "response.output_text.delta",
+        content_index=int,
+        delta=str,
+        logprobs=list[TokenLogprobBody],
+    ),
+    _event(
+        "OutputTextDone",
+        "response.output_text.done",
+        content_index=int,
+        text=str,
+        logprobs=list[TokenLogprobBody],
+    ),
+    _event("ReasoningTextDelta", "response.reasoning_text.delta", content_index=int, delta=str),
+    _event("ReasoningTextDone", "response.reasoning_text.done", content_index=int, text=str),
+    _event(
+        "SummaryPartEvent",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_part.done",
+        summary_index=int,
+        part=SummaryText,
+    ),
+    _event(
+        "SummaryTextDelta",
+        "response.reasoning_summary_text.delta",
+        summary_index=int,
+        delta=str,
+    ),
+    _event("SummaryTextDone", "response.reasoning_summary_text.done", summary_index=int, text=str),
+    _event("ArgumentsDelta", "response.function_call_arguments.delta", delta=str),
+    _event("ArgumentsDone", "response.function_call_arguments.done", name=str, arguments=str),
+    _event("CustomInputDelta", "response.custom_tool_call_input.delta", delta=str),
+    _event("CustomInputDone", "response.custom_tool_call_input.done", input=str),
 )
-"""An event of a response's output."""
-
-RESPONSE_EVENTS = (StatusEvent, *get_args(OutputItemEvent))
-
 
 _PREFIX = "rootstock1:"  # it tells the content from that of other servers
 

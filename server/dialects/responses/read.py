@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,29 +16,30 @@ from server.dialects.responses.schema import (
     FunctionCallItem,
     InputTokensRequest,
     ItemReference,
+    MediaContent,
     MessageItem,
     ReasoningItem,
+    RefusalContent,
     ResponsesRequest,
-    SpokenRefusal,
-    SpokenText,
+    TextContent,
     TextFormat,
     ToolOutputItem,
-    UnseenPart,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
-from server.errors import ApiError, invalid, invalid_field
-from server.generation.chat import Chat, Structure
-from server.generation.conversation import Conversation
-from server.generation.roles import Roles
-from server.generation.structure import ANY_OBJECT, of_schema
+from server.errors import ApiError, InvalidField, invalid_field
+from server.generation.conversation import Chat, Conversation, Structure
+from server.generation.prompt import Roles
+from server.generation.request_fields import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
 from server.json_size import check_json_size
 
 ChatMessage = dict[str, Any]
 
+Part = TextContent | RefusalContent | MediaContent
+
 SYSTEM_ROLES = frozenset({"system", "developer"})
-UNSEEN = "(An image or a file stood here. This model reads text alone.)"
+MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
 
 def chat_messages(
@@ -50,12 +51,14 @@ def chat_messages(
     they are, in the role that the template renders there: at the head they would change the whole
     prompt, and nothing of it would be cached.
     """
-    n_leading = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
     system = [instructions] if instructions else []
-    system += [_text(item) for item in items[:n_leading] if isinstance(item, MessageItem)]
+    n_leading = 0
+    while n_leading < len(items) and _is_system(item := items[n_leading]):
+        system.append("\n".join(map(_text, item.content)))
+        n_leading += 1
     messages = _Messages(roles)
     if system:
-        messages.say("system", "\n\n".join(system))
+        messages.add_message("system", "\n\n".join(system))
     for item in items[n_leading:]:
         messages.add(item)
     return messages.complete()
@@ -69,16 +72,6 @@ class _Answer:
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     ends_with_message: bool = False
-
-    def message(self) -> ChatMessage:
-        message: ChatMessage = {"role": "assistant"}
-        if self.content:
-            message["content"] = "".join(self.content)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
-        return message
 
 
 class _Messages:
@@ -94,79 +87,76 @@ class _Messages:
         self._answer = _Answer()
 
     def complete(self) -> list[ChatMessage]:
-        self._close()
+        self._end_answer()
         return self._messages
 
-    def say(self, role: str, content: object) -> None:
-        self._close()
-        self._messages.append({"role": role, "content": content})
-
     def add(self, item: ConversationItem) -> None:
+        answer = self._answer
         match item:
             case MessageItem(role="assistant"):
-                if self._answer.ends_with_message:
-                    self._close()
-                self._answer.content.append("".join(_texts(item.content)))
+                if answer.ends_with_message:
+                    self._end_answer()
+                self._answer.content += map(_text, item.content)
             case MessageItem():
                 role = self._roles.late_system if _is_system(item) else item.role
-                self._hear(role, _parts(_texts(item.content)))
+                self.add_message(role, _parts(item.content))
             case ReasoningItem():
-                self._answer.reasoning.append(_reasoning(item))
+                answer.reasoning.append(_reasoning(item))
             case FunctionCallItem():
-                self._call(item, item.arguments)
+                answer.calls.append(_call(item, item.arguments))
             case CustomToolCallItem():
-                self._call(item, custom_arguments(item.input))
+                answer.calls.append(_call(item, custom_arguments(item.input)))
             case ToolOutputItem():
-                self.say("tool", _parts(_texts(item.output)))
-                self._messages[-1]["tool_call_id"] = item.call_id
+                self.add_message("tool", _parts(item.output), tool_call_id=item.call_id)
         self._answer.ends_with_message = isinstance(item, MessageItem)
 
-    def _hear(self, role: str, parts: list[dict[str, str]]) -> None:
-        """Add a message. Right after a tool result some templates can only render more of it."""
-        self._close()
-        last = self._messages[-1]["role"] if self._messages else ""
-        if (role, last, self._roles.behind_results) == ("user", "tool", "tool"):
-            self._messages[-1]["content"] += parts
+    def add_message(self, role: str, content: str | list[dict[str, str]], **fields: str) -> None:
+        """Right after a tool result some templates can only render more of it: what the user says
+        there becomes a part of the result.
+        """
+        self._end_answer()
+        last: ChatMessage = self._messages[-1] if self._messages else {"role": ""}
+        if (role, last["role"], self._roles.behind_results) == ("user", "tool", "tool"):
+            last["content"] += content
         else:
-            self.say(role, parts)
+            self._messages.append({"role": role, "content": content, **fields})
 
-    def _call(self, item: FunctionCallItem | CustomToolCallItem, arguments: str) -> None:
-        name = function_name(item.name, item.namespace)
-        self._answer.calls.append(
-            {"id": item.call_id, "type": "function",
-             "function": {"name": name, "arguments": arguments}}
-        )  # fmt: skip
+    def _end_answer(self) -> None:
+        """Add the assistant message. One of reasoning alone, which was cut off, is left out."""
+        answer, self._answer = self._answer, _Answer()
+        if not answer.content and not answer.calls:
+            return
+        message: ChatMessage = {"role": "assistant"}
+        if answer.content:
+            message["content"] = "".join(answer.content)
+        if answer.calls:
+            message["tool_calls"] = answer.calls
+        if answer.reasoning:
+            message["reasoning_content"] = "".join(answer.reasoning)
+        self._messages.append(message)
 
-    def _close(self) -> None:
-        """End the assistant message. One of reasoning alone, which was cut off, is left out."""
-        if self._answer.content or self._answer.calls:
-            self._messages.append(self._answer.message())
-        self._answer = _Answer()
 
-
-def _is_system(item: ConversationItem) -> bool:
+def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
     return isinstance(item, MessageItem) and item.role in SYSTEM_ROLES
 
 
-def _text(item: MessageItem) -> str:
-    return "\n".join(_texts(item.content))
+def _text(part: Part) -> str:
+    match part:
+        case TextContent():
+            return part.text
+        case RefusalContent():
+            return part.refusal
+        case MediaContent():
+            return MEDIA_NOTE
 
 
-def _texts(parts: Iterable[SpokenText | SpokenRefusal | UnseenPart]) -> list[str]:
-    texts = []
-    for part in parts:
-        match part:
-            case SpokenText():
-                texts.append(part.text)
-            case SpokenRefusal():
-                texts.append(part.refusal)
-            case UnseenPart():
-                texts.append(UNSEEN)
-    return texts
+def _parts(parts: Iterable[Part]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": _text(part)} for part in parts]
 
 
-def _parts(texts: Iterable[str]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text} for text in texts]
+def _call(item: FunctionCallItem | CustomToolCallItem, arguments: str) -> dict[str, Any]:
+    function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _reasoning(item: ReasoningItem) -> str:
@@ -175,9 +165,6 @@ def _reasoning(item: ReasoningItem) -> str:
         return "".join(part.text for part in item.content)
     sealed = unseal(item.encrypted_content or "")
     return sealed or "".join(part.text for part in item.summary)
-
-
-Fields = dict[str, Any]
 
 
 def as_chat(body: ResponsesRequest, prompt: Conversation) -> Chat:
@@ -190,27 +177,6 @@ def as_chat(body: ResponsesRequest, prompt: Conversation) -> Chat:
         parallel_calls=body.parallel_tool_calls,
         thinking_budget=body.thinking_budget,
     )
-
-
-def conversation(
-    body: InputTokensRequest,
-    items: Sequence[ConversationItem],
-    tools: RequestTools,
-    roles: Roles,
-) -> Conversation:
-    """What makes the prompt, of which `items` are all. Raises ApiError (400)."""
-    fields: Fields = {
-        "cache_salt": body.cache_salt,
-        "messages": chat_messages(body.instructions, items, roles),
-        "tools": tools.functions,
-        "tool_choice": chat_choice(body.tool_choice),
-        "reasoning_effort": body.reasoning.effort,
-        "chat_template_kwargs": body.chat_template_kwargs,
-    }
-    try:
-        return Conversation.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_field(error) from None
 
 
 def _structure(format: TextFormat) -> Structure | None:
@@ -232,7 +198,7 @@ WireItem = dict[str, Any]
 
 
 def stored_items(items: Iterable[ConversationItem], suffix: str) -> Iterator[StoredItem]:
-    """The items, those without an id with one made of the suffix."""
+    """The items as they are stored. One without an id gets one that ends in the suffix."""
     for index, item in enumerate(items):
         id = item.id or f"{ID_PREFIXES[item.type]}_{suffix}i{index:02x}"
         wire = {"id": id, "type": item.type, "status": "completed", **_fields(item)}
@@ -242,52 +208,66 @@ def stored_items(items: Iterable[ConversationItem], suffix: str) -> Iterator[Sto
 def _fields(item: ConversationItem) -> WireItem:
     match item:
         case MessageItem():
-            kind = "output_text" if item.role == "assistant" else "input_text"
-            return {"role": item.role, "content": _wire_parts(item.content, kind)}
-        case FunctionCallItem() | CustomToolCallItem():
-            return item.model_dump(exclude={"id", "type"}, exclude_none=True)
+            text_type = "output_text" if item.role == "assistant" else "input_text"
+            return {"role": item.role, "content": _wire_parts(item.content, text_type)}
         case ToolOutputItem():
             return {"call_id": item.call_id, "output": _wire_parts(item.output, "input_text")}
         case ReasoningItem():
-            return _wire_reasoning(item)
+            content = _wire_parts(item.content, "reasoning_text")
+            sealed = item.encrypted_content
+            return {
+                "summary": _wire_parts(item.summary, "summary_text"),
+                **({"content": content} if content else {}),
+                **({} if sealed is None else {"encrypted_content": sealed}),
+            }
+        case _:
+            return item.model_dump(exclude={"id", "type"}, exclude_none=True)
 
 
-def _wire_parts(
-    parts: Iterable[SpokenText | SpokenRefusal | UnseenPart], text_type: str
-) -> list[WireItem]:
-    return [_part(part, text_type) for part in parts]
-
-
-def _part(part: SpokenText | SpokenRefusal | UnseenPart, text_type: str) -> WireItem:
-    match part:
-        case SpokenText():
-            shown = {"type": text_type, "text": part.text}
-            return shown | ({"annotations": []} if text_type == "output_text" else {})
-        case SpokenRefusal():
-            return {"type": "refusal", "refusal": part.refusal}
-        case UnseenPart():
-            return {"type": part.type}
-
-
-def _wire_reasoning(item: ReasoningItem) -> WireItem:
-    wire: WireItem = {"summary": [_part(part, "summary_text") for part in item.summary]}
-    if item.content:
-        wire["content"] = [_part(part, "reasoning_text") for part in item.content]
-    if item.encrypted_content is not None:
-        wire["encrypted_content"] = item.encrypted_content
+def _wire_parts(parts: Iterable[Part], text_type: str) -> list[WireItem]:
+    """The parts as JSON objects: texts with this type, whatever type the client gave them."""
+    wire = [part.model_dump() for part in parts]
+    for part in wire:
+        if "text" in part:
+            part["type"] = text_type
+            if text_type == "output_text":
+                part["annotations"] = []
     return wire
+
+
+def _conversation(
+    body: InputTokensRequest,
+    items: Sequence[ConversationItem],
+    tools: RequestTools,
+    roles: Roles,
+) -> Conversation:
+    fields = {
+        "cache_salt": body.cache_salt,
+        "messages": chat_messages(body.instructions, items, roles),
+        "tools": tools.functions,
+        "tool_choice": chat_choice(body.tool_choice),
+        "reasoning_effort": body.reasoning.effort,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    try:
+        return Conversation.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_field(error) from None
 
 
 _ITEMS = TypeAdapter(list[ConversationItem])
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedInput:
-    """A request's conversation, each reference replaced by what it refers to."""
+class ReadInput:
+    """A request's prompt and tools, and what the prompt is made of: `items` are the request's own,
+    each reference replaced by what it refers to, and `before` the response that it continues.
+    """
 
-    before: StoredConversation | None  # the previous response with all before it, as stored ...
-    earlier: Sequence[ConversationItem]  # ... and its items
-    items: Sequence[ConversationItem]  # the request's own
+    prompt: Conversation
+    tools: RequestTools
+    items: Sequence[ConversationItem]
+    before: StoredConversation | None
 
 
 def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str) -> int:
@@ -298,20 +278,27 @@ def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str)
     return before + sum(n * store.item_bytes(owner, id) for id, n in times.items())
 
 
-def resolved_input(
-    body: InputTokensRequest, store: ResponseStore, owner: str, max_bytes: int
-) -> ResolvedInput:
-    """Raises ApiError (400) for references to what is not stored, and for more than `max_bytes`: a
-    short body can refer to long items, and to each of them often.
+def read_input(
+    body: InputTokensRequest,
+    tools: RequestTools,
+    roles: Roles,
+    store: ResponseStore,
+    owner: str,
+    max_bytes: int,
+) -> ReadInput:
+    """Called in a worker thread. Raises ApiError (400) for what makes no prompt, for references to
+    what is not stored, and for more than `max_bytes` of what is: a short body can refer to long
+    items, and to each of them often.
     """
     before = _previous(body.previous_response_id, store, owner)
-    stored = list(before or ())
-    referenced = _referenced(body, store, owner)
-    _check_length([*stored, *referenced], max_bytes, "previous_response_id" if stored else "input")
-    parsed = iter(_ITEMS.validate_json(_json([*stored, *referenced])))
-    earlier = list(islice(parsed, len(stored)))
+    earlier = list(before or ())
+    stored = [*earlier, *_referenced(body, store, owner)]
+    _check_length(stored, max_bytes, "previous_response_id" if earlier else "input")
+    parsed = iter(_ITEMS.validate_json(_json(stored)))
+    history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
-    return ResolvedInput(before, earlier, items)
+    prompt = _conversation(body, [*history, *items], tools, roles)
+    return ReadInput(prompt, tools, items, before)
 
 
 def _previous(id: str | None, store: ResponseStore, owner: str) -> StoredConversation | None:
@@ -333,8 +320,7 @@ def _referenced(body: InputTokensRequest, store: ResponseStore, owner: str) -> l
     stored = store.items(owner, (reference.id for _, reference in _references(body)))
     for index, reference in _references(body):
         if reference.id not in stored:
-            message = f"input[{index}].id: Item with id '{reference.id}' not found."
-            raise invalid(message, f"input[{index}].id")
+            raise InvalidField(f"input[{index}].id", f"Item with id '{reference.id}' not found.")
     return [stored[reference.id] for _, reference in _references(body)]
 
 
@@ -345,14 +331,14 @@ def _references(body: InputTokensRequest) -> Iterator[tuple[int, ItemReference]]
             yield index, item
 
 
-def _check_length(stored: Sequence[StoredItem], max_bytes: int, param: str) -> None:
+def _check_length(stored: Sequence[StoredItem], max_bytes: int, field: str) -> None:
     if sum(len(item.json) for item in stored) > max_bytes:
         limit = f"at most {max_bytes} bytes (max_body_bytes)"
-        raise invalid(f"{param}: the items that it stands for are too long: {limit}", param)
+        raise InvalidField(field, f"the items that it stands for are too long: {limit}")
     try:
         check_json_size(_json(stored))
     except ValueError as error:
-        raise invalid(f"{param}: what it stands for {error}", param) from None
+        raise InvalidField(field, f"what it stands for {error}") from None
 
 
 def _json(stored: Sequence[StoredItem]) -> bytes:

@@ -1,14 +1,14 @@
 """`/v1/responses`: create, count, get, delete, cancel, and what a response is made from."""
 
-import json
 from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Query, Request
+from pydantic_core import to_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from server.dialects.delivery import COMMENTS, respond, when_loaded
+from server.dialects.delivery import COMMENTS, json_response, respond, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
@@ -18,6 +18,7 @@ from server.dialects.responses.answer import (
     ResponseBody,
 )
 from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.job import input_tokens, responses_job
 from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import (
     ResponseStore,
@@ -25,8 +26,7 @@ from server.dialects.responses.store import (
     StoreDependency,
     StoredResponse,
 )
-from server.dialects.responses.task import ResponsesBuilder, input_tokens, responses_task
-from server.errors import UNSUPPORTED, ApiError, invalid
+from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.generation.models import ServedModel
 from server.service import RecordDependency, ServiceDependency
 
@@ -64,11 +64,10 @@ async def create_response(
     max_bytes = service.settings.max_body_bytes
 
     async def begin(model: ServedModel) -> Response:
-        task = await responses_task(body, model, record, store, max_bytes)
-        builder = ResponsesBuilder(task)
+        job, form = await responses_job(body, model, record, store, max_bytes)
         if body.background:
-            return _json(background.start(builder))
-        return await respond(builder, http, service)
+            return json_response(background.start(job, form))
+        return await respond(job, http, service)
 
     keep_alive = COMMENTS if body.stream else None
     return await when_loaded(body.model, begin, http, service, keep_alive)
@@ -102,10 +101,11 @@ async def get_response(
     stream: Annotated[bool, Query(include_in_schema=False)] = False,
 ) -> Response:
     if stream:
-        message = "stream: a response is streamed where it is made, and not again"
-        raise invalid(message, "stream", UNSUPPORTED)
-    running = background.json(record.key, id)
-    return _json(running or _stored(store, record.key, id).json)
+        message = "a response is streamed where it is made, and not again"
+        raise InvalidField("stream", message, UNSUPPORTED)
+    if running := background.find(record.key, id):
+        return json_response(running.json("in_progress"))
+    return json_response(_stored(store, record.key, id).json)
 
 
 @router.endpoint("DELETE", "/{id:response}", errors=(404,))
@@ -128,7 +128,7 @@ async def cancel_response(
     stored = _stored(store, record.key, id)
     if not stored.is_background:
         raise invalid("Only responses made with background can be cancelled.", "response_id")
-    return _json(stored.json)
+    return json_response(stored.json)
 
 
 @router.endpoint("GET", "/{id:response}/input_items", answer=InputItemList, errors=(400, 404))
@@ -145,25 +145,26 @@ async def list_input_items(
     """All that the model is given but instructions, with what came before a response that this
     one continues.
     """
-    running = background.input(record.key, id)
-    stored = running or _stored(store, record.key, id).input
-    page = partial(_page, stored, order, after, limit)
-    return _json(await service.workers.run(record.client, stored.total_bytes, page))
+    running = background.find(record.key, id)
+    given = running.context if running else _stored(store, record.key, id).input
+    page = partial(_page, given, order, after, limit)
+    return json_response(await service.workers.run(record.client, given.total_bytes, page))
 
 
-def _page(stored: StoredConversation, order: str, after: str, limit: int) -> bytes:
-    """Raises ApiError (400) for an `after` that is none of them."""
-    items = list(stored) if order == "asc" else list(stored)[::-1]
+def _page(given: StoredConversation, order: str, after: str, limit: int) -> bytes:
+    """The JSON of an InputItemList. Raises ApiError (400) for an `after` that is no item's id."""
+    items = list(given) if order == "asc" else list(given)[::-1]
     first = 0
     if after:
-        first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)
-        if first < 0:
-            raise invalid("after: there is no such item", "after")
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise InvalidField("after", "there is no such item")
+        first = ids.index(after) + 1
     page = items[first : first + limit]
     ends = [page[0].id, page[-1].id] if page else [None, None]
     rest = {"first_id": ends[0], "last_id": ends[1], "has_more": first + limit < len(items)}
     data = b",".join(item.json for item in page)
-    return b'{"object":"list","data":[' + data + b"]," + json.dumps(rest).encode()[1:]
+    return b'{"object":"list","data":[%b],%b' % (data, to_json(rest)[1:])
 
 
 def _stored(store: ResponseStore, owner: str, id: str) -> StoredResponse:
@@ -177,7 +178,3 @@ def _stored(store: ResponseStore, owner: str, id: str) -> StoredResponse:
 def _not_found(id: str) -> ApiError:
     message = f"Response with id '{id[:64]}' not found."
     return ApiError(404, message, param="response_id", code="response_not_found")
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -13,81 +13,49 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.errors import UNSUPPORTED
-from server.generation.conversation import TemplateArguments
-from server.generation.request_fields import PromptRequest, SampledRequest
+from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
+from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import RequestModel, type_of
+from server.json_model import ByType, RequestModel, type_of
 
 MAX_ITEMS = 10_000
-MAX_PARTS = 1000
-ITEM_TYPES = frozenset(
-    {"message", "function_call", "function_call_output", "custom_tool_call",
-     "custom_tool_call_output", "reasoning", "item_reference"}
-)  # fmt: skip
 
 ItemId = Annotated[str, Field(max_length=256)]
 
 
-class SpokenText(RequestModel):
+class TextContent(RequestModel):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
 
 
-class SpokenRefusal(RequestModel):
+class RefusalContent(RequestModel):
     type: Literal["refusal"]
     refusal: str
 
 
-class UnseenPart(RequestModel):
-    """An image or a file in a tool's output. The prompt says that it cannot be seen."""
+class MediaContent(RequestModel):
+    """An image or a file in a tool's output. The prompt says that it cannot be shown."""
 
     type: Literal["input_image", "input_file"]
 
 
-def _part_kind(part: object) -> str:
-    kinds = {"refusal": "Refusal", "input_image": "Unseen", "input_file": "Unseen"}
-    return kinds.get(type_of(part), "Text")
-
-
-def _text_alone(part: object) -> object:
-    kind = type_of(part)
-    if kind.startswith("input_") and kind != "input_text":
-        message = "parts of type '{kind}' are not supported, only text"
-        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-    return part
-
-
-_Text = Annotated[SpokenText, Tag("Text")]
-_Refusal = Annotated[SpokenRefusal, Tag("Refusal")]
-_Unseen = Annotated[UnseenPart, Tag("Unseen")]
 MessagePart = Annotated[
-    _Text | _Refusal,
-    Discriminator(_part_kind),
-    BeforeValidator(_text_alone, json_schema_input_type=SpokenText | SpokenRefusal),
+    TextContent | RefusalContent,
+    ByType(TextContent, unknown="parts of type '{kind}' are not supported, only text"),
 ]
-OutputPart = Annotated[_Text | _Refusal | _Unseen, Discriminator(_part_kind)]
-
-
-def _as_parts(content: object) -> object:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise PydanticCustomError("content", "must be a string or a list of parts")
-    return content
-
+OutputPart = Annotated[TextContent | RefusalContent | MediaContent, ByType(TextContent)]
 
 _MessageParts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
 _OutputParts = Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_TextParts = Annotated[list[SpokenText], Field(max_length=MAX_PARTS, fail_fast=True)]
+_TextParts = Annotated[list[TextContent], Field(max_length=MAX_PARTS, fail_fast=True)]
 MessageContent = Annotated[
-    _MessageParts, BeforeValidator(_as_parts, json_schema_input_type=str | _MessageParts)
+    _MessageParts, BeforeValidator(as_parts, json_schema_input_type=str | _MessageParts)
 ]
 OutputContent = Annotated[
-    _OutputParts, BeforeValidator(_as_parts, json_schema_input_type=str | _OutputParts)
+    _OutputParts, BeforeValidator(as_parts, json_schema_input_type=str | _OutputParts)
 ]
 
 
@@ -148,53 +116,21 @@ class ItemReference(RequestModel):
     id: ItemId
 
 
-def _known(item: object) -> object:
-    kind = type_of(item)
-    if kind and kind not in ITEM_TYPES:
-        message = "items of type '{kind}' are not supported"
-        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+def _typed(item: object) -> object:
+    """An item that has an id and nothing else is a reference."""
+    if isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}:
+        return {**item, "type": "item_reference"}
     return item
 
 
-def _item_kind(item: object) -> str:
-    """The tag of an item's model: a name that errors leave out of the place."""
-    return {
-        "function_call": "FunctionCall",
-        "custom_tool_call": "CustomToolCall",
-        "function_call_output": "ToolOutput",
-        "custom_tool_call_output": "ToolOutput",
-        "reasoning": "Reasoning",
-        "item_reference": "Reference",
-    }.get(type_of(item), "Reference" if _is_named_alone(item) else "Message")
-
-
-def _is_named_alone(item: object) -> bool:
-    """Whether it says nothing but an id."""
-    return isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}
-
-
-_Items = (
-    Annotated[MessageItem, Tag("Message")]
-    | Annotated[FunctionCallItem, Tag("FunctionCall")]
-    | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
-    | Annotated[ToolOutputItem, Tag("ToolOutput")]
-    | Annotated[ReasoningItem, Tag("Reasoning")]
-)
-ConversationItem = Annotated[_Items, Discriminator(_item_kind)]
+_Items = MessageItem | FunctionCallItem | CustomToolCallItem | ToolOutputItem | ReasoningItem
+ConversationItem = Annotated[_Items, ByType(MessageItem)]
 """An item itself."""
 
-_AnyItem = (
-    MessageItem
-    | FunctionCallItem
-    | CustomToolCallItem
-    | ToolOutputItem
-    | ReasoningItem
-    | ItemReference
-)
 InputItem = Annotated[
-    _Items | Annotated[ItemReference, Tag("Reference")],
-    Discriminator(_item_kind),
-    BeforeValidator(_known, json_schema_input_type=_AnyItem),
+    _Items | ItemReference,
+    ByType(MessageItem, unknown="items of type '{kind}' are not supported"),
+    BeforeValidator(_typed),
 ]
 """An item, or a reference to one."""
 
@@ -234,25 +170,7 @@ class HostedTool(RequestModel):
     type: str
 
 
-def _tool_kind(tool: object) -> str:
-    kinds = {"function": "Function", "custom": "Custom", "namespace": "Namespace"}
-    return kinds.get(type_of(tool), "Hosted")
-
-
-def _as_it_is(value: object) -> object:
-    return value
-
-
-_Flat = (
-    Annotated[FunctionTool, Tag("Function")]
-    | Annotated[CustomTool, Tag("Custom")]
-    | Annotated[HostedTool, Tag("Hosted")]
-)
-NamespacedTool = Annotated[
-    _Flat,
-    Discriminator(_tool_kind),
-    BeforeValidator(_as_it_is, json_schema_input_type=FunctionTool | CustomTool | HostedTool),
-]
+NamespacedTool = Annotated[FunctionTool | CustomTool | HostedTool, ByType(HostedTool)]
 
 
 class NamespaceTool(RequestModel):
@@ -264,13 +182,7 @@ class NamespaceTool(RequestModel):
     tools: list[NamespacedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
 
 
-ResponseTool = Annotated[
-    _Flat | Annotated[NamespaceTool, Tag("Namespace")],
-    Discriminator(_tool_kind),
-    BeforeValidator(
-        _as_it_is, json_schema_input_type=FunctionTool | CustomTool | NamespaceTool | HostedTool
-    ),
-]
+ResponseTool = Annotated[FunctionTool | CustomTool | NamespaceTool | HostedTool, ByType(HostedTool)]
 ResponseTools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
@@ -324,14 +236,6 @@ def _few(metadata: object) -> object:
     return metadata
 
 
-def _refused(name: str) -> BeforeValidator:
-    def refuse(value: object) -> object:
-        message = "{name} is not supported by this server"
-        raise PydanticCustomError(UNSUPPORTED, message, {"name": name})
-
-    return BeforeValidator(refuse)
-
-
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Input = Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
 Metadata = Annotated[
@@ -347,10 +251,10 @@ Metadata = Annotated[
 class ReasoningOptions(RequestModel):
     effort: str | None = Field(None, max_length=32)
     summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its name of old
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # summary's old name
 
     @property
-    def asks_for_summary(self) -> bool:
+    def wants_summary(self) -> bool:
         return bool(self.summary or self.generate_summary)
 
 
@@ -367,7 +271,7 @@ class TextFormat(RequestModel):
     )
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = Field("", max_length=256)
+    name: str | None = Field(None, max_length=256)
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -401,8 +305,8 @@ class InputTokensRequest(PromptRequest):
     text: TextOptions = Field(default_factory=TextOptions)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
 
-    conversation: SkipJsonSchema[Annotated[None, _refused("conversation")]] = None
-    prompt: SkipJsonSchema[Annotated[None, _refused("prompt")]] = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
 
 
 class ResponsesRequest(InputTokensRequest, SampledRequest):

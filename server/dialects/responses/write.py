@@ -1,445 +1,358 @@
-"""The output items of a response, and the events of their growth."""
+"""How a response is written: whole, as it is stored, and as a stream of events.
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+Each block of the answer is an item of the response's output. An item is rendered once, and all
+events and responses that have it repeat these bytes.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
-from server.dialects.responses.answer import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    CustomInputDelta,
-    CustomInputDone,
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    ItemEvent,
-    ItemStatus,
-    OutputItem,
-    OutputItemEvent,
-    OutputMessage,
-    OutputText,
-    OutputTextDelta,
-    OutputTextDone,
-    PartEvent,
-    ReasoningOutput,
-    ReasoningText,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    SummaryPartEvent,
-    SummaryText,
-    SummaryTextDelta,
-    SummaryTextDone,
-    seal,
+from server.dialects.openai import wire_finish_reason
+from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
+from server.dialects.responses.store import (
+    ResponseStore,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
 )
-from server.dialects.responses.tools import RequestTools, ToolName
-from server.generation.answer import ChatAnswer
+from server.dialects.responses.tools import ClientTool
+from server.errors import ApiError
+from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.tools import custom_input
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.http.sse import EVENT_STREAM, sse_event
+from server.http.unsent import kept_bytes
+from server.record import RequestRecord
 
-ItemEvents = Iterator[OutputItemEvent]
-Logprobs: TypeAlias = bytes
-"""Logprobs of some tokens as JSON: members of a list, without its brackets."""
+Event = tuple[str, bytes]
+"""An event's type, and its JSON members beyond `type` and `sequence_number`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ItemPosition:
-    """An item's index in its response. `number` returns the next event's sequence number."""
+class Part:
+    """The part of an item that has its text, the only member of the item's field `list`."""
 
-    suffix: str
-    index: int
-    number: Callable[[], int]
-
-    def id(self, kind: str) -> str:
-        return f"{kind}_{self.suffix}{self.index:02x}"
+    type: str
+    list: str
+    event: str  # the type of the part's events, without its end
 
 
-class OpenItem(ABC):
-    """An item that is being written, until `end` completes it."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a kind of block is written."""
 
-    kind: str
+    item: str  # the item's type
+    prefix: str  # of the item's id
+    event: str  # the type of the text's events, without its end
+    key: str  # the field of the text: in the part, or in the item if it has no parts
+    empty: Mapping[str, bytes]  # fields of an item that begins, as JSON
+    part: Part | None = None
 
-    def __init__(self, position: ItemPosition) -> None:
-        self.id = position.id(self.kind)
-        self._position = position
-        self._texts: list[str] = []
 
-    def begin(self) -> ItemEvents:
-        yield self._event("response.output_item.added", self.empty())
-        yield from self.opened()
+KINDS = {
+    "text": Kind(
+        item="message",
+        prefix="msg",
+        event="response.output_text",
+        key="text",
+        empty={"role": b'"assistant"', "content": b"[]"},
+        part=Part("output_text", "content", "response.content_part"),
+    ),
+    "reasoning": Kind(
+        item="reasoning",
+        prefix="rs",
+        event="response.reasoning_text",
+        key="text",
+        empty={"summary": b"[]"},
+        part=Part("reasoning_text", "content", "response.content_part"),
+    ),
+    "summary": Kind(
+        item="reasoning",
+        prefix="rs",
+        event="response.reasoning_summary_text",
+        key="text",
+        empty={"summary": b"[]"},
+        part=Part("summary_text", "summary", "response.reasoning_summary_part"),
+    ),
+    "call": Kind(
+        item="function_call",
+        prefix="fc",
+        event="response.function_call_arguments",
+        key="arguments",
+        empty={"arguments": b'""'},
+    ),
+    "custom": Kind(
+        item="custom_tool_call",
+        prefix="ctc",
+        event="response.custom_tool_call_input",
+        key="input",
+        empty={"input": b'""'},
+    ),
+}
+"""`summary` is reasoning that is sent as its summary, `custom` a call of a custom tool."""
 
-    def add(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        self._texts.append(text)
-        yield from self.grown(text, logprobs)
+PASSED_ON = frozenset({"context_length_exceeded", "rate_limit_exceeded"})
+"""Error codes that clients act upon."""
 
-    def end(self, status: ItemStatus) -> ItemEvents:
-        text = "".join(self._texts)
-        yield from self.closed(text)
-        self.complete = self.whole(text, status)
-        yield self._event("response.output_item.done", self.complete)
 
-    @abstractmethod
-    def takes(self, part: AnswerPart) -> bool:
-        """Whether the part continues this item."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseForm:
+    """How one response is written, and where it is stored. It keeps nothing else of the body."""
 
-    @abstractmethod
-    def empty(self) -> OutputItem: ...
+    id: str
+    head: bytes  # the fields that never change, as a JSON object: many events repeat them
+    tools: Mapping[str, ClientTool]  # by the names of their functions
+    with_summary: bool  # reasoning is sent as its summary
+    with_sealed_reasoning: bool
+    tokenizer: Tokenizer
+    record: RequestRecord
+    context: StoredConversation  # the input, with all that it continues
+    store: ResponseStore | None  # None: it is not stored
+    is_background: bool
 
-    @abstractmethod
-    def whole(self, text: str, status: ItemStatus) -> OutputItem: ...
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of the complete ResponseBody, which is stored."""
+        (choice,) = choices
+        items = list[StoredItem]()
+        for block in choice.blocks:
+            item = Item(self, block)
+            item.add_logprobs(block.logprobs)
+            items.append(item.complete(_item_status(choice, block)))
+        return self.stored(_status(choice), items, usage=_usage(usage))
 
-    def opened(self) -> ItemEvents:
-        """The events that follow `response.output_item.added`."""
-        return iter(())
+    def writer(self, choices: Sequence[Choice]) -> "ResponseWriter":
+        """The writer of a stream of the one choice."""
+        (choice,) = choices
+        return ResponseWriter(self, choice)
 
-    @abstractmethod
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents: ...
-
-    @abstractmethod
-    def closed(self, text: str) -> ItemEvents:
-        """The events that precede `response.output_item.done`."""
-
-    def at(self) -> dict[str, Any]:
-        """The position's fields in the next event."""
-        return {
-            "sequence_number": self._position.number(),
-            "item_id": self.id,
-            "output_index": self._position.index,
+    def json(
+        self,
+        status: ResponseStatus,
+        items: Sequence[StoredItem] = (),
+        *,
+        usage: dict[str, Any] | None = None,
+        error: ApiError | None = None,
+    ) -> bytes:
+        """The JSON of the ResponseBody in some state."""
+        is_cut_off = status == "incomplete"
+        state = {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None if error is None else _error(error),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut_off else None,
+            "usage": usage,
         }
+        output = b",".join(item.json for item in items)
+        return b'%b,%b,"output":[%b]}' % (self.head[:-1], to_json(state)[1:-1], output)
 
-    def _event(
+    def stored(
         self,
-        type: Literal["response.output_item.added", "response.output_item.done"],
-        item: OutputItem,
-    ) -> ItemEvent:
-        number, index = self._position.number(), self._position.index
-        return ItemEvent(type=type, sequence_number=number, output_index=index, item=item)
+        status: ResponseStatus,
+        items: Sequence[StoredItem] = (),
+        *,
+        usage: dict[str, Any] | None = None,
+        error: ApiError | None = None,
+    ) -> bytes:
+        """The JSON of the ResponseBody as it ends, which is stored if the client wants that."""
+        json = self.json(status, items, usage=usage, error=error)
+        if self.store is not None:
+            whole = StoredConversation(items, self.context)
+            response = StoredResponse(json, self.context, whole, self.is_background)
+            self.store.put(self.record.client, self.record.key, self.id, response)
+        return json
 
 
-class OpenMessage(OpenItem):
-    """Text for the user: a `message`."""
+class Item:
+    """A block as an item of a response's output."""
 
-    kind = "msg"
-
-    def __init__(self, position: ItemPosition) -> None:
-        super().__init__(position)
-        self._logprobs: list[Logprobs] = []
-
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, Content)
-
-    def empty(self) -> OutputMessage:
-        return self._message("in_progress", [])
-
-    def whole(self, text: str, status: ItemStatus) -> OutputMessage:
-        return self._message(status, [self._part(text)])
-
-    def opened(self) -> ItemEvents:
-        part = _text_part("", b"")
-        yield PartEvent(**self.at(), type="response.content_part.added", content_index=0, part=part)
-
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        if logprobs:
-            self._logprobs.append(logprobs)
-        yield OutputTextDelta(
-            **self.at(),
-            type="response.output_text.delta",
-            content_index=0,
-            delta=text,
-            logprobs=[],
-        ).with_rendered_logprobs(logprobs)
-
-    def closed(self, text: str) -> ItemEvents:
-        self._logprobs = [b",".join(self._logprobs)]
-        yield OutputTextDone(
-            **self.at(),
-            type="response.output_text.done",
-            content_index=0,
-            text=text,
-            logprobs=[],
-        ).with_rendered_logprobs(self._logprobs[0])
-        yield PartEvent(
-            **self.at(),
-            type="response.content_part.done",
-            content_index=0,
-            part=self._part(text),
-        )
-
-    def _part(self, text: str) -> OutputText:
-        return _text_part(text, self._logprobs[0])
-
-    def _message(self, status: ItemStatus, content: list[OutputText]) -> OutputMessage:
-        return OutputMessage(
-            id=self.id, type="message", status=status, role="assistant", content=content
-        )
-
-
-def _text_part(text: str, logprobs: Logprobs) -> OutputText:
-    part = OutputText(type="output_text", text=text, annotations=[], logprobs=[])
-    return part.with_rendered_logprobs(logprobs)
-
-
-class OpenThought(OpenItem):
-    """Reasoning. With `is_sealed` it has `encrypted_content`, which clients send back where
-    nothing is stored.
-    """
-
-    kind = "rs"
-
-    def __init__(self, position: ItemPosition, is_sealed: bool) -> None:
-        super().__init__(position)
-        self._is_sealed = is_sealed
-
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, Reasoning)
-
-    def sealed(self, text: str) -> dict[str, str]:
-        return {"encrypted_content": seal(text)} if self._is_sealed else {}
-
-    def empty(self) -> ReasoningOutput:
-        return ReasoningOutput(id=self.id, type="reasoning", status="in_progress", summary=[])
-
-
-class OpenReasoning(OpenThought):
-    """Reasoning as its full text."""
-
-    def opened(self) -> ItemEvents:
-        yield self._part("response.content_part.added", "")
-
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        yield ReasoningTextDelta(
-            **self.at(), type="response.reasoning_text.delta", content_index=0, delta=text
-        )
-
-    def closed(self, text: str) -> ItemEvents:
-        yield ReasoningTextDone(
-            **self.at(), type="response.reasoning_text.done", content_index=0, text=text
-        )
-        yield self._part("response.content_part.done", text)
-
-    def whole(self, text: str, status: ItemStatus) -> ReasoningOutput:
-        return ReasoningOutput(
-            id=self.id,
-            type="reasoning",
-            status=status,
-            summary=[],
-            content=[ReasoningText(type="reasoning_text", text=text)],
-            **self.sealed(text),
-        )
-
-    def _part(
-        self, type: Literal["response.content_part.added", "response.content_part.done"], text: str
-    ) -> PartEvent:
-        part = ReasoningText(type="reasoning_text", text=text)
-        return PartEvent(**self.at(), type=type, content_index=0, part=part)
-
-
-class OpenSummary(OpenThought):
-    """Reasoning of a request for a summary: its full text is sent as the summary."""
-
-    def opened(self) -> ItemEvents:
-        yield self._part("response.reasoning_summary_part.added", "")
-
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        yield SummaryTextDelta(
-            **self.at(), type="response.reasoning_summary_text.delta", summary_index=0, delta=text
-        )
-
-    def closed(self, text: str) -> ItemEvents:
-        yield SummaryTextDone(
-            **self.at(), type="response.reasoning_summary_text.done", summary_index=0, text=text
-        )
-        yield self._part("response.reasoning_summary_part.done", text)
-
-    def whole(self, text: str, status: ItemStatus) -> ReasoningOutput:
-        return ReasoningOutput(
-            id=self.id,
-            type="reasoning",
-            status=status,
-            summary=[SummaryText(type="summary_text", text=text)],
-            **self.sealed(text),
-        )
-
-    def _part(
-        self,
-        type: Literal[
-            "response.reasoning_summary_part.added", "response.reasoning_summary_part.done"
-        ],
-        text: str,
-    ) -> SummaryPartEvent:
-        part = SummaryText(type="summary_text", text=text)
-        return SummaryPartEvent(**self.at(), type=type, summary_index=0, part=part)
-
-
-class OpenToolCall(OpenItem):
-    """A tool call."""
-
-    def __init__(self, position: ItemPosition, call: CallBegun, tool: ToolName) -> None:
-        super().__init__(position)
-        self._call = call
+    def __init__(self, form: ResponseForm, block: Block) -> None:
+        self._form = form
+        self._block = block
+        self._logprobs = list[bytes]()  # each some members of a JSON list
+        tool = form.tools.get(block.name) or ClientTool(block.name)  # or the model made it up
+        match block.kind:
+            case "text":
+                self._kind = KINDS["text"]
+            case "reasoning":
+                self._kind = KINDS["summary" if form.with_summary else "reasoning"]
+            case "call":
+                self._kind = KINDS["custom" if tool.is_custom else "call"]
+        self._id = f"{self._kind.prefix}_{form.record.id}{block.index:02x}"
         self._tool = tool
+        index = f',"{self._kind.part.list}_index":0' if self._kind.part else ""
+        self._at = f'"item_id":"{self._id}","output_index":{block.index}{index}'.encode()
 
-    def takes(self, part: AnswerPart) -> bool:
-        return isinstance(part, CallArguments) and part.index == self._call.index
+    def opened(self) -> Iterator[Event]:
+        """The events of its beginning."""
+        yield self._item_event("response.output_item.added", self._json("in_progress", {}))
+        if part := self._kind.part:
+            yield f"{part.event}.added", b'%b,"part":%b' % (self._at, self._part(b'""'))
 
-    def named(self) -> dict[str, Any]:
-        name = {"id": self.id, "call_id": self._call.id, "name": self._tool.name}
-        return name | ({"namespace": self._tool.namespace} if self._tool.namespace else {})
+    def grew(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Event]:
+        """The events of more text. The input of a custom tool is read when it is complete."""
+        added = self.add_logprobs(logprobs)
+        if self._kind is not KINDS["custom"]:
+            yield self._text_event("delta", "delta", to_json(text), added)
+
+    def closed(self, item: StoredItem) -> Iterator[Event]:
+        """The events of its end, of which `item` is the result."""
+        text = self._text()
+        if self._kind is KINDS["custom"]:
+            yield self._text_event("delta", "delta", text, b"")
+        yield self._text_event("done", self._kind.key, text, b",".join(self._logprobs))
+        if part := self._kind.part:
+            yield f"{part.event}.done", b'%b,"part":%b' % (self._at, self._part(text))
+        yield self._item_event("response.output_item.done", item.json)
+
+    def add_logprobs(self, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Add those of the next tokens of its text. Returns them as members of a JSON list."""
+        if not logprobs:
+            return b""
+        self._logprobs.append(to_json(chat_logprobs(self._form.tokenizer, logprobs))[1:-1])
+        return self._logprobs[-1]
+
+    def complete(self, status: ItemStatus) -> StoredItem:
+        """The item with all of its text."""
+        kind, text = self._kind, self._text()
+        fields = {kind.part.list: b"[%b]" % self._part(text)} if kind.part else {kind.key: text}
+        if self._block.kind == "reasoning" and self._form.with_sealed_reasoning:
+            fields["encrypted_content"] = to_json(seal(self._block.text))
+        return StoredItem(self._id, self._json(status, fields))
+
+    def _text(self) -> bytes:
+        text = self._block.text
+        return to_json(custom_input(text) if self._kind is KINDS["custom"] else text)
+
+    def _json(self, status: ItemStatus, fields: Mapping[str, bytes]) -> bytes:
+        head = {"id": self._id, "type": self._kind.item, "status": status}
+        if self._block.kind == "call":
+            head |= {"call_id": self._block.call_id, "name": self._tool.name}
+            if self._tool.namespace:
+                head["namespace"] = self._tool.namespace
+        return _json_object(head, {**self._kind.empty, **fields})
+
+    def _part(self, text: bytes) -> bytes:
+        assert self._kind.part is not None
+        fields = {"text": text}
+        if self._kind is KINDS["text"]:
+            fields |= {"annotations": b"[]", "logprobs": b"[%b]" % b",".join(self._logprobs)}
+        return _json_object({"type": self._kind.part.type}, fields)
+
+    def _item_event(self, type: str, item: bytes) -> Event:
+        return type, b'"output_index":%d,"item":%b' % (self._block.index, item)
+
+    def _text_event(self, end: str, key: str, text: bytes, logprobs: bytes) -> Event:
+        members = b'%b,"%b":%b' % (self._at, key.encode(), text)
+        if self._kind is KINDS["text"]:
+            members += b',"logprobs":[%b]' % logprobs
+        elif self._kind is KINDS["call"] and end == "done":
+            members += b',"name":%b' % to_json(self._tool.name)
+        return f"{self._kind.event}.{end}", members
 
 
-class OpenCall(OpenToolCall):
-    """A call of a function."""
+class ResponseWriter:
+    """A StreamWriter of typed events.
 
-    kind = "fc"
-
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        yield ArgumentsDelta(**self.at(), type="response.function_call_arguments.delta", delta=text)
-
-    def closed(self, text: str) -> ItemEvents:
-        yield ArgumentsDone(
-            **self.at(),
-            type="response.function_call_arguments.done",
-            name=self._tool.name,
-            arguments=text,
-        )
-
-    def empty(self) -> FunctionCallOutput:
-        return self.whole("", "in_progress")
-
-    def whole(self, text: str, status: ItemStatus) -> FunctionCallOutput:
-        return FunctionCallOutput(
-            **self.named(), type="function_call", status=status, arguments=text
-        )
-
-
-class OpenCustomCall(OpenToolCall):
-    """A call of a custom tool. Its input is read from the arguments when they are complete."""
-
-    kind = "ctc"
-
-    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
-        return iter(())
-
-    def closed(self, text: str) -> ItemEvents:
-        given = custom_input(text)
-        yield CustomInputDelta(
-            **self.at(), type="response.custom_tool_call_input.delta", delta=given
-        )
-        yield CustomInputDone(**self.at(), type="response.custom_tool_call_input.done", input=given)
-
-    def empty(self) -> CustomToolCallOutput:
-        return self._with_input("", "in_progress")
-
-    def whole(self, text: str, status: ItemStatus) -> CustomToolCallOutput:
-        return self._with_input(custom_input(text), status)
-
-    def _with_input(self, given: str, status: ItemStatus) -> CustomToolCallOutput:
-        return CustomToolCallOutput(
-            **self.named(), type="custom_tool_call", status=status, input=given
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OutputShape:
-    """The form of a response's output, as the request asks for it."""
-
-    tools: RequestTools
-    with_summary: bool = False  # reasoning is sent as its summary
-    with_sealed_reasoning: bool = False
-
-
-class Output:
-    """Builds the items of one response, one after the other.
-
-    Their ids end in `suffix`; `number` returns each event's sequence number.
+    Codex times out between events and ignores comments, so a keep-alive repeats the event
+    `response.in_progress`.
     """
 
-    def __init__(self, shape: OutputShape, suffix: str, number: Callable[[], int]) -> None:
-        self._shape = shape
-        self._suffix = suffix
-        self._number = number
-        self._open: OpenItem | None = None
-        self.items: list[OutputItem] = []
-        """The complete ones."""
+    media_type = EVENT_STREAM
+    _item: Item  # of the latest block
 
-    def add(self, part: AnswerPart, logprobs: Logprobs = b"") -> ItemEvents:
-        """The events of a part. Logprobs are those of its tokens."""
-        if self._open is None or not self._open.takes(part):
-            yield from self.close("completed")
-            self._open = self._new(part)
-            yield from self._open.begin()
-        if not isinstance(part, CallBegun):
-            yield from self._open.add(part.text, logprobs)
+    def __init__(self, form: ResponseForm, choice: Choice) -> None:
+        self._form = form
+        self._choice = choice
+        self._items: list[StoredItem] = []  # the complete ones
+        self._n_events = 0
 
-    def close(self, status: ItemStatus) -> ItemEvents:
-        """End the open item, if there is one."""
-        if self._open is not None:
-            yield from self._open.end(status)
-            self.items.append(self._open.complete)
-            self._open = None
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        return self._opening() + b"".join(
+            self._event(type, members) for step in steps for type, members in self._events(step)
+        )
 
-    def _new(self, part: AnswerPart) -> OpenItem:
-        position = ItemPosition(self._suffix, len(self.items), self._number)
-        match part:
-            case Content():
-                return OpenMessage(position)
-            case Reasoning():
-                thought = OpenSummary if self._shape.with_summary else OpenReasoning
-                return thought(position, self._shape.with_sealed_reasoning)
-            case CallBegun():
-                tool = self._shape.tools.find(part.name)
-                call = OpenCustomCall if tool.is_custom else OpenCall
-                return call(position, part, tool)
-            case _:
-                raise ValueError(f"arguments of call {part.index}, which has not begun")
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        """The last events repeat the whole answer."""
+        return sum(map(kept_bytes, events))
 
+    def keep_alive(self) -> bytes:
+        return self._opening() or self._status("response.in_progress", self._in_progress())
 
-class ResponseAnswer:
-    """Collects the events of the one sequence that a response has."""
+    def failure(self, error: ApiError) -> bytes:
+        response = self._form.stored("failed", self._items, error=error)
+        return self._opening() + self._status("response.failed", response)
 
-    def __init__(self, answer: ChatAnswer, output: Output, tokenizer: Tokenizer) -> None:
-        self._answer = answer
-        self._tokenizer = tokenizer
-        self._pending: list[TokenLogprob] = []  # of tokens since the last part
-        self.output = output
+    def end(self, usage: AnswerUsage) -> bytes:
+        status = _status(self._choice)
+        response = self._form.stored(status, self._items, usage=_usage(usage))
+        return self._status(f"response.{status}", response)
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._answer.finish_reason
+    def _events(self, step: Step) -> Iterator[Event]:
+        match step:
+            case Opened(block):
+                self._item = Item(self._form, block)
+                yield from self._item.opened()
+            case Grew(_, text, logprobs):
+                yield from self._item.grew(text, logprobs)
+            case Closed(block):
+                self._items.append(self._item.complete(_item_status(self._choice, block)))
+                yield from self._item.closed(self._items[-1])
 
-    def add(self, event: OutputEvent) -> None:
-        for _ in self.events([event]):
-            pass
-
-    def events(self, events: Sequence[OutputEvent]) -> ItemEvents:
-        """The events of the output items. With logprobs they are made event by event: of parts that
-        were joined it is not known which tokens they are made of.
-        """
-        if len(events) > 1 and any(event.logprobs for event in events):
-            for event in events:
-                yield from self.events([event])
-            return
-        for event in events:
-            self._pending += event.logprobs
-        for part in self._answer.add_all(events):
-            logprobs = self._logprobs(part.text) if isinstance(part, Content) else b""
-            yield from self.output.add(part, logprobs)
-            self._pending = []
-        if (reason := events[-1].finish_reason) is not None:
-            is_cut_off = reason is FinishReason.LENGTH
-            yield from self.output.close("incomplete" if is_cut_off else "completed")
-
-    def _logprobs(self, text: str) -> Logprobs:
-        """Of the last tokens that hold the text; those of markers before it are left out."""
-        if not self._pending:
+    def _opening(self) -> bytes:
+        if self._n_events:
             return b""
-        first, n_bytes = len(self._pending), len(text.encode())
-        while first and n_bytes > 0:
-            first -= 1
-            n_bytes -= len(self._tokenizer.token_bytes(self._pending[first].token_id))
-        logprobs = chat_logprobs(self._tokenizer, self._pending[first:]).content
-        return to_json(logprobs)[1:-1]
+        begun = self._in_progress()
+        return self._status("response.created", begun) + self._status("response.in_progress", begun)
+
+    def _in_progress(self) -> bytes:
+        return self._form.json("in_progress")
+
+    def _status(self, type: str, response: bytes) -> bytes:
+        return self._event(type, b'"response":%b' % response)
+
+    def _event(self, type: str, members: bytes) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        head = f'{{"type":"{type}","sequence_number":{number},'
+        return sse_event(type, b"%b%b}" % (head.encode(), members))
+
+
+def _json_object(fields: Mapping[str, object], rendered: Mapping[str, bytes]) -> bytes:
+    """A JSON object of the fields, and of `rendered` ones, which are JSON."""
+    members = b",".join(b'"%b":%b' % (name.encode(), json) for name, json in rendered.items())
+    return b"%b,%b}" % (to_json(fields)[:-1], members)
+
+
+def _status(choice: Choice) -> ResponseStatus:
+    """The status of a response at the end of its answer. Raises ApiError (500) before that."""
+    return "incomplete" if wire_finish_reason(choice.finish_reason) == "length" else "completed"
+
+
+def _item_status(choice: Choice, block: Block) -> ItemStatus:
+    is_cut_off = choice.finish_reason is FinishReason.LENGTH and block is choice.blocks[-1]
+    return "incomplete" if is_cut_off else "completed"
+
+
+def _error(error: ApiError) -> dict[str, str]:
+    """With one of the few codes that a response may have."""
+    if error.code in PASSED_ON:
+        code = str(error.code)
+    else:
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+    return {"code": code, "message": str(error)}
+
+
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
+    """The JSON of a ResponseUsage."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

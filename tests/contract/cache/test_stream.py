@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from engine.values.tree import TreeChanges, TreeNamespace, TreeSnapshot
-from server import cache_feed, watch
+from server.admin import watch
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
@@ -148,8 +148,8 @@ def test_a_slow_reader_gets_the_latest_and_not_all(
     monkeypatch: pytest.MonkeyPatch, watched: LoopKeepingEngine
 ) -> None:
     monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.005)
-    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.005)
-    monkeypatch.setattr(cache_feed, "SHARE", 1.0)
+    monkeypatch.setattr(watch, "MIN_CACHE_SECONDS", 0.005)
+    monkeypatch.setattr(watch, "SHARE", 1.0)
     watched.moves = True
     large = tuple(TreeNamespace(f"{i:012x}", f"salted {i}", 1, 1) for i in range(2000))
     watched.picture = replace(PICTURE, namespaces=large)
@@ -178,7 +178,7 @@ def test_fifty_who_come_and_go_leave_nothing_behind(
 ) -> None:
     monkeypatch.setattr(watch, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(cache_feed, "MIN_INTERVAL_SECONDS", 0.01)  # each waits for the next
+    monkeypatch.setattr(watch, "MIN_CACHE_SECONDS", 0.01)  # each waits for the next
     come_and_go(url, 5)  # whatever is made once, workers among it
     wait_for(lambda: not frames())
     tasks, threads = n_tasks(watched), threading.active_count()
@@ -197,7 +197,7 @@ def come_and_go(url: str, n: int) -> None:
 
 def frames() -> list[object]:
     gc.collect()
-    return [each for each in gc.get_objects() if type(each) is cache_feed.Frame]
+    return [each for each in gc.get_objects() if type(each) is watch.Frame]
 
 
 def n_tasks(engine: LoopKeepingEngine) -> int:

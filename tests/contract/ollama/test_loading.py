@@ -11,7 +11,7 @@ import pytest
 from ollama import Client, ResponseError
 
 from engine.api import ModelError
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate

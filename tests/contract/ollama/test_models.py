@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from ollama import Client, ResponseError
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 from server.settings.models import ModelSettings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import serving

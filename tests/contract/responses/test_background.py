@@ -11,8 +11,7 @@ import pytest
 from openai import BadRequestError, InternalServerError, RateLimitError
 
 from engine.api import QueueFull
-from server.dialects.responses.answer import ResponseState
-from server.dialects.responses.task import ResponsesTask
+from server.dialects.responses.store import ResponseStore
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
@@ -118,16 +117,16 @@ def test_a_failure_is_told_later(
 
 def test_one_that_cannot_be_stored_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing raises once for the answer, and again for the failure that this is."""
-    n_tries, store = 0, ResponsesTask.store_response
+    n_tries, put = 0, ResponseStore.put
 
-    def fails_twice(task: ResponsesTask, state: ResponseState) -> bytes:
+    def fails_twice(*response: Any) -> None:
         nonlocal n_tries
         n_tries += 1
         if n_tries <= 2:
             raise OSError("no room")
-        return store(task, state)
+        put(*response)
 
-    monkeypatch.setattr(ResponsesTask, "store_response", fails_twice)
+    monkeypatch.setattr(ResponseStore, "put", fails_twice)
     with daemon() as alone:
         create = alone.client.responses.create
         url = f"{alone.url}/v1/responses/{create(model='bytes', input='Hi', background=True).id}"

@@ -100,6 +100,27 @@ def test_all_that_is_said_before_the_user_is_one_system_message(
     ]
 
 
+class RefusingTokenizer(RecordingTokenizer):
+    """Its template has words of its own for what it does not take."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> list[int]:
+        raise ValueError("max_tokens of messages[0] is unknown")
+
+
+def test_a_templates_own_words_stay_as_they_are() -> None:
+    """Only the field at fault has another name than in a chat."""
+    with daemon(RefusingTokenizer) as refusing:
+        param, _, message = error(refusing, {"input": "Hi"})
+    assert param == "input"
+    assert message == "input: cannot be turned into a prompt: max_tokens of messages[0] is unknown"
+
+
 class ReluctantTokenizer(RecordingTokenizer):
     """Its template takes a system message at the head alone."""
 

@@ -114,6 +114,19 @@ def test_a_custom_call_is_streamed(hermes: Daemon, create: Created) -> None:
     assert events[-1].response.output[0].input == PATCH
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_character_in_a_custom_call_is_replaced(
+    hermes: Daemon, create: Created, stream: bool
+) -> None:
+    """The escape is JSON, and means what no UTF-8 can say."""
+    said = r'{"name": "apply_patch", "arguments": {"input": "a\ud83d b \ud83d\ude00"}}'
+    hermes.say(f"<tool_call>\n{said}\n</tool_call>")
+    made = create(tools=[PATCH_TOOL], stream=stream)
+    response = list(made)[-1].response if stream else made
+    assert response.status == "completed"
+    assert response.output[0].input == "a\ufffd b \U0001f600"
+
+
 def test_a_custom_call_comes_back(hermes: Daemon, create: Created) -> None:
     hermes.say(call("apply_patch", {"input": PATCH}))
     first = create(tools=[PATCH_TOOL])

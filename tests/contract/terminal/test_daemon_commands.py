@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from engine.values.request import WaitReason
 from engine.values.stats import CacheTier
-from server.schemas.admin import LiveRequest
+from server.schemas import LiveRequest
 from server.settings import Settings
 from server.terminal.admin_client import Admin
 from server.terminal.cli import app

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.registry import ModelRegistry
+from server.models.registry import ModelRegistry
 from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.test_several_models import Engines, needs, settings_of

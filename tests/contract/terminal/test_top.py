@@ -8,9 +8,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
-from server.pool.states import State
-from server.schemas.cache_tree import CacheTree
-from server.schemas.pool import PooledModelInfo, PooledModels
+from server.schemas import CacheTree, PooledModelInfo, PooledModels, State
 from server.settings import Settings
 from server.terminal.cli import app
 from tests.cache_trees import cache_tree, counted, node

@@ -1,7 +1,8 @@
 """Histograms of sequences that have finished."""
 
 from engine.values.output import FinishReason, OutputEvent, Usage
-from server.activity.sequences import Buckets, FinishedSequences, SequenceTimes
+from engine.values.stats import Histogram
+from server.activity.sequences import FinishedSequences, SequenceTimes
 
 
 def admission(index: int = 0) -> OutputEvent:
@@ -17,15 +18,15 @@ def end(n_tokens: int, reason: FinishReason = FinishReason.STOP, index: int = 0)
     return OutputEvent("r", index, token_ids=(7,), finish_reason=reason, usage=usage)
 
 
-def count_and_total(buckets: Buckets) -> tuple[int, float]:
-    return sum(buckets.counts), buckets.total
+def count_and_total(histogram: Histogram) -> tuple[int, float]:
+    return histogram.count, histogram.total
 
 
 def test_a_value_belongs_to_the_first_bound_that_is_not_below_it() -> None:
-    buckets = Buckets((1.0, 2.0), [0, 0, 0])
+    histogram = Histogram.empty((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
-        buckets.observe(value)
-    assert (buckets.counts, buckets.total) == ([2, 2, 1], 7.5)
+        histogram.observe(value)
+    assert (histogram.counts, histogram.total) == ([2, 2, 1], 7.5)
 
 
 def test_prefill_ends_with_the_first_token_and_decoding_with_the_last() -> None:

@@ -7,8 +7,7 @@ from typing import cast
 import pytest
 
 from engine.values.output import OutputEvent
-from server.generation.answer import ChatAnswer
-from server.generation.events import UsageMeter
+from server.generation.choice import Choice
 from server.generation.plan import AnswerPlan
 from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.calls import Calls, openai_id
@@ -163,8 +162,8 @@ class PlainPlan:
 
 def test_an_answer_is_put_together_once() -> None:
     Counted.copied = 0
-    answer = ChatAnswer(cast(AnswerPlan, PlainPlan()), UsageMeter(1), lambda turn, replay: None)
+    answer = Choice(cast(AnswerPlan, PlainPlan()), lambda turn, replay: None)
     for _ in range(2000):
-        answer.add(OutputEvent(request_id="r", index=0, text=Counted("word ")))
+        answer.feed([OutputEvent(request_id="r", index=0, text=Counted("word "))])
     assert answer.content == "word " * 2000
     assert Counted.copied < 20 * len(answer.content)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from engine.values.tree import HiddenRequests, TreeSnapshot
-from server.schemas.cache_tree import CacheTree
+from server.schemas import CacheTree
 from server.terminal.prefixes import heaviest
 from server.terminal.top import Frame, Rates, Size, Watch, drawn
 from tests.cache_scenes import agent_beside_short_prompts, many_leaves

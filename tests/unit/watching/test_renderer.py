@@ -42,7 +42,7 @@ from kvstore.tokens import Digest, Tokens
 from kvstore.tree import MAX_ADOPTIONS, RadixTree
 from kvstore.types import Namespace
 from kvstore.window import WindowGroup
-from server.schemas.cache_tree import CacheTree
+from server.schemas import CacheTree
 from tests.contract.fake_engine import DISK
 from tests.unit.engine_harness import Harness, prompt
 from tests.unit.kv_helpers import tree_of

@@ -1,0 +1,209 @@
+"""`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
+
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
+from enum import StrEnum
+from typing import Annotated
+
+from anyio import move_on_after, to_thread
+from fastapi import Path, Query
+from pydantic import BaseModel, BeforeValidator
+from starlette.responses import Response
+
+from engine.api import EngineStopped
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from server.admin.watch import EventStream, Watch, WatchDependency
+from server.dialects.delivery import json_response
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
+from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.responses.store import StoreDependency
+from server.errors import ApiError, InvalidField
+from server.generation.prompt import check_prompt
+from server.http.sse import KEEP_ALIVE
+from server.models.model import LoadedModel
+from server.schemas import CacheStatsResponse, CacheTree, ClearResponse, ProbeResponse, Remembered
+from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
+
+router = Endpoints(prefix="/admin/cache")
+tree_router = Endpoints(prefix="/admin/cache")
+"""Left out with `--no-dashboard`."""
+
+TEXT_TOKENS = 4096
+"""How much of a node is shown as text."""
+
+
+class Clearable(StrEnum):
+    """What may be cleared."""
+
+    KV = "kv"
+    REPLAYS = "replays"
+    RESPONSES = "responses"
+
+
+def _split(values: object) -> object:
+    """`memory,disk` is both, as is `tiers=memory&tiers=disk`."""
+    if not isinstance(values, list):
+        return values
+    return [part for value in values for part in str(value).split(",")]
+
+
+NamespaceId = Annotated[
+    str | None,
+    Query(pattern="^[0-9a-f]{1,64}$", description="As `/admin/cache/tree` names it; without, all."),
+]
+
+Tiers = Annotated[
+    tuple[CacheTier, ...] | None,
+    BeforeValidator(_split),
+    Query(
+        max_length=len(CacheTier),
+        description="With commas between them; without, all.",
+        json_schema_extra={"maxItems": len(CacheTier)},
+    ),
+]
+
+
+What = Annotated[
+    tuple[Clearable, ...],
+    BeforeValidator(_split),
+    Query(
+        max_length=len(Clearable),
+        description="With commas between them. `kv` is what prompts share; `replays` are answers "
+        "with tool calls, remembered as tokens; `responses` those that `/v1/responses` has stored.",
+        json_schema_extra={"maxItems": len(Clearable)},
+    ),
+]
+
+
+@router.endpoint("POST", "/clear", errors=(400, 404, 409))
+async def clear_cache(
+    service: ServiceDependency,
+    responses: StoreDependency,
+    model: ModelName = "",
+    namespace: NamespaceId = None,
+    tiers: Tiers = None,
+    what: What = (Clearable.KV,),
+) -> ClearResponse:
+    """Blocks that live sequences hold stay with them; only their index is forgotten. What was freed
+    is counted in memory alone. Replays and stored responses are kept unless `what` names them; they
+    have neither namespaces nor tiers.
+    """
+    _check_scope(namespace, tiers, what)
+    own = service.models.find(model)
+    known = service.models.known[own]
+    cleared = Cleared(0, 0)
+    if Clearable.KV in what:
+        engine = service.models.loaded(own).engine
+        cleared = await engine.clear_cache(
+            namespace, ALL_TIERS if tiers is None else frozenset(tiers)
+        )
+    forgotten = Remembered(
+        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
+        responses=responses.clear() if Clearable.RESPONSES in what else 0,
+    )
+    return ClearResponse(
+        blocks_freed=cleared.blocks,
+        bytes_freed=cleared.bytes,
+        forgotten=forgotten,
+        kept=Remembered(replays=known.n_replays, responses=len(responses)),
+    )
+
+
+def _check_scope(
+    namespace: str | None, tiers: Collection[CacheTier] | None, what: Collection[Clearable]
+) -> None:
+    """Raise ApiError (400) where a namespace or tiers are named for what has none."""
+    if namespace is not None and set(what) != {Clearable.KV}:
+        message = "only kv has any, so with one what may name nothing else"
+        raise InvalidField("namespace", message)
+    if tiers is not None and Clearable.KV not in what:
+        raise InvalidField("tiers", "only kv has any, and what does not name it")
+
+
+@router.endpoint("GET", "/stats", errors=(400, 404, 409))
+async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
+    """As of the running step; of an engine that has stopped, as it was then."""
+    return CacheStatsResponse.of(await loaded.engine.stats())
+
+
+@router.endpoint("POST", "/probe", errors=MODEL_ERRORS)
+async def probe_cache(
+    body: PromptOrChat, service: ServiceDependency, record: RecordDependency
+) -> ProbeResponse:
+    """Of what the requests with the same API key would find, if keys share nothing."""
+    model = await service.model(body.model, record)
+    prompt = await prompt_tokens(body, model, record)
+    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
+    record.slot.release()
+    salt = record.cache_salt(body.cache_salt)
+    probed = await model.engine.probe(prompt, salt, model.adapter)
+    return ProbeResponse(
+        prompt_tokens=len(prompt),
+        cached_tokens=probed.cached_tokens,
+        block_digests=list(probed.block_digests),
+    )
+
+
+NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
+
+
+class NodeText(BaseModel):
+    """One node: as text only where `dashboard_text` is set, and no more than its first tokens."""
+
+    id: int
+    tokens: int
+    text: str | None
+
+
+@tree_router.endpoint("GET", "/tree", answer=CacheTree, errors=(400, 404, 409))
+async def cache_tree(loaded: LoadedDependency, watch: WatchDependency) -> Response:
+    """The cache as it is now. Bounded, however large that is; made four times a second at most."""
+    async with watch.watching(loaded):
+        return json_response((await watch.feed(loaded).fresh()).body)
+
+
+@tree_router.endpoint(
+    "GET",
+    "/tree/stream",
+    stream=unnamed_events(CacheTree),
+    errors=(400, 404, 409),
+    response_class=EventStream,
+)
+async def cache_tree_stream(
+    loaded: LoadedDependency, service: ServiceDependency, watch: WatchDependency
+) -> Response:
+    """The cache as it is now and whenever it has changed, once a second at most.
+
+    A slow reader gets the latest, and not all of them.
+    """
+    return EventStream(_pictures(loaded, watch, service.settings.keepalive_seconds))
+
+
+async def _pictures(
+    loaded: LoadedModel, watch: Watch, keepalive_seconds: float
+) -> AsyncGenerator[bytes, None]:
+    """Events until the engine has stopped, with comments after each silence."""
+    feed = watch.feed(loaded)
+    async with watch.watching(loaded):
+        frame = await feed.fresh()
+        yield frame.event
+        with suppress(EngineStopped):  # there is nothing more to see
+            while True:
+                later = None
+                with move_on_after(keepalive_seconds):
+                    later = await feed.next_after(frame.version)
+                frame = later or frame
+                yield KEEP_ALIVE if later is None else later.event
+
+
+@tree_router.endpoint("GET", "/nodes/{id}", errors=(400, 404, 409))
+async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
+    """A node of the tree. Its text is shown only with `--dashboard-text`."""
+    shows_text = service.settings.dashboard_text
+    node = await loaded.engine.node(id, TEXT_TOKENS if shows_text else 0)
+    if node is None:
+        raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
+    text = None
+    if shows_text:
+        text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
+    return NodeText(id=id, tokens=node.tokens, text=text)

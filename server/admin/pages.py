@@ -1,0 +1,74 @@
+"""The web pages and the files that they load: all from this origin, as their policy demands."""
+
+from os import PathLike, stat_result
+from pathlib import Path
+
+from fastapi import Request
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+import server
+from server.dialects.endpoint import Endpoints
+
+METHODS = ["GET", "HEAD"]
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asks each time, and mostly hears 304
+}
+
+
+class PageFiles(StaticFiles):
+    """A folder's files, each with HEADERS."""
+
+    def file_response(
+        self,
+        full_path: str | PathLike[str],
+        stat_result: stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(HEADERS)
+        return response
+
+
+class Agents(BaseModel):
+    """The names of the agents that `rootstock launch` can start."""
+
+    agents: list[str]
+
+
+router = Endpoints(include_in_schema=False)
+page_router = Endpoints(include_in_schema=False)
+"""`GET /`. Left out with `--no-dashboard`."""
+
+files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
+
+
+@router.api_route("/docs", methods=METHODS)
+async def docs(request: Request) -> Response:
+    """The API's description, for people: `/openapi.json` as a page."""
+    return await files.get_response("docs/index.html", request.scope)
+
+
+@router.api_route("/dashboard/agents", methods=METHODS)
+async def agents(request: Request) -> Agents:
+    """For the lines that connect a client: what the terminal knows, so that they never differ."""
+    return Agents(agents=list(request.app.state.agents))
+
+
+@router.api_route("/dashboard/{path:path}", methods=METHODS)
+async def file(path: str, request: Request) -> Response:
+    return await files.get_response(path, request.scope)
+
+
+@page_router.api_route("/", methods=METHODS)
+async def page(request: Request) -> Response:
+    """The cache as a picture, with a chat next to it."""
+    return await files.get_response("index.html", request.scope)

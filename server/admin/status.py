@@ -1,0 +1,169 @@
+"""`/health`, `/load`, `/version`, `/metrics` and `/admin/daemon`: what watchers, routers and
+operators want to know of a daemon.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import PlainTextResponse, Response
+
+from engine.api import EngineStopped
+from engine.values.model import SamplingDefaults
+from engine.values.stats import EngineStats, MemoryStats
+from server import __version__
+from server.dialects.endpoint import Endpoints
+from server.dialects.responses.store import StoreDependency
+from server.models.model import Model
+from server.models.policy import Loading
+from server.schemas import Remembered
+from server.service import ModelName, ServiceDependency
+from server.settings import Settings
+
+router = Endpoints()
+
+SettingValue: TypeAlias = bool | int | float | str | list[str] | dict[str, str] | None
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"]
+    reason: str | None = None  # why it is degraded; left out where it is not
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Load(BaseModel):
+    """In sequences: a request with `n: 4` is four."""
+
+    server_load: int  # asked for and not over yet; vLLM's name
+    running: int  # computed in the present step
+    waiting: int  # queued now
+
+
+class DaemonModel(BaseModel):
+    """The model that is served."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str  # the directory or repository that it came from
+    fingerprint: str
+    dtype: str
+    device: str
+    blas: str  # for Linux CPUs; empty elsewhere
+    max_context_tokens: int  # the model's own
+    max_sequence_tokens: int  # what that and the KV cache hold of one sequence
+    kv_bytes_per_token: int
+    sampling: SamplingDefaults
+
+
+class SettingInForce(BaseModel):
+    name: str
+    value: SettingValue  # a secret is stars
+    is_default: bool
+    description: str
+
+
+class Daemon(BaseModel):
+    version: str
+    names: list[str]  # that requests may use, the model's own first
+    model: DaemonModel | None  # None while it is not loaded
+    settings: list[SettingInForce]
+    memory: MemoryStats | None  # None while it is not loaded
+    remembered: Remembered
+
+
+@router.endpoint("GET", "/health", response_model_exclude_none=True)
+async def health(service: ServiceDependency) -> Health:
+    """Red as soon as no model can be served. Degraded, and still 200, where one of several has
+    failed, where one is being loaded again, where something has been lost that only another start
+    brings back, or where the disk cache cannot be written.
+    """
+    known = service.models.known.values()
+    failed = [model for model in known if not model.is_healthy]
+    if len(failed) == len(known):
+        raise EngineStopped("The engine has stopped.")
+    reasons = [f"{model.name} has failed: {_failure(model)}" for model in failed]
+    reasons += [
+        f"{model.name} has failed and is being loaded again: {_failure(model)}"
+        for model in known
+        if isinstance(model.state, Loading) and model.failure is not None
+    ]
+    for stats in (await service.models.stats()).values():
+        reasons += _losses(stats)
+    if reasons:
+        return Health(status="degraded", reason="; ".join(reasons))
+    return Health(status="ok")
+
+
+def _failure(model: Model) -> str:
+    return "its engine loop has stopped" if model.failure is None else model.failure.reason
+
+
+def _losses(stats: EngineStats) -> Iterator[str]:
+    if stats.contradictions:
+        yield "the KV store contradicts itself: the log says how; another start empties it"
+    disk = stats.cache.disk
+    if disk is not None and disk.ended_threads:
+        yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
+    if disk is not None and disk.write_fault is not None:
+        yield f"the disk cache cannot be written: {disk.write_fault}"
+
+
+@router.endpoint("GET", "/load")
+async def load(service: ServiceDependency) -> Load:
+    """At once, whatever step is running."""
+    stats = (await service.models.stats()).values()
+    return Load(
+        server_load=sum(each.sequences.live for each in stats),
+        running=sum(each.running for each in stats),
+        waiting=sum(each.waiting for each in stats),
+    )
+
+
+@router.endpoint("GET", "/version")
+async def version() -> Version:
+    return Version(version=__version__)
+
+
+@router.endpoint("GET", "/metrics", errors=None, response_class=PlainTextResponse)
+async def metrics(service: ServiceDependency) -> Response:
+    await service.models.stats()
+    text = service.metrics.render(service.models.known.values())
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.endpoint("GET", "/admin/daemon", errors=(400, 404))
+async def daemon(
+    service: ServiceDependency, responses: StoreDependency, model: ModelName = ""
+) -> Daemon:
+    """At once, whatever step is running. Settings are as they were read at start, and no secret is
+    among them.
+    """
+    own = service.models.find(model)
+    known = service.models.known[own]
+    loaded = service.models.all_loaded().get(own)
+    stats = None if loaded is None else await loaded.engine.stats()
+    return Daemon(
+        version=__version__,
+        names=[alias.name for alias in known.aliases],
+        model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
+        settings=list(_in_force(service.settings)),
+        memory=None if stats is None else stats.memory,
+        remembered=Remembered(replays=known.n_replays, responses=len(responses)),
+    )
+
+
+def _in_force(settings: Settings) -> Iterator[SettingInForce]:
+    """As JSON has them, in which pydantic masks secrets."""
+    values = settings.model_dump(mode="json")
+    defaults = Settings.model_construct().model_dump(mode="json")
+    for name, field in Settings.model_fields.items():
+        yield SettingInForce(
+            name=name,
+            value=values[name] if name != "models" else [m.source for m in settings.models],
+            is_default=values[name] == defaults[name],
+            description=field.description or "",
+        )

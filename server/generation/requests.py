@@ -1,0 +1,325 @@
+"""What a client asks, as requests to the engine, checked against the limits of the loaded model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+
+from engine.values.model import ModelCard, SamplingDefaults, Task
+from engine.values.request import Constraint, Request, SamplingParams
+from server.errors import ApiError, InvalidField
+from server.generation.completion_request import MAX_PROMPTS, CompletionRequest, Prompt
+from server.generation.conversation import Chat, Conversation
+from server.generation.models import ServedModel
+from server.generation.plan import AnswerPlan
+from server.generation.prompt import (
+    check_prompt,
+    check_token_ids,
+    found_replays,
+    template_arguments,
+    too_long,
+)
+from server.generation.request_fields import NO_LIMIT, SampledRequest
+from server.record import RequestRecord
+
+_USE_INSTEAD = {
+    Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
+    Task.EMBED: "It embeds: ask /v1/embeddings, or /v1/rerank by similarity.",
+    Task.RERANK: "It reranks: ask /v1/rerank or /v1/score.",
+}
+_CANNOT = {
+    Task.GENERATE: "writes no answers",
+    Task.EMBED: "has no embeddings",
+    Task.RERANK: "does not rerank",
+}
+_ENABLE_BY = {
+    Task.EMBED: " Its checkpoint says nothing of embeddings; the setting pooling (--pooling last, "
+    "or mean) has it embed all the same.",
+    Task.RERANK: " The setting reranker (--reranker yes-no) serves a checkpoint such as "
+    "Qwen3-Reranker as one.",
+}
+"""What else a model that generates could be."""
+
+
+def check_task(model: ServedModel, *tasks: Task) -> None:
+    """Raise ApiError (400) unless the model is for one of the tasks."""
+    served = model.engine.card.tasks
+    if not set(tasks) & set(served):
+        raise _refusal(model.name, tasks[0], served)
+
+
+def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
+    where = " ".join(_USE_INSTEAD[task] for task in served)
+    how = _ENABLE_BY.get(asked, "") if Task.GENERATE in served else ""
+    return InvalidField(
+        "model", f"'{name}' {_CANNOT[asked]}. {where}{how}", code="task_not_supported"
+    )
+
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_CHOICES = MAX_PROMPTS
+
+
+def chat_request(
+    chat: Chat,
+    prompt: tuple[int, ...],
+    plan: AnswerPlan,
+    card: ModelCard,
+    record: RequestRecord,
+) -> Request:
+    """Raises ApiError (400) for what the model cannot serve."""
+    max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
+    check_prompt(prompt, card, "messages")
+    sampling, logprobs = chat.sampling, chat.logprobs
+    request = _request(sampling, prompt, card, record.id, record, max_tokens, chat.n, logprobs)
+    return replace(
+        request,
+        skip_special_tokens=plan.skip_special_tokens,
+        text_before=prompt if chat.conversation.continue_final_message else (),
+        constraint=plan.constraint,
+        thinking_budget=plan.thinking_budget,
+    )
+
+
+def completion_requests(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    constraint: Constraint | None,
+    card: ModelCard,
+    record: RequestRecord,
+) -> list[Request]:
+    """One engine request for each prompt.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    sequences = sequences_per_prompt(body)
+    if len(prompts) * sequences > MAX_CHOICES:
+        limit = f"at most {MAX_CHOICES} sequences in one request"
+        raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
+    asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
+    requests = [
+        _request(
+            body,
+            prompt,
+            card,
+            f"{record.id}-{index}",
+            record,
+            _max_tokens(asked, prompt, card, "prompt"),
+            sequences,
+            logprobs,
+            body.logprobs if body.echo else None,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    return [replace(one, text_before=one.prompt, constraint=constraint) for one in requests]
+
+
+def sequences_per_prompt(body: CompletionRequest) -> int:
+    """How many sequences are generated for each prompt; `n` of them are returned."""
+    return body.best_of or body.n
+
+
+def opening_token(card: ModelCard) -> int:
+    """The token before the first of a text, where the tokenizer adds none: the end-of-text token.
+
+    OpenAI's default prompt, <|endoftext|>, is such a token. Raises ApiError (400) unless the model
+    has exactly one.
+    """
+    if len(card.eos_token_ids) != 1:
+        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
+    (token_id,) = card.eos_token_ids
+    return token_id
+
+
+def _request(
+    body: SampledRequest,
+    prompt: tuple[int, ...],
+    card: ModelCard,
+    request_id: str,
+    record: RequestRecord,
+    max_tokens: int,
+    sequences: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> Request:
+    if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
+        limit = f"within 0 and {card.vocab_size - 1}"
+        raise InvalidField("stop_token_ids", f"token ids must be {limit}")
+    return Request(
+        id=request_id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=_sampling(body, card, max_tokens, logprobs),
+        stop=tuple(body.stop),
+        stop_token_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        speculate=body.speculate,
+        n=sequences,
+        client=record.client,
+        priority=body.priority,
+        cache_salt=record.cache_salt(body.cache_salt),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _sampling(
+    body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    if body.min_tokens > max_tokens:
+        raise InvalidField(
+            "min_tokens",
+            f"{body.min_tokens} is above the {max_tokens} tokens that may be generated",
+        )
+    asked = _with_defaults(body, card.sampling)
+    return SamplingParams(
+        temperature=asked.temperature if asked.top_p else 0.0,  # no mass at all: the best alone
+        top_p=asked.top_p or 1.0,
+        top_k=max(asked.top_k, 0),
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_logit_bias(body, card),
+        allowed_token_ids=_allowed_token_ids(body, card),
+        seed=None if body.seed is None else body.seed % 2**64,
+        top_logprobs=None if logprobs is None else min(logprobs, card.vocab_size),
+        min_tokens=body.min_tokens,
+    )
+
+
+def _with_defaults(body: SampledRequest, defaults: SamplingDefaults) -> SamplingDefaults:
+    """The request's values, and the model's defaults for those that it leaves out."""
+    names = {field.name for field in fields(defaults)}
+    return replace(defaults, **body.model_dump(include=names, exclude_none=True))
+
+
+def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
+    biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
+    if biases and max(biases) >= card.vocab_size:
+        limit = f"within 0 and {card.vocab_size - 1}"
+        raise InvalidField("logit_bias", f"token ids must be {limit}, not {max(biases)}")
+    return biases
+
+
+def _allowed_token_ids(body: SampledRequest, card: ModelCard) -> frozenset[int] | None:
+    if body.allowed_token_ids is None:
+        return None
+    check_token_ids(body.allowed_token_ids, card, "allowed_token_ids")
+    return frozenset(body.allowed_token_ids)
+
+
+def with_bad_words(
+    request: Request, words: tuple[tuple[int, ...], ...], card: ModelCard
+) -> Request:
+    """The request, whose output may not have these words. Raises ApiError (400) where its fields
+    leave no token that may come first.
+    """
+    sampling = replace(request.sampling, bad_words=words)
+    if sampling.allowed_token_ids is not None:
+        left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
+        if not left:
+            raise InvalidField("bad_words", "they rule out all of allowed_token_ids")
+        if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
+            message = "what is left of them ends the answer, which min_tokens rules out"
+            raise InvalidField("allowed_token_ids", message)
+    return replace(request, sampling=sampling)
+
+
+def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
+    """As many as asked for, at most what the context has left; all of it if nothing is asked."""
+    left_tokens = card.max_sequence_tokens - len(prompt)
+    if left_tokens < 0 or (left_tokens == 0 and asked != 0):
+        raise too_long(str(len(prompt)), card, param)
+    return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
+
+
+async def chat_tokens(
+    conversation: Conversation, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
+    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
+    replays = partial(found_replays, model.replays, messages, salt)
+    arguments = partial(template_arguments, conversation)
+    return await model.prompts.chat(record, messages, arguments, replays)
+
+
+async def prepare_chat(
+    chat: Chat, model: ServedModel, record: RequestRecord
+) -> tuple[Request, AnswerPlan]:
+    """The engine's request, and the plan by which its answers are read.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    prompt = await chat_tokens(chat.conversation, model, record)
+    prediction = await _predicted_tokens(chat.prediction, model, record)
+    planned = partial(_planned, chat, prompt, prediction, model, record)
+    return await model.workers.prepare(record, planned)
+
+
+async def _predicted_tokens(
+    text: str, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The tokens as the model would write them, in the midst of its turn."""
+    if not text:
+        return ()
+    return await model.prompts.text(record, text, add_special_tokens=False, param="prediction")
+
+
+def _planned(
+    chat: Chat,
+    prompt: tuple[int, ...],
+    prediction: tuple[int, ...],
+    model: ServedModel,
+    record: RequestRecord,
+) -> tuple[Request, AnswerPlan]:
+    check_token_ids(prediction, model.engine.card, "prediction")
+    plan = model.planner.plan(chat, prompt)
+    request = chat_request(chat, prompt, plan, model.engine.card, record)
+    words = model.prompts.bad_words(chat.sampling.bad_words)
+    request = with_bad_words(request, words, model.engine.card)
+    return replace(request, adapter=model.adapter, prediction=prediction), plan
+
+
+async def prepare_completion(
+    body: CompletionRequest, model: ServedModel, record: RequestRecord
+) -> tuple[list[Request], list[str]]:
+    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    wanted: list[Prompt] = [
+        await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
+    ]
+    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
+    requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
+    return requests, echoes
+
+
+async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
+    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
+    the model's opening token.
+    """
+    marked = list(await model.prompts.text(record, ""))
+    return marked or [opening_token(model.engine.card)]
+
+
+def _requests(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    model: ServedModel,
+    record: RequestRecord,
+) -> list[Request]:
+    card = model.engine.card
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")
+    constraint = model.planner.text_constraint(body.structure)
+    requests = completion_requests(body, prompts, constraint, card, record)
+    words = model.prompts.bad_words(body.bad_words)
+    return [
+        replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
+    ]

@@ -1,0 +1,283 @@
+"""The models that requests can name, each loaded when it is needed."""
+
+import asyncio
+import logging
+import math
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from engine.api import Engine, EngineStopped, ModelError, Report
+from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_bytes
+from engine.values.settings import EngineConfig
+from engine.values.stats import EngineStats, RequestInfo
+from server.errors import ApiError, ModelNotFound, busy
+from server.generation.models import ModelAlias, ServedModel, served_models
+from server.models.hub import CachedNames, Downloads, FetchRepository
+from server.models.model import LoadedModel, Model
+from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
+from server.settings import Settings
+from server.settings.models import ModelSettings
+from server.workers import Workers
+
+BUDGET_SHARE = 0.8
+"""Of the memory that is free at start, where several models share it: others' grows, too."""
+
+CORRECTION_SECONDS = 1.0
+"""Between two looks at what processes really take."""
+
+STORAGE_SHARE = 0.25
+"""Of the budget, for the KV cache of one model whose settings do not specify its size."""
+
+log = logging.getLogger("rootstock")
+
+StartEngine = Callable[[EngineConfig, Report], Awaitable[Engine]]
+
+
+class ModelRegistry:
+    """The models by all their names. Belongs to one event loop; `run` must run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        start: StartEngine = launch,
+        needs: Callable[[EngineConfig, int, int], int] = needed_bytes,
+        fetch: FetchRepository = fetch_repository,
+    ) -> None:
+        """Raises ModelError where the machine does not say what memory it has."""
+        self.settings = settings
+        self.workers = Workers()
+        self.closed = Event()  # when all models have been drained
+        self._start = start
+        self._needed_bytes = needs
+        self._fetch = fetch
+        self._cached = CachedNames()
+        self._name_of: dict[str, str] = {}  # a model's own name, by all its names
+        self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
+        self.pool = ModelPool(
+            self._measure, self._load, self._budget_bytes(), settings.load_timeout_seconds
+        )
+        for model in settings.each_model():
+            self._add(model)
+        self._tasks: TaskGroup
+        self.downloads: Downloads  # since `run`
+
+    @property
+    def known(self) -> Mapping[str, Model]:
+        """All models by their own names, in memory or not. The first one is the default."""
+        return self.pool.models
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with create_task_group() as self._tasks:
+            self.downloads = Downloads(self._fetch, self._tasks)
+            await self._tasks.start(self.pool.run)
+            task_status.started()
+            while True:
+                await sleep(CORRECTION_SECONDS)
+                for name, loaded in self.all_loaded().items():
+                    try:
+                        await self._correct(loaded)
+                    except Exception:
+                        log.exception("cannot tell how much memory %s takes", name)
+
+    async def preload(self) -> None:
+        """Load what is to be there at start, in the order of the settings, as long as there is
+        room. Raises PoolError.
+        """
+        for name, known in self.known.items():
+            if known.settings.preload:
+                await self.pool.preload(name)
+
+    def find(self, name: str, allowed: frozenset[str] | None = None) -> str:
+        """The model's own name; of no name, the first model's.
+
+        Raises ApiError: 404 for one that is not served, 403 for one that a key may not use which
+        allows these.
+        """
+        own = self._name_of.get(name) if name else next(iter(self.known))
+        if own is None:
+            names = (f"'{one}'" for one in self._name_of if self.is_among(one, allowed))
+            raise ModelNotFound(name, ", ".join(names) or "none for this key")
+        if not self.is_among(name or own, allowed):
+            message = f"This API key may not use the model '{name or own}'."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+        return own
+
+    def has(self, name: str) -> bool:
+        """Whether a model has this name."""
+        return name in self._name_of
+
+    def is_served_from(self, repository: str) -> bool:
+        """Whether a model comes from there, or is called so."""
+        sources = {known.settings.source for known in self.known.values()}
+        read = {known.card.name for known in self.known.values() if known.card}
+        return self.has(repository) or repository in sources | read
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Each name that a request may use, and the own name of its model."""
+        yield from self._name_of.items()
+
+    def alias(self, name: str) -> ModelAlias:
+        """Raises ApiError (404)."""
+        model = self.known[self.find(name)]
+        return next(one for one in model.aliases if one.name == (name or model.name))
+
+    def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
+        """Whether a key that allows these models, by any of their names, allows this one. Who may
+        use a model may use its adapters. None: all are allowed. Raises ApiError (404).
+        """
+        if allowed is None:
+            return True
+        alias = self.alias(name)
+        return not allowed.isdisjoint(
+            each.name
+            for each in self.known[self.find(name)].aliases
+            if each.root in {alias.root, alias.parent}
+        )
+
+    async def discover_all(self) -> None:
+        """With `on_demand`, register every cached repository, for /v1/models."""
+        if self.settings.on_demand:
+            for repository in await self._cached.names():
+                self._discovered(repository)
+
+    async def discover(self, name: str) -> None:
+        """With `on_demand`, register the repository of that name if it is cached."""
+        if not name or self.has(name) or not self.settings.on_demand:
+            return
+        if name in await self._cached.names():
+            self._discovered(name)
+
+    def _discovered(self, repository: str) -> None:
+        if not self.has(repository):
+            self._add(self.settings.of_model({"model": repository, "preload": False}))
+
+    @asynccontextmanager
+    async def using(
+        self, name: str, key: str, keep_seconds: float | None
+    ) -> AsyncIterator[ServedModel]:
+        """The model of that name, loaded if it is not, and not unloaded while the block runs.
+
+        After the block it stays loaded for `keep_seconds` at least: see ModelPool.using.
+
+        Raises ApiError, and EngineStopped where the server stops.
+        """
+        own = self.find(name)
+        try:
+            async with self.pool.using(own, key, keep_seconds) as loaded:
+                yield loaded.served[name or own]
+        except PoolError as error:
+            raise _refusal(name or own, error) from error
+
+    def loaded(self, name: str = "") -> LoadedModel:
+        """The model in memory. Raises ApiError: 404 where no model has this name, 409 where it is
+        not loaded.
+        """
+        model = self.known[self.find(name)]
+        if model.loaded is None:
+            message = f"The model '{model.name}' {model.public_state.words}."
+            raise ApiError(409, message, param="model", code="model_not_loaded")
+        return model.loaded
+
+    def all_loaded(self) -> dict[str, LoadedModel]:
+        """The models in memory, by their own names."""
+        models = self.known.items()
+        return {name: model.loaded for name, model in models if model.loaded is not None}
+
+    async def stats(self) -> dict[str, EngineStats]:
+        """The statistics of each loaded model, by its own name. Does not wait for running steps."""
+        loaded = self.all_loaded()
+        stats = await asyncio.gather(*(one.stats() for one in loaded.values()))
+        return dict(zip(loaded, stats, strict=True))
+
+    async def requests(self) -> list[RequestInfo]:
+        """The live sequences of all models, when the running steps have ended; of an engine that
+        does not answer soon, as last read.
+
+        Raises EngineStopped if there are engines and all have stopped.
+        """
+        loaded = self.all_loaded().values()
+        found = await asyncio.gather(*(_sequences(one.engine) for one in loaded))
+        stopped = [each for each in found if isinstance(each, EngineStopped)]
+        if stopped and len(stopped) == len(found):
+            raise stopped[0]
+        return [info for each in found if not isinstance(each, EngineStopped) for info in each]
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse what is new, and end all models when their requests have ended. Downloads end at
+        once.
+        """
+        self.downloads.stop()
+        await self.pool.drain(timeout_seconds)
+        self.closed.set()
+
+    def _add(self, settings: ModelSettings) -> None:
+        is_pinned = settings.pinned or (self._is_alone and settings.ttl_seconds is None)
+        model = Model(settings, is_pinned=is_pinned)
+        for alias in model.aliases:
+            if alias.name in self._name_of:
+                raise ModelError(f"two models are called '{alias.name}' (served_model_name)")
+        self._name_of |= {alias.name: model.name for alias in model.aliases}
+        self.pool.models[model.name] = model
+
+    def _budget_bytes(self) -> int:
+        if self.settings.memory_budget is not None:
+            return self.settings.memory_budget
+        return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
+
+    async def _measure(self, model: Model) -> int:
+        """Bytes of memory that the model needs. A repository that is not in the cache is
+        fetched.
+        """
+        if self._is_alone:
+            return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
+        config = self.settings.config_of(model.settings)
+        model.progress, model.fetched_share = f"looking for {model.settings.source}", None
+        if await to_thread.run_sync(local_checkpoint, config.model) is None:
+            await self._fetch(config.model, model.fetching)
+        model.progress, model.fetched_share = "finding out what memory it needs", None
+        budget_bytes = self.pool.budget_bytes
+        storage_bytes = int(budget_bytes * STORAGE_SHARE)
+        return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
+
+    async def _load(self, model: Model, memory_bytes: int) -> LoadedModel:
+        model.progress = ""
+        config = self.settings.config_of(model.settings, memory_bytes or None)
+        engine = await self._start(config, model.report)
+        model.card = engine.card
+        served = served_models(model.aliases, engine, model.settings, model.replays, self.workers)
+        loaded = LoadedModel(model, engine, served)
+        await self._correct(loaded)
+        return loaded
+
+    async def _correct(self, loaded: LoadedModel) -> None:
+        """What a model takes is what its engine has promised, or more if its process has more."""
+        memory = (await loaded.stats()).memory
+        if not self._is_alone:
+            need_bytes = max(memory.promise.total, memory.resident)
+            self.pool.correct(loaded.model.name, need_bytes)
+
+
+def _refusal(name: str, error: PoolError) -> Exception:
+    message = f"The model '{name}' cannot be used: {error}."
+    match error:
+        case NeverFits():
+            return ApiError(400, message, param="model", code="model_too_large")
+        case LoadFailed(retry_after_seconds=seconds):
+            return busy(503, message, "model_failed", math.ceil(max(seconds, 1)))
+        case WaitedTooLong():
+            return busy(503, message, "model_not_ready", 5)
+        case _:
+            return EngineStopped(str(error))
+
+
+async def _sequences(engine: Engine) -> Sequence[RequestInfo] | EngineStopped:
+    """The live sequences. An engine that has stopped has none."""
+    try:
+        return await engine.requests()
+    except EngineStopped as error:
+        return error

@@ -1,1 +1,0 @@
-"""Several models behind one door: which are loaded, and which must go."""
