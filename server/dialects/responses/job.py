@@ -52,8 +52,16 @@ async def responses_job(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-    log_dropped(body.tools, record.id)
-    record.n_bytes += referenced_bytes(body, store, record.key)
+
+    def look_through() -> tuple[int, bool]:
+        log_dropped(body.tools, record.id)
+        leaves_strict_open = any(
+            isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in flat(body.tools)
+        )
+        return referenced_bytes(body, store, record.key), leaves_strict_open
+
+    n_bytes, leaves_strict_open = await model.workers.prepare(record, look_through)
+    record.n_bytes += n_bytes
     roles = model.prompts.roles
 
     async def planned(
@@ -67,9 +75,6 @@ async def responses_job(
         given, chat = await model.workers.prepare(record, read)
         return given, *await prepare_chat(chat, model, record)
 
-    leaves_strict_open = any(
-        isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in flat(body.tools)
-    )
     try:
         given, request, plan = await planned(is_enforceable)
         if leaves_strict_open:
@@ -129,7 +134,8 @@ async def input_tokens(
     """How many tokens the prompt of such a response would have. Raises what `responses_job` does
     for it.
     """
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
 
     def read() -> Conversation:
         tools, roles = RequestTools(body.tools), model.prompts.roles
