@@ -46,16 +46,20 @@ class SequenceTimes:
         """`n` is the number of sequences of each engine request."""
         self._finished = finished
         self._n = n
-        self.prefilling: dict[tuple[str, int], float] = {}  # since when
+        self._prefilling: dict[tuple[str, int], float] = {}  # since when
         self._decoding: dict[tuple[str, int], tuple[float, float]] = {}  # prefill time, since when
         self._output_tokens = defaultdict[str, list[int]](list)  # of ended ones, by engine request
+
+    def need_not_know(self, event: OutputEvent) -> bool:
+        """Whether the event is just the next tokens of a sequence that decodes, as most are."""
+        return not (event.admission or event.finish_reason or self._prefilling)
 
     def note(self, event: OutputEvent, now: float) -> None:
         """Count an event that arrived at `now`, in seconds of any one clock."""
         sequence = event.request_id, event.index
         if event.admission is not None:
-            self.prefilling[sequence] = now
-        if event.token_ids and (admitted := self.prefilling.pop(sequence, None)) is not None:
+            self._prefilling[sequence] = now
+        if event.token_ids and (admitted := self._prefilling.pop(sequence, None)) is not None:
             self._decoding[sequence] = now - admitted, now
         if event.usage is not None and event.finish_reason in WHOLE:
             self._ended(sequence, event.usage, now)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 
-from anyio import current_time, get_cancelled_exc_class
+from anyio import get_cancelled_exc_class
 
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request
@@ -66,20 +66,13 @@ class TrackedRequest:
         n_tokens = len(event.token_ids)
         self.output_tokens += n_tokens
         self.record.tokens += n_tokens
-        if (
-            event.admission is not None
-            or event.finish_reason is not None
-            or self._first_token is None
-            or self._times.prefilling
-        ):  # else the next tokens of a sequence that decodes, as most events are
-            self._note_phase(event, self._clock())
-
-    def _note_phase(self, event: OutputEvent, now: float) -> None:
-        """Count an event that may begin or end a phase of its sequence."""
+        if self._first_token is not None and self._times.need_not_know(event):
+            return
         if event.admission is not None and event.index == 0:  # the others have the same prompt
             self._admitted(event.admission)
+        now = self._clock()
         self._times.note(event, now)
-        if event.token_ids and self._first_token is None:
+        if n_tokens and self._first_token is None:
             self._first_token = now
         if event.usage is not None:
             self.accepted_draft_tokens += event.usage.accepted_draft_tokens
@@ -116,10 +109,10 @@ class RequestTracker:
 
     def __init__(
         self,
-        clock: Callable[[], float] = current_time,
+        clock: Callable[[], float] = time.monotonic,
         epoch_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is that of deadlines."""
+        """`clock` is that of deadlines: event loops have the monotonic one."""
         self.sequences = defaultdict[str, FinishedSequences](FinishedSequences)
         """Of each model, by its own name."""
         self._clock = clock

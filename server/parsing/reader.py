@@ -3,6 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from server.parsing.parts import AnswerPart, Content
@@ -39,6 +40,20 @@ class Reader:
         self._later = deque[str]()  # behind it, in slices
         self._record: list[str] | None = None  # what has been taken since `record`
         self._is_whole = False
+        self._plain: tuple[Callable[[str], AnswerPart], re.Pattern[str]] | None = None
+        """While `until` waits and holds nothing back: its part, and the first characters of its
+        markers."""
+
+    def plain_part(self, text: str) -> AnswerPart | None:
+        """The part that all of this text is, the next to arrive, where none of it can belong to a
+        marker: most text of most answers. None where it must be parsed.
+        """
+        if self._plain is None or self._later or self._record is not None:
+            return None
+        part, first_characters = self._plain
+        if text[-1:].isspace() or first_characters.search(text):
+            return None
+        return part(text)
 
     def add(self, text: str) -> None:
         self._later.extend(_slices(text))
@@ -107,7 +122,10 @@ class Reader:
                 return "".join((*space, self.take(len(found[1]))))
             if self.is_closed:
                 return ""
+            if not self._text and not space:
+                self._plain = part, _first_characters(tuple(markers))
             yield None
+            self._plain = None
 
     def _held(self, markers: Sequence[str]) -> int:
         """How much at the end of the text may turn out to be a marker's."""
@@ -173,6 +191,12 @@ class Reader:
             if self._text or self.is_closed:
                 return "".join(skipped)
             yield None
+
+
+@lru_cache
+def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first character of any marker."""
+    return re.compile("|".join(re.escape(marker[0]) for marker in markers) or r"(?!)")
 
 
 def _slices(text: str) -> list[str]:

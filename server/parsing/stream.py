@@ -17,6 +17,10 @@ class AnswerStream:
 
     def add(self, text: str) -> list[AnswerPart]:
         """The parts that this text completes."""
+        if not text:
+            return []
+        if (part := self._reader.plain_part(text)) is not None:
+            return [part]
         self._reader.add(text)
         return self._run()
 
