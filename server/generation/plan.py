@@ -27,7 +27,7 @@ from server.parsing.reader import Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
 from server.parsing.stream import AnswerStream
 from server.parsing.typed_values import check_work
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 
 
 class Thinking:
