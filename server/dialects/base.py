@@ -17,9 +17,9 @@ from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
-from server.generation.events import generating
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.stream import generating
 from server.generation.tools import whole_characters
 from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
@@ -99,11 +99,11 @@ async def generate_all(
 ) -> list[Choice]:
     """All sequences, complete, in order. Raises ApiError where they are too large."""
     choices = job.choices()
-    async with generating(job.model.engine, job.requests, unsent, record, tracker) as events:
-        async for batch in events:
-            for index, event in batch:
-                unsent.add(kept_bytes(event))
-                choices[index].feed([event])
+    with generating(job.model.engine, job.requests, unsent, record, tracker) as inbox:
+        async for batch in inbox:
+            for index, events in batch.items():
+                unsent.add(sum(map(kept_bytes, events)))
+                choices[index].feed(events)
     record.usage = job.usage(choices)
     return choices
 

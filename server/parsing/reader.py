@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias, TypeVar
 
@@ -37,6 +38,20 @@ class Reader:
         self._later = deque[str]()  # what follows it, in slices
         self._record: list[str] | None = None  # what has been taken since `record`
         self._is_whole = False
+        self._plain: tuple[Callable[[str], AnswerPart], re.Pattern[str]] | None = None
+        """While `until` waits and holds nothing back: its part, and the first characters of its
+        markers."""
+
+    def plain_part(self, text: str) -> AnswerPart | None:
+        """The part that all of this text is, the next to arrive, where none of it can belong to a
+        marker: most text of most answers. None where it must be parsed.
+        """
+        if self._plain is None or self._later or self._record is not None:
+            return None
+        part, first_characters = self._plain
+        if text[-1:].isspace() or first_characters.search(text):
+            return None
+        return part(text)
 
     def add(self, text: str) -> None:
         self._later.extend(_slices(text))
@@ -105,7 +120,10 @@ class Reader:
                 return "".join((*space, self.take(len(found[1]))))
             if self.is_closed:
                 return ""
+            if not self._text and not space:
+                self._plain = part, _first_characters(tuple(markers))
             yield None
+            self._plain = None
 
     def _held(self, markers: Sequence[str]) -> int:
         """How much at the end of the text may turn out to be a marker's."""
@@ -173,6 +191,12 @@ class Reader:
             yield None
 
 
+@lru_cache
+def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first character of any marker."""
+    return re.compile("|".join(re.escape(marker[0]) for marker in markers) or r"(?!)")
+
+
 def _slices(text: str) -> list[str]:
     return [text[at : at + SLICE_CHARACTERS] for at in range(0, len(text), SLICE_CHARACTERS)]
 
@@ -227,6 +251,10 @@ class AnswerStream:
 
     def add(self, text: str) -> list[AnswerPart]:
         """The parts that this text completes."""
+        if not text:
+            return []
+        if (part := self._reader.plain_part(text)) is not None:
+            return [part]
         self._reader.add(text)
         return self._run()
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api import events_of
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
@@ -29,7 +30,7 @@ async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
 
     async def text(request: Request) -> str:
-        return "".join([event.text async for event in engine.generate(request)])
+        return "".join([event.text async for event in events_of(engine, request)])
 
     assert await asyncio.gather(*map(text, asking)) == [3 * WORD, 4 * WORD]
     await engine.drain(0.0)
