@@ -28,14 +28,13 @@ from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
-from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
 from server.dialects.messages.schema import MessagesRequest
 from server.dialects.messages.write import messages_job
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
-from server.generation.completion_request import CompletionRequest
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
