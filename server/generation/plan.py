@@ -20,10 +20,13 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
+from server.parsing.calls import Calls, NewId, openai_id
+from server.parsing.closed_schemas import closed
 from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
-from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
+from server.parsing.reader import Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
-from server.parsing.schemas import check_work, closed
+from server.parsing.stream import AnswerStream
+from server.parsing.typed_values import check_work
 from server.settings.conversation import ConversationSettings
 
 

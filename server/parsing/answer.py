@@ -4,18 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from server.parsing.calls import Calls, NewId, openai_id
 from server.parsing.lark import CallSyntax
-from server.parsing.reader import (
-    CallBegun,
-    Calls,
-    Content,
-    NewId,
-    NotACall,
-    Reader,
-    Reading,
-    Reasoning,
-    openai_id,
-)
+from server.parsing.parts import CallBegun, Content, Reasoning
+from server.parsing.reader import NotACall, Reader, Reading
 
 ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 """Parses the calls after a marker, which is given, up to where content may follow.

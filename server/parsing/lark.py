@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from server.parsing.schemas import KINDS, closed, target
+from server.parsing.closed_schemas import closed
+from server.parsing.typed_values import KINDS, target
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)

@@ -12,19 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from server.parsing.answer import ReadCalls
-from server.parsing.json_values import read_arguments
-from server.parsing.reader import (
-    AnswerPart,
-    CallArguments,
-    Calls,
-    Content,
-    NotACall,
-    Reader,
-    Reading,
-    gathered,
-    held_back,
-)
-from server.parsing.schemas import as_json, kinds
+from server.parsing.calls import Calls
+from server.parsing.json_objects import read_arguments
+from server.parsing.parts import AnswerPart, CallArguments, Content
+from server.parsing.reader import NotACall, Reader, Reading, gathered, held_back
+from server.parsing.typed_values import as_json, kinds
 
 Attributes: TypeAlias = Mapping[str, str]
 

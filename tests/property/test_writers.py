@@ -37,7 +37,7 @@ from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
-from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan
 

@@ -17,7 +17,7 @@ from server.dialects.responses.schema import (
     ResponseToolChoice,
 )
 from server.generation.tools import custom_function
-from server.parsing.schemas import is_enforced
+from server.parsing.enforced_schemas import is_enforced
 
 MAX_LOGGED = 8
 

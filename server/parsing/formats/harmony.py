@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.parsing.answer import ReasoningFormat, ToolFormat
-from server.parsing.json_values import read_arguments
+from server.parsing.calls import Calls
+from server.parsing.json_objects import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
-from server.parsing.reader import AnswerPart, Calls, Content, Reader, Reading, Reasoning
+from server.parsing.parts import AnswerPart, Content, Reasoning
+from server.parsing.reader import Reader, Reading
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

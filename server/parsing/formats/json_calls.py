@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from server.parsing.answer import ReadCalls, ToolFormat
-from server.parsing.json_values import read_arguments, read_object
+from server.parsing.calls import Calls, indexed_id, short_id
+from server.parsing.json_objects import read_arguments, read_object
 from server.parsing.lark import (
     CallSyntax,
     Function,
@@ -13,7 +14,7 @@ from server.parsing.lark import (
     json_arguments,
     json_call,
 )
-from server.parsing.reader import Calls, NotACall, Reader, Reading, indexed_id, short_id
+from server.parsing.reader import NotACall, Reader, Reading
 
 
 def enclosed_object(end: str) -> ReadCalls:

@@ -4,10 +4,10 @@ from collections.abc import Set
 from dataclasses import replace
 
 from server.parsing.answer import ReadCalls, ToolFormat
-from server.parsing.call_grammars import Layout, Quotes, tagged_call, tagged_parameters
+from server.parsing.calls import Calls
 from server.parsing.formats.json_calls import enclosed_object
 from server.parsing.lark import CallSyntax, Function, Lark
-from server.parsing.reader import Calls, Reader, Reading
+from server.parsing.reader import Reader, Reading
 from server.parsing.tagged_calls import (
     CDATA,
     EXACT,
@@ -21,6 +21,7 @@ from server.parsing.tagged_calls import (
     only_name,
     tagged_calls,
 )
+from server.parsing.tagged_lark import Layout, Quotes, tagged_call, tagged_parameters
 
 _TEXT = {"type": "string"}
 

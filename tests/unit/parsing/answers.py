@@ -7,16 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 from server.parsing.answer import AnswerFormat
-from server.parsing.reader import (
-    AnswerPart,
-    AnswerStream,
-    CallArguments,
-    CallBegun,
-    Calls,
-    Content,
-    Reader,
-    Reasoning,
-)
+from server.parsing.calls import Calls
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.parsing.reader import Reader
+from server.parsing.stream import AnswerStream
 
 
 @dataclass

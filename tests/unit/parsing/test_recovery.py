@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from server.parsing.answer import READ_AGAIN, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats.json_calls import HERMES, LLAMA3, MISTRAL
-from server.parsing.formats.literal_calls import LFM2, PYTHONIC
+from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
 from server.parsing.formats.xml_calls import MINIMAX_M2
 from tests.profiles import examples
 from tests.unit.parsing.answers import Answer, parsed, pieces

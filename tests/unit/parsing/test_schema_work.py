@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from server.parsing.answer import ToolFormat
+from server.parsing.closed_schemas import closed
 from server.parsing.formats.xml_calls import GLM45
 from server.parsing.lark import (
     MAX_WRITTEN_CHARACTERS,
@@ -15,11 +16,10 @@ from server.parsing.lark import (
     calls_grammar,
 )
 from server.parsing.registry import TOOL_FORMATS
-from server.parsing.schemas import (
+from server.parsing.typed_values import (
     MAX_FOLLOWED_STEPS,
     MAX_REFERENCE_STEPS,
     check_work,
-    closed,
     kinds,
 )
 
