@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
+from server.dialects.completions.schema import CompletionRequest
 from server.errors import ApiError, ClientLeft
-from server.generation.completion_request import CompletionRequest
 from server.http.body import MAX_NODES, BodyReader, parse
 from server.record import RequestRecord
 from server.workers import LARGE_BYTES, Workers
