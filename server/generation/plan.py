@@ -26,7 +26,7 @@ from server.parsing.reader import AnswerStream, Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
 from server.parsing.schemas import closed
 from server.parsing.typed_values import check_work
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 
 
 class Thinking:

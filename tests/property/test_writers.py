@@ -29,7 +29,7 @@ from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
-from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
 from server.dialects.messages.schema import MessagesRequest
@@ -42,7 +42,6 @@ from server.dialects.responses.read import ReadInput
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import ResponseStore
 from server.dialects.responses.tools import RequestTools
-from server.generation.completion_request import CompletionRequest
 from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
 from server.generation.replays import Replays

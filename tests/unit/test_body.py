@@ -13,8 +13,8 @@ from starlette.types import Message
 
 from server.budget import Budget
 from server.dialects.chat.schema import ChatRequest
+from server.dialects.completions.schema import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
-from server.generation.completion_request import CompletionRequest
 from server.http.body import BodyReader, parse, parsed_bytes
 from server.json_size import (
     MAX_DIGITS,
