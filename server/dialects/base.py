@@ -20,8 +20,8 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.stream import generating
-from server.generation.tools import whole_characters
 from server.http.unsent import Unsent, kept_bytes
+from server.parsing.json_text import whole_characters
 from server.record import RequestRecord
 
 

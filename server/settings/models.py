@@ -63,6 +63,11 @@ class EngineSettings(BaseModel):
         description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
         "or less if less is useful.",
     )
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="The most tokens of prompt and answer. Unset, or auto: the model's context, or "
+        "as much of it as fits into memory, which is said at the start.",
+    )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
     max_running: int = Field(
         32, ge=1, le=1024, description="Sequences that are computed together in one step."
@@ -120,6 +125,11 @@ class EngineSettings(BaseModel):
         description="yes-no serves a generator as a reranker, by the logits of these two words, as "
         "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
     )
+
+    @field_validator("max_model_len", mode="before")
+    @classmethod
+    def _auto_is_unset(cls, value: object) -> object:
+        return None if value == "auto" else value
 
     @field_validator("speculate", mode="before")
     @classmethod

@@ -149,7 +149,7 @@ async def _generate_job(
 ) -> Job:
     requests: Sequence[EngineRequest]
     if body.raw:
-        completion = await model.workers.prepare(record, partial(raw_completion, body))
+        completion = await model.workers.prepare(record, partial(raw_completion, body, model))
         requests, _ = await prepare_completion(completion, model, record)
         plan = None
     else:
