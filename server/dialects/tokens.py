@@ -11,13 +11,12 @@ from starlette.responses import Response
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.delivery import respond_without_engine
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.dialects.logprobs import token_text
+from server.dialects.openai import token_text
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.errors import UNSUPPORTED
-from server.generation.completion_request import parse_token_ids
 from server.generation.models import ServedModel
 from server.generation.prompt import check_token_ids
-from server.generation.request_fields import TokenId
+from server.generation.request_fields import TokenId, parse_token_ids
 from server.http.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import RequestModel
 from server.service import ModelName, RecordDependency, ServiceDependency

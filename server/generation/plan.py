@@ -88,10 +88,14 @@ class Thinking:
 def answer_constraint(
     structure: Structure | None, settings: ConversationSettings
 ) -> Constraint | None:
-    """The constraint on what is answered, if it must be anything."""
+    """The constraint on what is answered, if it must be anything. Raises ApiError (400) for a
+    grammar that is too long: nothing is made of it.
+    """
     if structure is None:
         return None
     param, grammar = structure
+    if problem := grammar.too_long:
+        raise InvalidField(param, problem)
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     return Constraint(
         _closed(grammar) if is_schema and settings.json_schemas == "closed" else grammar, param

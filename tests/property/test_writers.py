@@ -29,7 +29,7 @@ from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
-from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
 from server.dialects.messages.schema import MessagesRequest
@@ -42,12 +42,11 @@ from server.dialects.responses.read import ReadInput
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import ResponseStore
 from server.dialects.responses.tools import RequestTools
-from server.generation.completion_request import CompletionRequest
 from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan
 
@@ -277,7 +276,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
         )
 
     events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    record, store = RequestRecord("r", "client"), ResponseStore(9, 1 << 20)
+    record, store = RequestRecord("r", Principal("client")), ResponseStore(9, 1 << 20)
     deltas, logprobs = dict[int, str](), dict[int, list[Any]]()
     for number, data in enumerate(server_sent(streamed(job(record, store), play))):
         event = events.validate_python(documented(data, *RESPONSE_EVENTS))

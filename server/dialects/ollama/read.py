@@ -17,18 +17,16 @@ from server.dialects.ollama.schema import (
     OllamaToolCallParam,
 )
 from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
-from server.generation.completion_request import CompletionRequest
 from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
-    NamedSchema,
-    ResponseFormat,
     SampledRequest,
     of_schema,
 )
+from server.generation.requests import TextCompletion
 from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
 
 
@@ -126,14 +124,14 @@ def _message(role: Literal["system", "user"], text: str) -> Message:
     return Message(role=role, content=[TextPart(type="text", text=text)])
 
 
-def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> CompletionRequest:
+def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompletion:
     """A prompt that goes past the chat template, `system` with it. Raises ApiError (400)."""
-    return CompletionRequest(
-        prompt=[body.prompt],
+    return TextCompletion(
+        prompts=[body.prompt],
+        sampling=SampledRequest(**_sampled(body, model)),
+        structure=_structure(body),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
-        response_format=_response_format(body),
-        **_sampled(body, model),
     )
 
 
@@ -201,22 +199,11 @@ def _max_tokens(body: OllamaGenerationRequest) -> int:
 
 
 def _structure(body: OllamaGenerationRequest) -> Structure | None:
-    schema = _schema(body)
-    return None if schema is None else ("format", of_schema(schema))
-
-
-def _response_format(body: OllamaGenerationRequest) -> ResponseFormat | None:
-    if (schema := _schema(body)) is None:
-        return None
-    return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
-
-
-def _schema(body: OllamaGenerationRequest) -> dict[str, Any] | None:
     match body.format:
         case dict(schema):
-            return schema
+            return "format", of_schema(schema)
         case "json":
-            return ANY_OBJECT
+            return "format", of_schema(ANY_OBJECT)
         case _:
             return None
 

@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai import TokenLogprobBody
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, create_model
 
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai import TokenLogprobBody
 from server.json_model import SparseModel
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

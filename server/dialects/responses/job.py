@@ -54,7 +54,8 @@ async def responses_job(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    referenced = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, referenced)
     roles = model.prompts.roles
 
     def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
@@ -125,7 +126,8 @@ async def input_tokens(
     """How many tokens the prompt of such a response would have. Raises what `responses_job` does
     for it.
     """
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
 
     def read() -> Conversation:
         tools, roles = RequestTools(body.tools), model.prompts.roles

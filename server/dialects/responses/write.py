@@ -13,8 +13,7 @@ from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
-from server.dialects.logprobs import chat_logprobs
-from server.dialects.openai import wire_finish_reason
+from server.dialects.openai import chat_logprobs, wire_finish_reason
 from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
 from server.dialects.responses.store import (
     ResponseStore,
@@ -26,7 +25,7 @@ from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.tools import custom_input
-from server.http.sse import EVENT_STREAM, sse_event
+from server.http.stream import EVENT_STREAM, sse_event
 from server.http.unsent import kept_bytes
 from server.record import RequestRecord
 
