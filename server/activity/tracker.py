@@ -180,8 +180,8 @@ class RequestTracker:
         )
 
     def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
-        """What ends a request by cancelling it: its client, its deadline, or who asked for it in
-        the background.
+        """Status and code of a cancelled request: by its client, by its deadline, or by a call that
+        cancels a background response.
         """
         if record.client_left:
             return CLIENT_LEFT_STATUS, "client_left"

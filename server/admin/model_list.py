@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from engine.values.model import SamplingDefaults, Task
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.models.model import Model as RegisteredModel
 from server.schemas import State
 from server.service import RecordDependency, Service, ServiceDependency
 
@@ -56,11 +57,7 @@ async def list_models(
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
     await service.models.discover_all()
     allowed = record.allowed_models
-    listed = [
-        _model(service, name, own)
-        for name, own in service.models.names()
-        if service.models.is_among(name, allowed)
-    ]
+    listed = [_model(service, name, model) for name, model in service.models.named(allowed)]
     return ModelList(
         object="list",
         data=listed,
@@ -76,10 +73,9 @@ async def get_model(id: str, service: ServiceDependency, record: RecordDependenc
     return _model(service, id, await service.chosen(id, record))
 
 
-def _model(service: Service, name: str, own: str) -> Model:
+def _model(service: Service, name: str, model: RegisteredModel) -> Model:
     """What only a loaded model knows is null before it has been loaded for the first time."""
-    model, alias = service.models.known[own], service.models.alias(name)
-    card = model.card
+    card, alias = model.card, model.aliases[name]
     max_tokens = card.max_sequence_tokens if card else None
     return Model(
         id=name,

@@ -54,12 +54,12 @@ def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledM
 
 async def _after(service: Service, name: str) -> PooledModelInfo:
     """The model after a change."""
-    own = service.models.find(name)
-    return _info(service.models.known[own], (await service.models.stats()).get(own))
+    model = service.models.find(name)
+    return _info(model, (await service.models.stats()).get(model.name))
 
 
 def _info(model: Model, stats: EngineStats | None) -> PooledModelInfo:
-    name, *aliases = (alias.name for alias in model.aliases if not alias.adapter)
+    name, *aliases = (alias.name for alias in model.aliases.values() if not alias.adapter)
     state, need, now = model.state, need_of(model.state), current_time()
     leases = model.loaded.leases if model.loaded is not None else ()
     return PooledModelInfo(

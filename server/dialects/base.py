@@ -20,6 +20,7 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.stream import generating
+from server.generation.tools import whole_characters
 from server.http.unsent import Unsent, kept_bytes
 from server.record import RequestRecord
 
@@ -110,7 +111,7 @@ async def generate_all(
 def as_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; of one that was cut off, as much as there is."""
     try:
-        value = jiter.from_json(text.encode(), partial_mode=True)
+        value = jiter.from_json(whole_characters(text).encode(), partial_mode=True)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -187,8 +187,8 @@ async def when_loaded(
     and the generation. Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
-    own = await service.chosen(name, record)
-    if keep_alive is not None and not service.models.known[own].is_ready:
+    model = await service.chosen(name, record)
+    if keep_alive is not None and not model.is_ready:
         return LoadingStream(name, begin, service, keep_alive)
     async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))

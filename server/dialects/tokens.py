@@ -104,9 +104,8 @@ async def tokenizer_info(
     service: ServiceDependency, record: RecordDependency, model: ModelName = ""
 ) -> TokenizerInfo:
     """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
-    own = await service.chosen(model, record)
+    source = (await service.chosen(model, record)).settings.source
     await service.hold(model, record)
-    source = service.models.known[own].settings.source
     return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))
 
 

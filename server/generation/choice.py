@@ -14,7 +14,7 @@ from engine.values.model import Replay, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from server.generation.plan import AnswerPlan
 from server.generation.replays import AssistantTurn, Call
-from server.parsing.reader import AnswerPart, CallBegun, Content, Reasoning
+from server.parsing.parts import AnswerPart, CallBegun, Content, Reasoning
 
 Remember = Callable[[AssistantTurn, Replay], None]
 """Called with an answer that has tool calls, and with its tokens."""

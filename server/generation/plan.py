@@ -20,10 +20,12 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
-from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
-from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
+from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
+from server.parsing.parts import Calls, NewId, openai_id
+from server.parsing.reader import AnswerStream, Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
-from server.parsing.schemas import check_work, closed
+from server.parsing.schemas import closed
+from server.parsing.typed_values import check_work
 from server.settings.conversation import ConversationSettings
 
 
@@ -194,7 +196,7 @@ class ConstraintWriter:
     ) -> list[Grammar]:
         """Grammars for the calls: with all that schemas say, and with the names alone of what is
         not strict."""
-        loose = [loosened(function) for function in functions]
+        loose = [names_only(function) for function in functions]
         whole = list[Grammar]()
         with suppress(NotASchema):
             whole = [self._calls(tools, functions, many=many, behind=behind)]

@@ -16,7 +16,11 @@ from server.json_model import ByType, RequestModel, type_of
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPES = re.compile(
+    r"\\\\"  # a backslash
+    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
+    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
+)
 
 
 def custom_function(
@@ -49,18 +53,22 @@ def custom_arguments(text: str) -> str:
     return json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
 
 
+def whole_characters(text: str) -> str:
+    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
+    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
+
+
 def custom_input(arguments: str) -> str:
     """A custom tool's input, read from its function's arguments.
 
-    Arguments without one, as of an answer that was cut off, are returned as they are. An escape of
-    half a character, which no UTF-8 can have, becomes U+FFFD.
+    Arguments without one, as of an answer that was cut off, are returned as they are.
     """
     try:
-        value = json.loads(arguments)
+        value = json.loads(whole_characters(arguments))
     except (ValueError, RecursionError):
         return arguments
     text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return _SURROGATE.sub("\ufffd", text) if isinstance(text, str) else arguments
+    return text if isinstance(text, str) else arguments
 
 
 MAX_TOOLS = 1024

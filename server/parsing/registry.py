@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
-from server.parsing.formats import harmony, json_calls, literal_calls, xml_calls
+from server.parsing.formats import (
+    harmony,
+    json_calls,
+    literal_calls,
+    xml_calls,
+)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     format.name: format

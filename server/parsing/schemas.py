@@ -1,193 +1,17 @@
-"""The schemas of tools' parameters: what they say of a value, and what a grammar enforces of it.
+"""JSON schemas of a function's arguments.
 
-Values that models write as plain text become JSON by their schema. Schemas are closed: their
-objects have the members that they declare, and no others. JSON Schema lets an object have any other
-member unless it forbids them; a small model goes on inventing some. OpenAI's strict mode and vLLM
-read schemas as closed, too.
+`closed`: JSON Schema lets an object have any other member unless it forbids them; a small model
+goes on inventing some. OpenAI's strict mode and vLLM read schemas as closed, too.
+
+`is_enforced`: which schemas a grammar enforces whole, whatever their values are. The keywords are
+those of OpenAI's strict mode. Others may be enforced too, but some values of them cannot be: a
+pattern that looks around, a format without a grammar.
 """
 
-import ast
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
-KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
-"""JSON Schema's types."""
-
-_MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow
-_MOST_BRANCHES = 1000  # and values of enums: they are gone through for each value that is written
-
-MAX_REFERENCE_STEPS = 64
-"""Names in the path of one `$ref`. Generated schemas have two or three."""
-MAX_FOLLOWED_STEPS = 1 << 18
-"""Steps to find the types of all parameters of a request's functions. Ordinary tools take a few
-steps for each parameter."""
-
-_KIND_OF: Mapping[type, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-    dict: "object",
-    list: "array",
-}
-_IMPLIED = {"object": "properties", "array": "items"}
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-
-
-def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
-    """The types that a schema allows, of KINDS; none where it does not say, or says it at length.
-
-    References lead into `root`, the function's whole schema.
-    """
-    found: set[str] = set()
-    waiting, seen, left = [schema], set[int](), _MOST_BRANCHES
-    while waiting:
-        branch = waiting.pop()
-        if not isinstance(branch, Mapping) or id(branch) in seen:
-            continue
-        seen.add(id(branch))
-        left -= 1 + len(_items(branch, "enum"))
-        if left < 0:
-            return set()
-        if not isinstance(branch.get("$ref"), str):
-            found |= _stated_kinds(branch)
-        waiting += _same_value(branch, root)
-    return found
-
-
-def target(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema to which a `$ref` leads, which may be a reference itself. An empty schema, which
-    allows anything, where the `$ref` leads nowhere.
-    """
-    schema: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(schema, Mapping):
-            return {}
-        schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
-    return schema if isinstance(schema, Mapping) else {}
-
-
-def check_work(functions: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError where the parameters of all functions together take too many steps to
-    follow. Each of `functions` is the schema of one function's parameters.
-
-    A few kilobytes of schemas that refer to one another can take minutes of work otherwise.
-    """
-    left = MAX_FOLLOWED_STEPS
-    for root in functions:
-        _check_references(root)
-        declared = root.get("properties")
-        parameters = declared.values() if isinstance(declared, Mapping) else ()
-        for parameter in (*parameters, root.get("additionalProperties")):
-            left = _followed(parameter, root, left)
-
-
-def _check_references(root: Mapping[str, Any]) -> None:
-    waiting: list[Any] = [root]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            waiting += part.values()
-            reference = part.get("$ref")
-            if isinstance(reference, str) and reference.count("/") > MAX_REFERENCE_STEPS:
-                raise ValueError(
-                    f"the path of a $ref has more than {MAX_REFERENCE_STEPS} steps: "
-                    f"{reference[:40]}..."
-                )
-        elif isinstance(part, list):
-            waiting += part
-
-
-def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
-    """What is left of `left` steps after following one parameter. Raises ValueError for less than
-    none."""
-    waiting, seen = [parameter], set[int]()
-    while waiting:
-        branch = waiting.pop()
-        if not isinstance(branch, Mapping) or id(branch) in seen:
-            continue
-        seen.add(id(branch))
-        reference = branch.get("$ref")
-        steps = reference.count("/") if isinstance(reference, str) else 0
-        left -= 1 + steps + len(_items(branch, "enum"))
-        if left < 0:
-            raise ValueError(
-                f"it takes more than {MAX_FOLLOWED_STEPS} steps to follow the references and "
-                "alternatives of all parameters"
-            )
-        waiting += _same_value(branch, root)
-    return left
-
-
-def _same_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Sequence[Any]:
-    """The schemas which a value conforms to, or may, where it conforms to this one."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return [target(reference, root)]
-    return [one for key in ("anyOf", "oneOf", "allOf") for one in _items(schema, key)]
-
-
-def kind(value: Any) -> str:
-    """The most special of KINDS that a JSON value is of."""
-    return _KIND_OF[type(value)]
-
-
-def as_json(text: str, allowed: Set[str]) -> str:
-    """The text as JSON of one of the allowed kinds, or of any if none is.
-
-    Text that is nothing else is a string. JSON stays as it is written; Python's words and literals,
-    which models write too, become JSON.
-    """
-    source = _as_written(text.strip())
-    if source is None:
-        return json.dumps(text, ensure_ascii=False)
-    value = json.loads(source)
-    if "integer" in allowed and isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if _is_of(value, allowed - {"string"}):
-        return source
-    return json.dumps(text, ensure_ascii=False) if "string" in allowed else source
-
-
-def _stated_kinds(schema: Mapping[str, Any]) -> Set[str]:
-    stated = schema.get("type")
-    types = stated if isinstance(stated, list) else [stated]
-    values = [*_items(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
-    found = {name for name in KINDS if name in types} | set(map(kind, values))
-    return found or {name for name, key in _IMPLIED.items() if key in schema}
-
-
-def _items(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _is_of(value: Any, allowed: Set[str]) -> bool:
-    name = kind(value)
-    return not allowed or name in allowed or (name == "integer" and "number" in allowed)
-
-
-def _as_written(text: str) -> str | None:
-    """The text as JSON, whatever it says; None if it says nothing in JSON or in Python."""
-    source = _WORDS.get(text.lower(), text)
-    try:
-        json.loads(source, parse_constant=_refuse)
-        return source
-    except (ValueError, RecursionError):
-        pass
-    if len(text) > _MOST_LITERAL:
-        return None
-    try:
-        return json.dumps(ast.literal_eval(text), allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(word)  # NaN and Infinity, which JSON does not have
-
+from server.parsing.typed_values import KINDS, listed, target
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -205,7 +29,7 @@ _DECLARES = frozenset({*_MEMBERS, *_SAYS_OTHERWISE, *_BRANCHES})
 def closed(schema: Schema) -> dict[str, Any]:
     """The schema, in which an object with `properties` has no others unless it says so.
 
-    An object whose members are declared in several places (`allOf`, or `properties` beside `anyOf`
+    An object whose members are declared in several places (`allOf`, or `properties` next to `anyOf`
     or `$ref`) is left as it is: each place would forbid what the others declare.
     """
     whole, in_parts = set[int](), set[int]()
@@ -225,18 +49,18 @@ def _reached(root: Schema) -> Iterator[tuple[Schema, bool]]:
             continue
         seen.add((id(schema), is_part))
         yield schema, is_part
-        places = list(_places_of_value(schema, root))
-        beside = is_part or len(places) > 1 or not _OF_OBJECTS.isdisjoint(schema)
-        waiting += [(one, beside) for place in places for one in place]
+        places = list(_same_value(schema, root))
+        in_part = is_part or len(places) > 1 or not _OF_OBJECTS.isdisjoint(schema)
+        waiting += [(one, in_part) for place in places for one in place]
         waiting += [(one, False) for one in _inner(schema)]
 
 
-def _places_of_value(schema: Schema, root: Schema) -> Iterator[list[Any]]:
+def _same_value(schema: Schema, root: Schema) -> Iterator[list[Any]]:
     """Schemas that a value conforms to as well: for each place, the alternatives."""
     if isinstance(schema.get("$ref"), str):
         yield [target(schema["$ref"], root)]
     for key in _BRANCHES:
-        if branches := _list(schema, key):
+        if branches := listed(schema, key):
             yield from [[one] for one in branches] if key == "allOf" else [branches]
 
 
@@ -248,7 +72,7 @@ def _inner(schema: Schema) -> Iterator[Any]:
     for key in _VALUES:
         yield schema.get(key)
     for key in ("items", "prefixItems"):
-        yield from _list(schema, key)
+        yield from listed(schema, key)
 
 
 def _rebuilt(schema: Any, to_close: set[int]) -> Any:
@@ -264,10 +88,10 @@ def _rebuilt(schema: Any, to_close: set[int]) -> Any:
 
 def _closed_object(schema: dict[str, Any]) -> Schema:
     """Members that are required count as declared."""
-    branches = [one for key in _BRANCHES for one in _list(schema, key)]
+    branches = [one for key in _BRANCHES for one in listed(schema, key)]
     if not _SAYS_OTHERWISE.isdisjoint(schema) or not all(map(_declares_nothing, branches)):
         return schema
-    required = [name for name in _list(schema, "required") if isinstance(name, str)]
+    required = [name for name in listed(schema, "required") if isinstance(name, str)]
     undeclared: dict[str, Schema] = {
         name: {} for name in required if name not in schema["properties"]
     }
@@ -282,21 +106,12 @@ def _declares_nothing(branch: object) -> bool:
     return isinstance(branch, Mapping) and _DECLARES.isdisjoint(branch)
 
 
-def _list(schema: Schema, key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
-
-
 _MAPS = ("properties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def is_enforced(root: Mapping[str, Any]) -> bool:
-    """Whether a grammar can hold a function's arguments to all that the schema says.
-
-    The keywords that it can are those of OpenAI's strict mode. Others may be enforced too, but some
-    values of them cannot be: a pattern that looks around, a format without a grammar.
-    """
+    """Whether a grammar can hold a function's arguments to all that the schema says."""
     waiting: list[Any] = [root]
     while waiting:
         schema = waiting.pop()

@@ -15,12 +15,14 @@ class ConversationSettings(BaseModel):
         "the chat template, or none.",
     )
     reasoning_parser: str = Field(
-        "auto", description="How the model marks its reasoning: likewise."
+        "auto",
+        description="How the model marks its reasoning: the name of a format, auto to tell it "
+        "from the chat template, or none.",
     )
     tool_guides: Literal["all", "strict-only"] = Field(
         "all",
-        description="Which calls of tools a grammar holds to the names and arguments that the "
-        "request declares, once they have begun: all, or those of strict functions alone.",
+        description="Which tool calls a grammar holds to the declared names and arguments, once "
+        "they have begun: all, or only those of strict functions.",
     )
     json_schemas: Literal["closed", "literal"] = Field(
         "closed",

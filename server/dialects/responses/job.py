@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -80,23 +81,8 @@ async def responses_job(
             raise
         given, request, plan = await planned(lambda tool: False)
 
-    def response_form() -> ResponseForm:
-        new = [*stored_items(given.items, record.id)] if body.store else []
-        head = response_head(body, given.tools, request, model.name, f"resp_{record.id}")
-        return ResponseForm(
-            id=head["id"],
-            head=to_json(head),
-            tools=given.tools.by_function,
-            with_summary=body.reasoning.wants_summary,
-            with_sealed_reasoning=body.wants_encrypted_reasoning,
-            tokenizer=model.engine.tokenizer,
-            record=record,
-            context=StoredConversation(new, given.before),
-            store=store if body.store else None,
-            is_background=body.background,
-        )
-
-    form = await model.workers.prepare(record, response_form)
+    make_form = partial(response_form, body, given, request, model, record, store)
+    form = await model.workers.prepare(record, make_form)
     job = Job(
         model=model,
         requests=[request],
@@ -106,6 +92,31 @@ async def responses_job(
         tokenizer=form.tokenizer if body.wants_logprobs else None,
     )
     return job, form
+
+
+def response_form(
+    body: ResponsesRequest,
+    given: ReadInput,
+    request: Request,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+) -> ResponseForm:
+    """How the response is written, and its input as it is stored."""
+    id = f"resp_{record.id}"
+    new = [*stored_items(given.items, record.id)] if body.store else []
+    return ResponseForm(
+        id=id,
+        head=to_json(_head(body, given.tools, request, model.name, id)),
+        tools=given.tools.by_function,
+        with_summary=body.reasoning.wants_summary,
+        with_sealed_reasoning=body.wants_encrypted_reasoning,
+        tokenizer=model.engine.tokenizer,
+        record=record,
+        context=StoredConversation(new, given.before),
+        store=store if body.store else None,
+        is_background=body.background,
+    )
 
 
 async def input_tokens(
@@ -128,7 +139,7 @@ async def input_tokens(
     return len(await chat_tokens(prompt, model, record))
 
 
-def response_head(
+def _head(
     body: ResponsesRequest, tools: RequestTools, request: Request, model: str, id: str
 ) -> dict[str, Any]:
     """The fields of the response that never change."""

@@ -1,11 +1,14 @@
-"""Parsers of JSON that arrives in pieces, and of calls written as JSON. Its text is passed on as
-written."""
+"""Parsers of JSON that arrives in pieces: values, and objects with a name and arguments.
+
+Its text is passed on as written.
+"""
 
 import json
 import re
 from collections.abc import Callable
 
-from server.parsing.reader import AnswerPart, Calls, Content, NotACall, Reader, Reading, gathered
+from server.parsing.parts import AnswerPart, Calls, Content, NotACall
+from server.parsing.reader import Reader, Reading, gathered
 
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
@@ -56,7 +59,7 @@ def json_string(reader: Reader) -> Reading[tuple[str, bool]]:
 
 
 def read_key(reader: Reader) -> Reading[str]:
-    """A key and the colon behind it. Raises NotACall."""
+    """A key and the colon after it. Raises NotACall."""
     yield from reader.skip_space()
     if reader.text[:1] != '"':
         raise NotACall
@@ -100,7 +103,7 @@ def _scalar(reader: Reader) -> Reading[tuple[str, bool]]:
 
 
 def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
-    """How much of the text belongs to the value, the state behind it, and whether it is over.
+    """How much of the text belongs to the value, the state after it, and whether it is over.
 
     An escape that is cut off is left for the next time.
     """
