@@ -28,6 +28,11 @@ FULL_COLLECTIONS_SPARED = 100  # then some seven million objects, their dead tak
 log = logging.getLogger("rootstock")
 
 
+SWITCH_SECONDS = 0.001
+"""How long a worker thread goes on that computes in Python while the event loop waits to. The loop
+waits for that anew whenever it has waited for a socket; Python's default is five times as long."""
+
+
 def spare_full_collections() -> None:
     """Exempt all current objects from garbage collection, and make full collections of all others a
     hundred times as rare.

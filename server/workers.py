@@ -1,23 +1,132 @@
 """The threads in which bodies are parsed, prompts tokenized and answers rendered.
 
 Python runs one thread at a time, so each busy thread delays the event loop. So there are few of
-them, and one for large requests.
+them, no client has all of one kind, and a call that takes too long is ended.
 """
 
+import ctypes
+import threading
+from asyncio import get_running_loop
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from server.errors import invalid
 from server.fair_limiter import FairLimiter
 from server.record import RequestRecord
 
 LARGE_BYTES = 32 * 1024  # what is made of fewer takes milliseconds
 SMALL_AT_ONCE = 2
-LARGE_AT_ONCE = 1
+LARGE_AT_ONCE = 2
+EACH_AT_ONCE = 1
+"""Slots of a kind that one client may hold: another client finds one that is free."""
+
+CALL_BYTES = 4096
+"""What a call costs of its client's turns in addition to the bytes that it reads."""
+
+WORK_SECONDS = 20.0
+"""The longest that one call may take. Bodies of the largest size that is allowed take one or two
+seconds on a core of an AMD EPYC."""
 
 T = TypeVar("T")
+
+
+class Workers:
+    """Runs what a request needs off the event loop. Belongs to one event loop."""
+
+    def __init__(self, work_seconds: float = WORK_SECONDS) -> None:
+        self._small = FairLimiter(SMALL_AT_ONCE, EACH_AT_ONCE)
+        self._large = FairLimiter(LARGE_AT_ONCE, EACH_AT_ONCE)
+        self._threads = CapacityLimiter(SMALL_AT_ONCE + LARGE_AT_ONCE)
+        self._work_seconds = work_seconds
+
+    async def run(self, client: str, n_bytes: int, function: Callable[[], T]) -> T:
+        """Call a function that reads about `n_bytes`. Returns or raises what it does, and raises
+        ApiError (400) where it takes too long.
+        """
+        limiter = self._small if n_bytes <= LARGE_BYTES else self._large
+        async with limiter.slot(client, n_bytes + CALL_BYTES):
+            return await self._in_thread(function)
+
+    async def prepare(self, record: RequestRecord, function: Callable[[], T]) -> T:
+        """Call a function that prepares a request for the engine. Returns or raises what `run`
+        does.
+
+        A large request holds one slot through all such calls, until `record.slot.release()`: a
+        parsed body takes many times its bytes, so a client has only one there at a time.
+        """
+        if record.n_bytes <= LARGE_BYTES:
+            return await self.run(record.client, record.n_bytes, function)
+        if not record.slot.is_held:
+            await record.slot.acquire(self._large, record.client, record.n_bytes + CALL_BYTES)
+            record.held.callback(record.slot.release)
+        return await self._in_thread(function)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Errors are passed as values: a future that raises one is part of its traceback, a cycle
+        that would keep the parsed request alive until a full garbage collection.
+        """
+        call = _Call(function)
+        overdue = get_running_loop().call_later(self._work_seconds, call.end)
+        try:
+            outcome = await to_thread.run_sync(call.run, limiter=self._threads)
+        finally:
+            overdue.cancel()
+        try:
+            return outcome()
+        finally:
+            del outcome
+
+
+class _Overdue(BaseException):
+    """Raised in a worker thread, between two instructions of a call that takes too long."""
+
+
+class _Call(Generic[T]):
+    """A call in a worker thread that may be ended from another, once."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function: Callable[[], T] | None = function
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # while it runs
+
+    def run(self) -> Callable[[], T]:
+        """Call the function. What it returns or raises, as a function that does so, and that no
+        local name refers to: the frame is part of an error's traceback.
+        """
+        function, self._function = self._function, None
+        assert function is not None
+        with self._lock:
+            self._thread = threading.get_ident()
+        try:
+            try:
+                return _outcome(function)
+            finally:
+                self._finish()
+        except _Overdue:
+            self._finish()  # it may have been raised before the call above was done
+            return partial(_raise, invalid("This request takes too long to read.", None))
+
+    def end(self) -> None:
+        """End the call where it runs Python: calls of compiled functions are finished first."""
+        with self._lock:
+            if self._thread is not None:
+                _raise_in(self._thread, _Overdue)
+
+    def _finish(self) -> None:
+        """From here on the call cannot be ended, and nothing is raised in its thread."""
+        with self._lock:
+            if self._thread is not None:
+                _raise_in(self._thread, None)
+            self._thread = None
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have an exception raised in another thread; None takes one back that is still to come."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 def _outcome(function: Callable[[], T]) -> Callable[[], T]:
@@ -33,40 +142,3 @@ def _raise(error: Exception) -> NoReturn:
         raise error
     finally:
         del error
-
-
-class Workers:
-    """Runs what a request needs off the event loop. Belongs to one event loop."""
-
-    def __init__(self) -> None:
-        self._small, self._large = FairLimiter(SMALL_AT_ONCE), FairLimiter(LARGE_AT_ONCE)
-        self._threads = CapacityLimiter(SMALL_AT_ONCE + LARGE_AT_ONCE)
-
-    async def run(self, client: str, n_bytes: int, function: Callable[[], T]) -> T:
-        """Call a function that reads about `n_bytes`. Returns or raises what it does."""
-        limiter = self._small if n_bytes <= LARGE_BYTES else self._large
-        async with limiter.slot(client):
-            return await self._in_thread(function)
-
-    async def prepare(self, record: RequestRecord, function: Callable[[], T]) -> T:
-        """Call a function that prepares a request for the engine. Returns or raises what it does.
-
-        A large request holds one slot through all such calls, until `record.slot.release()`: a
-        parsed body takes many times its bytes, so only one may be there at a time.
-        """
-        if record.n_bytes <= LARGE_BYTES:
-            return await self.run(record.client, record.n_bytes, function)
-        if not record.slot.is_held:
-            await record.slot.acquire(self._large, record.client)
-            record.held.callback(record.slot.release)
-        return await self._in_thread(function)
-
-    async def _in_thread(self, function: Callable[[], T]) -> T:
-        """Errors are passed as values: a future that raises one is part of its traceback, a cycle
-        that would keep the parsed request alive until a full garbage collection.
-        """
-        outcome = await to_thread.run_sync(partial(_outcome, function), limiter=self._threads)
-        try:
-            return outcome()
-        finally:
-            del outcome

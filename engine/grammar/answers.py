@@ -27,7 +27,7 @@ from engine.grammar.matcher import (
 from engine.grammar.pool import GrammarPool
 from engine.grammar.queue import TRIAL_SECONDS, Loss, Outcome, Session
 from engine.grammar.wire import Report, Said
-from engine.values.request import Grammar, GrammarKind
+from engine.values.request import Grammar
 
 ALLOWED_SECONDS = 2.0
 ALLOWED_SECONDS_A_TOKEN = 0.02
@@ -35,12 +35,6 @@ ALLOWED_SECONDS_A_TOKEN = 0.02
 more of them are followed."""
 
 KEPT_VERDICTS = 4096
-
-MAX_GRAMMAR_CHARACTERS = {
-    GrammarKind.JSON_SCHEMA: 256 * 1024,
-    GrammarKind.REGEX: 32 * 1024,
-    GrammarKind.LARK: 32 * 1024,
-}
 
 TRIAL_TOO_COSTLY = (
     "the grammar is too costly: it cannot be compiled, and its first masks made, within "
@@ -62,10 +56,8 @@ class Verdict:
 
 def too_long(grammar: Grammar) -> Verdict | None:
     """The verdict on a grammar that is too long to be tried; None for the others."""
-    n_characters, most = len(grammar.text), MAX_GRAMMAR_CHARACTERS[grammar.kind]
-    if n_characters <= most:
-        return None
-    return Verdict(f"the grammar has {n_characters} characters; {most} are the most", 0.0)
+    problem = grammar.too_long
+    return None if problem is None else Verdict(problem, 0.0)
 
 
 class Trials:

@@ -63,12 +63,27 @@ class GrammarKind(StrEnum):
     LARK = "lark"  # llguidance's dialect; `<[7]>` is the token with id 7
 
 
+MAX_GRAMMAR_CHARACTERS = {
+    GrammarKind.JSON_SCHEMA: 256 * 1024,
+    GrammarKind.REGEX: 32 * 1024,
+    GrammarKind.LARK: 32 * 1024,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What a run of tokens must be."""
 
     kind: GrammarKind
     text: str
+
+    @property
+    def too_long(self) -> str | None:
+        """Why it is not tried, in words for a client; None where it is short enough."""
+        n_characters, most = len(self.text), MAX_GRAMMAR_CHARACTERS[self.kind]
+        if n_characters <= most:
+            return None
+        return f"the grammar has {n_characters} characters; {most} are the most"
 
 
 @dataclass(frozen=True, slots=True)

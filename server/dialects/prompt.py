@@ -136,5 +136,6 @@ async def prompt_tokens(
     Raises ApiError (400) for one that the model cannot take.
     """
     if body.prompt is None:
-        return await chat_tokens(body.conversation, model, record)
+        chat = await model.workers.prepare(record, lambda: body.conversation)
+        return await chat_tokens(chat, model, record)
     return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)

@@ -28,6 +28,7 @@ from server.generation.tools import (
     chosen_names,
 )
 from server.json_model import RequestModel
+from server.json_size import check_json_size
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -171,6 +172,20 @@ class Conversation(PromptRequest):
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @field_validator("messages")
+    @classmethod
+    def _readable_arguments(cls, messages: list[Message]) -> list[Message]:
+        """The arguments of calls are JSON that templates take as objects: they count as the JSON of
+        a body does.
+        """
+        arguments = (call.function.arguments for message in messages for call in message.calls)
+        try:
+            check_json_size(*(text.encode("utf-8", "surrogatepass") for text in arguments))
+        except ValueError as error:
+            message = "what the arguments of all calls say {problem}"
+            raise PydanticCustomError("arguments", message, {"problem": str(error)}) from None
+        return messages
 
     @field_validator("tool_choice")
     @classmethod

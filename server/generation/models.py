@@ -10,7 +10,7 @@ from engine.api import Engine
 from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.replays import Replays
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 from server.workers import Workers
 
 Tokens = tuple[int, ...]

@@ -26,7 +26,7 @@ from server.parsing.reader import AnswerStream, Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
 from server.parsing.schemas import closed
 from server.parsing.typed_values import check_work
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 
 
 class Thinking:
@@ -88,10 +88,14 @@ class Thinking:
 def answer_constraint(
     structure: Structure | None, settings: ConversationSettings
 ) -> Constraint | None:
-    """The constraint on what is answered, if it must be anything."""
+    """The constraint on what is answered, if it must be anything. Raises ApiError (400) for a
+    grammar that is too long: nothing is made of it.
+    """
     if structure is None:
         return None
     param, grammar = structure
+    if problem := grammar.too_long:
+        raise InvalidField(param, problem)
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     return Constraint(
         _closed(grammar) if is_schema and settings.json_schemas == "closed" else grammar, param

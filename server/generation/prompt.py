@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from engine.api import PromptTooLong
@@ -225,8 +224,6 @@ def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, obje
         return False
 
 
-NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
-
 T = TypeVar("T")
 
 FindReplays = Callable[[], Mapping[int, Replay]]
@@ -237,6 +234,11 @@ worker thread."""
 def no_replays() -> Mapping[int, Replay]:
     """The FindReplays of prompts without a history."""
     return NO_REPLAYS
+
+
+def no_arguments() -> Mapping[str, object]:
+    """No arguments of a template but the messages."""
+    return {}
 
 
 class PromptEncoder:
@@ -256,10 +258,10 @@ class PromptEncoder:
         self,
         record: RequestRecord,
         messages: Sequence[Message],
-        arguments: Mapping[str, object] = NO_ARGUMENTS,
+        arguments: Callable[[], Mapping[str, object]] = no_arguments,
         replays: FindReplays = no_replays,
     ) -> tuple[int, ...]:
-        """The conversation, ready for the assistant's turn; `arguments` are the template's.
+        """The conversation, ready for the assistant's turn; `arguments` makes the template's.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
@@ -278,7 +280,7 @@ class PromptEncoder:
             messages: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
         ) -> list[int]:
             conversation = template_messages(messages, written)
-            return self._tokenizer.apply_chat_template(conversation, known, **arguments)
+            return self._tokenizer.apply_chat_template(conversation, known, **arguments())
 
         return await self._encode(record, encode, "messages")
 
@@ -301,7 +303,7 @@ class PromptEncoder:
         Raises ApiError (400) for one of more tokens than a sequence may have.
         """
         if not isinstance(prompt, str):
-            return self._bounded(prompt, param)
+            return await self._run(record, partial(self._bounded, prompt, param))
         return await self._encode(
             record,
             lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
@@ -320,9 +322,8 @@ class PromptEncoder:
         Raises ApiError (400) for more than a sequence may have, and for some that are none.
         """
 
-        bounded = self._bounded(tokens, param)
-
         def decode() -> str:
+            bounded = self._bounded(tokens, param)
             check_token_ids(bounded, self._card, param)
             return self._tokenizer.decode(bounded)
 
@@ -350,12 +351,11 @@ class PromptEncoder:
         self, record: RequestRecord, encode: Callable[[], list[int]], param: str
     ) -> tuple[int, ...]:
         try:
-            prompt = await self._run(record, encode)
+            return await self._run(record, lambda: self._bounded(encode(), param))
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
             raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
-        return self._bounded(prompt, param)
 
     def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
         if len(prompt) > self._card.max_sequence_tokens:

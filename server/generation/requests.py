@@ -250,7 +250,8 @@ async def chat_tokens(
     """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
     salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
     replays = partial(found_replays, model.replays, messages, salt)
-    return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
+    arguments = partial(template_arguments, conversation)
+    return await model.prompts.chat(record, messages, arguments, replays)
 
 
 async def prepare_chat(

@@ -4,7 +4,6 @@ A custom tool's input is free text. To the model, a custom tool is a function wi
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -12,15 +11,10 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 from pydantic_core import PydanticCustomError
 
 from server.json_model import ByType, RequestModel, type_of
+from server.parsing.json_text import whole_characters
 
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
-
-_ESCAPES = re.compile(
-    r"\\\\"  # a backslash
-    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
-    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
-)
 
 
 def custom_function(
@@ -51,11 +45,6 @@ def custom_function(
 def custom_arguments(text: str) -> str:
     """A custom tool's input as the arguments of its function."""
     return json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
-
-
-def whole_characters(text: str) -> str:
-    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
-    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
 
 
 def custom_input(arguments: str) -> str:

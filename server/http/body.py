@@ -1,21 +1,19 @@
-"""Request bodies: read, parsed and validated, large ones in a worker thread."""
+"""Request bodies: read, parsed and validated, all but the quickest in a worker thread."""
 
 import codecs
 from functools import partial
 from typing import TypeVar
 
 import jiter
-import numpy as np
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import ClientLeft, invalid, invalid_field
-from server.http.waiting import client_waiting
+from server.errors import ClientDisconnected, invalid, invalid_field
+from server.http.stream import client_waiting
+from server.json_size import check_json_size, is_quick
 from server.record import request_record
-from server.workers import LARGE_BYTES, Workers
+from server.workers import Workers
 
-MAX_NODES = 100_000
-"""Objects, lists and members of objects. A byte or two of each would become hundreds."""
 MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
 
 OLLAMA_PATHS = "/api/"
@@ -28,8 +26,8 @@ Model = TypeVar("Model", bound=BaseModel)
 class BodyReader:
     """Turns the bytes of a request into a model. Belongs to one event loop.
 
-    Large bodies are parsed in a worker thread, one at a time, which bounds the memory that parsing
-    takes. A small one takes three milliseconds at most, and a thread would cost a tenth of one.
+    Bodies that take a millisecond or more are parsed in a worker thread, of each client one at a
+    time, which bounds the memory that parsing takes. A thread costs a tenth of a millisecond.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -37,16 +35,16 @@ class BodyReader:
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """Sets the record's `n_bytes`. Raises ApiError (400), which names the field, and
-        ClientLeft.
+        ClientDisconnected.
         """
         record = request_record(request.scope)
         _check_content_type(request)
         try:
             body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
         except ClientDisconnect:
-            raise ClientLeft from None
+            raise ClientDisconnected from None
         record.n_bytes = len(body)
-        if record.n_bytes <= LARGE_BYTES:
+        if is_quick(body):
             return parse(body, model)
         async with client_waiting(request.receive):
             return await self._workers.prepare(record, partial(parse, body, model))
@@ -56,11 +54,14 @@ def parse(body: bytes, model: type[Model]) -> Model:
     """The model that the JSON text describes.
 
     The text is UTF-8, at most some 200 levels deep, without NaN, Infinity, half surrogate pairs
-    and keys that are there twice. Raises ApiError (400).
+    and keys that are there twice, and has no more parts than `check_json_size` allows. Raises
+    ApiError (400).
     """
-    if count_nodes(body) > MAX_NODES:
-        limit = f"at most {MAX_NODES} objects, lists and members of objects"
-        raise invalid(f"The body has too many parts: {limit}.", None)
+    try:
+        if not is_quick(body):
+            check_json_size(body)
+    except ValueError as error:
+        raise invalid(f"The body {error}.", None) from None
     try:
         value = jiter.from_json(
             body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False, catch_duplicate_keys=True
@@ -74,19 +75,6 @@ def parse(body: bytes, model: type[Model]) -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error) from None
-
-
-def count_nodes(body: bytes) -> int:
-    """The objects, lists and members of a JSON text; of other bytes, some number.
-
-    Counted by numpy, which lets other threads run meanwhile as a parser does not, and before
-    anything is made of them.
-    """
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    characters = np.frombuffer(unescaped, np.uint8)
-    outside_strings = ~np.logical_xor.accumulate(characters == ord('"'))
-    starts = (characters == ord("[")) | (characters == ord("{")) | (characters == ord(":"))
-    return int(np.count_nonzero(starts & outside_strings))
 
 
 def _check_content_type(request: Request) -> None:

@@ -13,6 +13,11 @@ from server.parsing.reader import Reader, Reading, gathered
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
 _SCALAR = re.compile(r"[-+.\w]*")
+_ESCAPES = re.compile(
+    r"\\\\"  # a backslash
+    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
+    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
+)
 
 
 def json_value(reader: Reader, part: Callable[[str], AnswerPart]) -> Reading[bool]:
@@ -79,10 +84,15 @@ def read_string(reader: Reader) -> Reading[str]:
     return decoded_string(text)
 
 
+def whole_characters(text: str) -> str:
+    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
+    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
+
+
 def decoded_string(text: str) -> str:
     """What a JSON string says. Raises NotACall."""
     try:
-        value = json.loads(text, strict=False)
+        value = json.loads(whole_characters(text), strict=False)
     except ValueError:
         raise NotACall from None
     if not isinstance(value, str):

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,7 +28,7 @@ from engine.values.settings import (
     DiskWrites,
     EngineConfig,
 )
-from server.settings.conversation import ConversationSettings
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
@@ -61,6 +62,11 @@ class EngineSettings(BaseModel):
         ge=0,
         description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
         "or less if less is useful.",
+    )
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="The most tokens of prompt and answer. Unset, or auto: the model's context, or "
+        "as much of it as fits into memory, which is said at the start.",
     )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
     max_running: int = Field(
@@ -119,6 +125,11 @@ class EngineSettings(BaseModel):
         description="yes-no serves a generator as a reranker, by the logits of these two words, as "
         "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
     )
+
+    @field_validator("max_model_len", mode="before")
+    @classmethod
+    def _auto_is_unset(cls, value: object) -> object:
+        return None if value == "auto" else value
 
     @field_validator("speculate", mode="before")
     @classmethod
@@ -220,6 +231,45 @@ class DiskCacheSettings(EngineSettings):
             shutdown_seconds=self.disk_cache_shutdown_seconds,
             salted=self.disk_cache_salted,
         )
+
+
+class ConversationSettings(BaseModel):
+    """How prompts of chats are made, and how answers are parsed."""
+
+    tool_parser: str = Field(
+        "auto",
+        description="How the model writes tool calls: the name of a format, auto to tell it from "
+        "the chat template, or none.",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description="How the model marks its reasoning: the name of a format, auto to tell it "
+        "from the chat template, or none.",
+    )
+    tool_guides: Literal["all", "strict-only"] = Field(
+        "all",
+        description="Which tool calls a grammar holds to the declared names and arguments, once "
+        "they have begun: all, or only those of strict functions.",
+    )
+    json_schemas: Literal["closed", "literal"] = Field(
+        "closed",
+        description="How JSON schemas for an answer are read: closed, an object with `properties` "
+        "has no others unless the schema says so, as in OpenAI's strict mode; literal, it may.",
+    )
+    strip_billing_header: bool = Field(
+        True,
+        description="Leave out of prompts the billing header with which Claude Code begins its "
+        "system prompt: it differs between sessions, which would share nothing.",
+    )
+
+    @field_validator("tool_parser", "reasoning_parser")
+    @classmethod
+    def _known_parser(cls, name: str, info: ValidationInfo) -> str:
+        known = TOOL_FORMATS if info.field_name == "tool_parser" else REASONING_FORMATS
+        if name not in {"auto", "none", *known}:
+            names = ", ".join(("auto", "none", *sorted(known)))
+            raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
+        return name
 
 
 class ResidencySettings(BaseModel):

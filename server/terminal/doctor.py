@@ -92,12 +92,20 @@ def machine_table(report: MachineReport) -> Table:
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
     ]
-    if report.problem:
+    if report.promise is None:
         rows.append(("problem", report.problem))
-    else:
-        tokens = f"{report.arena_tokens:,} tokens"
-        rows.append(("weights", _gib(report.weight_bytes)))
-        rows.append(("KV cache", f"{_gib(report.arena_bytes)}, which holds {tokens}"))
+        return facts(rows)
+    promise, context = report.promise, f"{report.context_tokens:,} tokens"
+    if report.context_tokens < report.max_context_tokens:
+        context += f" of the model's {report.max_context_tokens:,}"
+    computing = _gib(promise.workspace + promise.cache)
+    rows += [
+        ("weights", _gib(promise.weights)),
+        ("KV cache", f"{_gib(promise.storage)}, which holds {report.arena_tokens:,} tokens"),
+        ("computing", f"{computing} at most, in the largest step with the longest sequence"),
+        ("in all", _gib(promise.total)),
+        ("context", context),
+    ]
     return facts(rows)
 
 

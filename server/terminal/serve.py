@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import sys
 from contextlib import ExitStack
 
 import typer
@@ -13,7 +14,7 @@ from engine.api import ModelError
 from engine.launch import launch
 from server.app import create_app
 from server.http.listening import listening
-from server.lifecycle import DrainingServer, spare_full_collections
+from server.lifecycle import SWITCH_SECONDS, DrainingServer, spare_full_collections
 from server.log import configure_logging
 from server.models.pool import LoadFailed, PoolError
 from server.models.registry import ModelRegistry, StartEngine
@@ -63,6 +64,7 @@ async def serve_models(
             return False
         server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
         spare_full_collections()
+        sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     return True

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from server.settings import Settings
-from server.workers import SMALL_AT_ONCE
+from server.workers import EACH_AT_ONCE
 from tests.contract.conftest import ChatBody, StrictClient, strict_client
 from tests.contract.daemon import running
 from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
@@ -89,20 +89,21 @@ class HeldTokenizer(ByteTokenizer):
 def test_leaving_while_the_request_is_prepared_ends_the_preparation(
     departures: "Queue[LogRecord]", stream: bool
 ) -> None:
-    """The third of three requests waits for one of the workers, which encode the other two."""
+    """The second request waits for the one worker that the client may have, which encodes the
+    first.
+    """
     tokenizer = HeldTokenizer()
     path, body = "/v1/completions", {"prompt": "Hi", "stream": stream}
     with running(FakeEngine(tokenizer=tokenizer), Settings(port=0)) as base_url:
         try:
-            with posted(base_url, path, body), posted(base_url, path, body):
-                for _ in range(SMALL_AT_ONCE):
-                    tokenizer.encoding.get(timeout=WAIT_SECONDS)
+            with posted(base_url, path, body):
+                tokenizer.encoding.get(timeout=WAIT_SECONDS)
                 with posted(base_url, path, body):
-                    uses_of_first_model(base_url, SMALL_AT_ONCE + 1)
+                    uses_of_first_model(base_url, EACH_AT_ONCE + 1)
                 assert path in departures.get(timeout=WAIT_SECONDS).getMessage()
         finally:
             tokenizer.gate.open()
-    assert tokenizer.encoding.empty(), "the third prompt was never encoded"
+    assert tokenizer.encoding.empty(), "the second prompt was never encoded"
 
 
 def uses_of_first_model(base_url: str, n: int) -> None:

@@ -23,7 +23,6 @@ from server.models import hub, registry
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
-from server.workers import SMALL_AT_ONCE
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script, observed
@@ -262,15 +261,14 @@ def rest_behind_comment(serve: Serve, engines: Engines, seconds: float) -> list[
 def test_leaving_a_stream_whose_model_has_been_loaded_ends_its_preparation(
     engines: Engines, serve: Serve, departures: "Queue[LogRecord]"
 ) -> None:
-    """Requests for the first model occupy the workers that would encode the prompt."""
+    """A request for the first model occupies the worker that would encode the prompt."""
     engines.tokenizer = tokenizer = HeldTokenizer()
     client = serve()
     url, path = str(client.base_url).rstrip("/"), "/v1/completions"
     body = {"prompt": "Hi", "stream": True}
     try:
-        with posted(url, path, body), posted(url, path, body):
-            for _ in range(SMALL_AT_ONCE):
-                tokenizer.encoding.get(timeout=WAIT_SECONDS)
+        with posted(url, path, body):
+            tokenizer.encoding.get(timeout=WAIT_SECONDS)
             with posted(url, path, {"model": "two", **body}):
                 while states(client)["two"] != "ready":
                     pass

@@ -12,9 +12,16 @@ from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
 from server.dialects.completions.schema import CompletionRequest
-from server.errors import ApiError, ClientLeft
-from server.http.body import MAX_NODES, BodyReader, parse
-from server.record import RequestRecord
+from server.errors import ApiError, ClientDisconnected
+from server.http.body import BodyReader, parse
+from server.json_size import (
+    MAX_DIGITS,
+    MAX_ITEMS,
+    MAX_NODES,
+    QUICK_BYTES,
+    QUICK_PARTS,
+)
+from server.record import Principal, RequestRecord
 from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
@@ -41,7 +48,7 @@ def request(*messages: Message) -> Request:
             await sleep_forever()
         return received.pop(0)
 
-    state = {"record": RequestRecord("r", "a")}
+    state = {"record": RequestRecord("r", Principal("a"))}
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
@@ -49,24 +56,37 @@ def chunk(body: bytes) -> Message:
     return {"type": "http.request", "body": body, "more_body": False}
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-async def test_big_bodies_leave_the_event_loop(spare: int) -> None:
-    body = b'{"thread": 0}'.ljust(LARGE_BYTES + spare)
+MOST = b",".join([b'{"a":0}'] * (QUICK_PARTS // 3 - 2))
+
+
+@pytest.mark.parametrize(
+    ("body", "is_quick"),
+    [
+        (b'{"thread": 0}'.ljust(QUICK_BYTES), True),
+        (b'{"thread": 0}'.ljust(QUICK_BYTES + 1), False),
+        (b'{"thread": 0, "x": [' + MOST + b"]}", True),
+        (b'{"thread": 0, "x": [' + MOST + b"," + MOST + b"]}", False),
+        (b'{"thread": 0, "x": [0' + b",0" * QUICK_PARTS + b"]}", False),
+        (b'{"thread": 0, "x": "' + b":" * QUICK_PARTS + b'"}', False),
+    ],
+    ids=["short", "long", "few parts", "many parts", "many numbers", "many parts in a text"],
+)
+async def test_only_quick_bodies_are_read_on_the_event_loop(body: bytes, is_quick: bool) -> None:
     read = await BodyReader(Workers()).read(request(chunk(body)), Anything)
-    assert (read.thread == threading.get_ident()) == (spare == 0)
+    assert (read.thread == threading.get_ident()) == is_quick
 
 
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
 
 
 async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> None:
-    workers, other = Workers(), RequestRecord("o", "b", n_bytes=LARGE_BYTES + 1)
+    workers, other = Workers(), RequestRecord("o", Principal("a"), n_bytes=LARGE_BYTES + 1)
     async with other.held:
-        await workers.prepare(other, lambda: None)  # holds the one slot from here on
+        await workers.prepare(other, lambda: None)  # holds the client's slot from here on
         body = chunk(b"{}".ljust(LARGE_BYTES + 1))
-        with fail_after(SECONDS), pytest.raises(ClientLeft):
+        with fail_after(SECONDS), pytest.raises(ClientDisconnected):
             await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
 
 
@@ -84,6 +104,35 @@ def test_nodes_are_bounded(node: str) -> None:
     text = '{"x":[' + ",".join([node] * most) + "]%s}"
     parse((text % "").encode(), Anything)
     assert str(MAX_NODES) in refusal((text % ',"y":[],"z":[]').encode())
+
+
+def test_numbers_are_bounded() -> None:
+    numbers = b'{"x":[0' + b",0" * MAX_ITEMS + b"%s]}"
+    parse(numbers % b"", Anything)
+    assert str(MAX_ITEMS) in refusal(numbers % b",0")
+    padding = b" " * QUICK_BYTES
+    parse(b'{"x":%s}' % (b"9" * (MAX_DIGITS // 2)) + padding, Anything)
+    parse(b'{"x":"%s"}' % (b"9" * 5 * MAX_DIGITS) + padding, Anything)
+    for start in range(0, MAX_DIGITS, 50):
+        number = b" " * start + b"9" * (MAX_DIGITS + 1)
+        assert str(MAX_DIGITS) in refusal(b'{"x":%s}' % number + padding)
+
+
+@pytest.mark.parametrize("size", [1, MAX_DIGITS + 10])
+def test_what_the_arguments_of_calls_say_counts_in_all(size: int) -> None:
+    """Each call's are few."""
+    arguments = json.dumps({"a": [[]] * size})
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    turn = {"role": "assistant", "tool_calls": [call]}
+    most = MAX_NODES // (3 + size)
+
+    def body(n: int) -> dict[str, Any]:
+        calls = [{**turn, "tool_calls": [call] * 1000}] * (n // 1000)
+        return {"messages": [*calls, {**turn, "tool_calls": [call] * (n % 1000)}]}
+
+    ChatRequest.model_validate(body(most - most % 10))
+    with pytest.raises(ValidationError, match=str(MAX_NODES)):
+        ChatRequest.model_validate(body(2 * most))
 
 
 def test_brackets_in_text_are_text() -> None:

@@ -25,7 +25,7 @@ from server.dialects.responses.store import (
 )
 from server.errors import ApiError
 from server.fair_limiter import FairLimiter
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
@@ -47,26 +47,26 @@ async def order(limiter: FairLimiter, clients: Sequence[str]) -> list[str]:
 
 
 async def test_however_much_one_client_asks_every_other_has_its_turn() -> None:
-    served = await order(FairLimiter(1), ["flood"] * 100 + ["one"])
+    served = await order(FairLimiter(1, 1), ["flood"] * 100 + ["one"])
     assert served.index("one") == 1
     assert Counter(served) == {"flood": 100, "one": 1}
-    served = await order(FairLimiter(1), ["a", "a", "b", "b", "c"])
+    served = await order(FairLimiter(1, 1), ["a", "a", "b", "b", "c"])
     assert served == ["a", "b", "c", "a", "b"]
 
 
 @pytest.mark.parametrize("is_called", [False, True])
 async def test_who_is_cancelled_leaves_its_turn_to_others(is_called: bool) -> None:
-    limiter = FairLimiter(1)
+    limiter = FairLimiter(1, 1)
     await limiter.acquire("first")
     leaver = asyncio.ensure_future(limiter.acquire("left"))
     await checkpoint()
     if is_called:
-        limiter.release()
+        limiter.release("first")
     leaver.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaver
     if not is_called:
-        limiter.release()
+        limiter.release("first")
     assert await order(limiter, ["a"]) == ["a"]
 
 
@@ -139,11 +139,11 @@ async def test_what_is_refused_is_let_go_at_once() -> None:
 
 
 async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> None:
-    """So that what the bodies of many are parsed into is never there at once."""
+    """So that what many bodies of a client are parsed into is never there at once."""
     workers, made = Workers(), list[str]()
 
     async def prepare(name: str) -> None:
-        record = RequestRecord(name, name, n_bytes=LARGE_BYTES + 1)
+        record = RequestRecord(name, Principal("one"), n_bytes=LARGE_BYTES + 1)
         async with record.held:
             for step in ("parsed", "planned"):
                 await workers.prepare(record, partial(made.append, f"{name} {step}"))
@@ -156,6 +156,63 @@ async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> 
             tasks.start_soon(prepare, name)
     steps = ("parsed", "planned", "goes on")
     assert made == [f"{name} {step}" for name in "abcd" for step in steps]
+
+
+async def test_one_client_never_has_all_slots() -> None:
+    """So another's call finds a slot that is free."""
+    workers, blocked = Workers(), Blocked()
+    for n_bytes in (1, LARGE_BYTES + 1):
+        async with create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(partial(workers.run, "flood", n_bytes), blocked.run)
+            assert await workers.run("other", n_bytes, lambda: "done") == "done"
+            blocked.gate.set()
+        assert blocked.most == 1
+        blocked.gate.clear()
+
+
+async def test_turns_cost_what_is_read() -> None:
+    limiter, served = FairLimiter(1, 1), list[str]()
+
+    async def ask(client: str, cost: float) -> None:
+        async with limiter.slot(client, cost):
+            served.append(client)
+
+    async with create_task_group() as tasks, limiter.slot("first"):
+        for client, cost in [("large", 100.0)] * 3 + [("small", 30.0)] * 5:
+            tasks.start_soon(ask, client, cost)
+            await checkpoint()
+    assert served == [*["large"], *["small"] * 4, "large", "small", "large"]
+
+
+async def test_a_call_that_takes_too_long_is_ended() -> None:
+    workers, turns = Workers(work_seconds=0.05), 0
+
+    def endless() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+
+    with pytest.raises(ApiError, match="too long") as caught:
+        await workers.run("a", 1, endless)
+    assert caught.value.status == 400
+    ended_at = turns
+    for _ in range(100):  # each in the thread that ran the first
+        assert await workers.run("a", 1, lambda: sum(range(1000))) == sum(range(1000))
+    assert turns == ended_at
+
+
+async def test_calls_that_end_as_they_are_ended() -> None:
+    """Whatever comes first, the thread is whole afterwards."""
+    workers = Workers(work_seconds=0.001)
+    ended = 0
+    for _ in range(300):
+        try:
+            assert await workers.run("a", 1, lambda: sum(range(20_000))) == sum(range(20_000))
+        except ApiError:
+            ended += 1
+    assert await Workers().run("a", 1, lambda: "done") == "done"
+    assert ended < 300
 
 
 def test_what_a_response_names_counts_as_if_it_said_it() -> None:

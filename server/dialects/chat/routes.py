@@ -1,5 +1,7 @@
 """`POST /v1/chat/completions`, and its `/render`."""
 
+from functools import partial
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -52,7 +54,8 @@ async def create_chat_completion(
     service.check_priority(body.priority)
 
     async def begin(model: ServedModel) -> Response:
-        request, plan = await prepare_chat(as_chat(body), model, record)
+        chat = await model.workers.prepare(record, partial(as_chat, body))
+        request, plan = await prepare_chat(chat, model, record)
         return await respond(chat_job(body, model, request, plan), http, service)
 
     keep_alive = COMMENTS if body.stream else None
@@ -68,7 +71,8 @@ async def render_chat_completion(
     """What is refused in a chat is refused here; nothing is generated."""
     model = await service.model(body.model, record)
     service.check_priority(body.priority)
-    request, _ = await prepare_chat(as_chat(body), model, record)
+    chat = await model.workers.prepare(record, partial(as_chat, body))
+    request, _ = await prepare_chat(chat, model, record)
     await check_requests([request], model, record)
     return await respond_without_engine(
         lambda: rendered_request(request, body, model.name),

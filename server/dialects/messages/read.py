@@ -187,9 +187,10 @@ async def as_chat(
     *,
     strip_billing_header: bool,
 ) -> Chat:
-    """Raises ApiError (400)."""
+    """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
 
     def read() -> Chat:
+        record.cache_marks = body.cache_control_count
         return _chat(body, _conversation(body, model, strip_billing_header), model)
 
     return await model.workers.prepare(record, read)

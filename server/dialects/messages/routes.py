@@ -30,12 +30,11 @@ async def create_message(
 ) -> Response:
     settings = service.settings
     service.check_priority(body.priority)
-    record.cache_marks = body.cache_control_count
-    is_marked = settings.prefix_cache and record.cache_marks > 0
 
     async def begin(model: ServedModel) -> Response:
         strips = settings.strip_billing_header
         chat = await as_chat(body, model, record, strip_billing_header=strips)
+        is_marked = settings.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)

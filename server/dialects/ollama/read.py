@@ -16,7 +16,7 @@ from server.dialects.ollama.schema import (
     OllamaMessageParam,
     OllamaToolCallParam,
 )
-from server.errors import UNSUPPORTED, invalid, invalid_field
+from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
 from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
@@ -124,11 +124,11 @@ def _message(role: Literal["system", "user"], text: str) -> Message:
     return Message(role=role, content=[TextPart(type="text", text=text)])
 
 
-def raw_completion(body: OllamaGenerateRequest) -> TextCompletion:
-    """A prompt that goes past the chat template, `system` with it."""
+def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompletion:
+    """A prompt that goes past the chat template, `system` with it. Raises ApiError (400)."""
     return TextCompletion(
         prompts=[body.prompt],
-        sampling=SampledRequest(**_sampled(body)),
+        sampling=SampledRequest(**_sampled(body, model)),
         structure=_structure(body),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
@@ -153,7 +153,7 @@ def _chat(
         raise invalid_field(error) from None
     return Chat(
         conversation=conversation,
-        sampling=SampledRequest(**_sampled(body)),
+        sampling=SampledRequest(**_sampled(body, model)),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
         structure=_structure(body),
@@ -176,8 +176,14 @@ def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
             return {"chat_template_kwargs": {"enable_thinking": switch}}
 
 
-def _sampled(body: OllamaGenerationRequest) -> Fields:
-    options = body.options
+def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
+    """Raises ApiError (400) for a longer context than there is: the client counts on all of it, and
+    would lose what it sends.
+    """
+    options, most = body.options, model.engine.card.max_sequence_tokens
+    if options.num_ctx is not None and options.num_ctx > most:
+        problem = f"{options.num_ctx:,} tokens are more than {model.name} has room for, {most:,}"
+        raise refused_field("options.num_ctx", problem)
     fields: Fields = options.model_dump(include=PASSTHROUGH_OPTIONS, exclude_none=True)
     return fields | {
         "stream": body.stream,

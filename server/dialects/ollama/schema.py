@@ -99,6 +99,9 @@ class OllamaOptions(RequestModel):
     here, and change nothing.
     """
 
+    num_ctx: int | None = Field(
+        None, description="The context is the model's; a longer one is refused."
+    )
     num_predict: int | None = Field(None, ge=-2, description="Below 1: no limit.")
     temperature: Temperature | None = Field(None, description=MODELS_OWN)
     top_p: TopP | None = Field(None, description=MODELS_OWN)

@@ -35,40 +35,37 @@ class SummaryText(BaseModel):
     text: str
 
 
-class OutputMessage(BaseModel):
+class _Item(SparseModel):
     id: str
-    type: Literal["message"]
     status: ItemStatus
+
+
+class OutputMessage(_Item):
+    type: Literal["message"]
     role: Literal["assistant"]
     content: list[OutputText]
 
 
-class ReasoningOutput(SparseModel):
-    id: str
+class ReasoningOutput(_Item):
     type: Literal["reasoning"]
-    status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
-class FunctionCallOutput(SparseModel):
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
+class _Call(_Item):
     call_id: str
     name: str
     namespace: str | None = None
+
+
+class FunctionCallOutput(_Call):
+    type: Literal["function_call"]
     arguments: str  # JSON
 
 
-class CustomToolCallOutput(SparseModel):
-    id: str
+class CustomToolCallOutput(_Call):
     type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
 
 

@@ -1,5 +1,6 @@
 """A Responses body as a job for the engine, and the fields of the response that repeat the body."""
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +20,11 @@ from server.dialects.responses.read import (
 )
 from server.dialects.responses.schema import FunctionTool, InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import ResponseStore, StoredConversation
-from server.dialects.responses.tools import RequestTools, flat, is_enforceable, log_dropped
+from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError
 from server.generation.conversation import Chat, Conversation
 from server.generation.models import ServedModel
-from server.generation.plan import AnswerPlan
 from server.generation.requests import chat_tokens, prepare_chat
 from server.record import RequestRecord
 
@@ -37,6 +37,8 @@ ECHOED = (
 
 SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
 """Fields that the response repeats with the model's own defaults."""
+
+log = logging.getLogger("rootstock.responses")
 
 
 async def responses_job(
@@ -52,34 +54,29 @@ async def responses_job(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-    log_dropped(body.tools, record.id)
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    referenced = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, referenced)
     roles = model.prompts.roles
 
-    async def planned(
-        is_strict: Callable[[FunctionTool], bool],
-    ) -> tuple[ReadInput, Request, AnswerPlan]:
-        def read() -> tuple[ReadInput, Chat]:
-            tools = RequestTools(body.tools, is_strict)
-            given = read_input(body, tools, roles, store, record.key, max_bytes)
-            return given, as_chat(body, given.prompt)
+    def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
+        tools = RequestTools(body.tools, is_strict)
+        given = read_input(body, tools, roles, store, record.key, max_bytes)
+        return given, as_chat(body, given.prompt)
 
-        given, chat = await model.workers.prepare(record, read)
-        return given, *await prepare_chat(chat, model, record)
-
-    leaves_strict_open = any(
-        isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in flat(body.tools)
-    )
+    given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
+    if given.tools.hosted:
+        log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
     try:
-        given, request, plan = await planned(is_enforceable)
-        if leaves_strict_open:
+        request, plan = await prepare_chat(chat, model, record)
+        if given.tools.has_default_strict:
             record.slot.release()  # others need not wait while a grammar is tried
             await model.engine.check(request)
     except (ApiError, InvalidRequest, NoGrammars) as error:
         concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
-        if not concerns_tools or not leaves_strict_open:
+        if not concerns_tools or not given.tools.has_default_strict:
             raise
-        given, request, plan = await planned(lambda tool: False)
+        given, chat = await model.workers.prepare(record, partial(read, lambda tool: False))
+        request, plan = await prepare_chat(chat, model, record)
 
     make_form = partial(response_form, body, given, request, model, record, store)
     form = await model.workers.prepare(record, make_form)
@@ -129,7 +126,8 @@ async def input_tokens(
     """How many tokens the prompt of such a response would have. Raises what `responses_job` does
     for it.
     """
-    record.n_bytes += referenced_bytes(body, store, record.key)
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
 
     def read() -> Conversation:
         tools, roles = RequestTools(body.tools), model.prompts.roles

@@ -32,7 +32,7 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.prompt import Roles
 from server.generation.request_fields import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
-from server.http.body import MAX_NODES, count_nodes
+from server.json_size import check_json_size
 
 ChatMessage = dict[str, Any]
 
@@ -334,11 +334,11 @@ def _references(body: InputTokensRequest) -> Iterator[tuple[int, ItemReference]]
 def _check_length(stored: Sequence[StoredItem], max_bytes: int, field: str) -> None:
     if sum(len(item.json) for item in stored) > max_bytes:
         limit = f"at most {max_bytes} bytes (max_body_bytes)"
-    elif count_nodes(_json(stored)) > MAX_NODES:
-        limit = f"at most {MAX_NODES} objects, lists and members of objects"
-    else:
-        return
-    raise InvalidField(field, f"the items that it stands for are too long: {limit}")
+        raise InvalidField(field, f"the items that it stands for are too long: {limit}")
+    try:
+        check_json_size(_json(stored))
+    except ValueError as error:
+        raise InvalidField(field, f"what it stands for {error}") from None
 
 
 def _json(stored: Sequence[StoredItem]) -> bytes:

@@ -9,12 +9,13 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.grammar.answers import MAX_GRAMMAR_CHARACTERS, Verdict
+from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.matcher import Answer, Complete, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan, is_dispensable
 from engine.grammar.state import GrammarState
 from engine.values.request import (
+    MAX_GRAMMAR_CHARACTERS,
     Alternative,
     Constraint,
     Grammar,

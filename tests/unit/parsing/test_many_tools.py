@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.answers import MAX_GRAMMAR_CHARACTERS
-from engine.values.request import GrammarKind
+from engine.values.request import MAX_GRAMMAR_CHARACTERS, GrammarKind
 from server.parsing.lark import Function, calls_grammar
 from server.parsing.registry import TOOL_FORMATS
 from tests.unit.parsing.walks import text_of, walk
