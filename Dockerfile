@@ -1,4 +1,5 @@
-# The daemon alone: Debian slim, a fast BLAS and the wheel. It computes on the CPU.
+# The daemon alone: Debian slim, a fast BLAS and the wheel. It computes on the CPU. For an NVIDIA card:
+# docker build --build-arg EXTRAS="[cuda]", and docker run --gpus all.
 #
 #   docker build -t rootstock .
 #   docker run --rm -p 127.0.0.1:8000:8000 -e ROOTSTOCK_API_KEY=change-me -v models:/models rootstock
@@ -20,8 +21,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libopenblas0-pthread \
     && rm -rf /var/lib/apt/lists/*
 
-# A faster BLAS for x86-64, 1 GB: --build-arg EXTRAS= leaves it out.
-ARG EXTRAS="[mkl]"
+# What MLX computes with, and a faster BLAS for x86-64, 1 GB: --build-arg EXTRAS="[cpu]" leaves it out.
+ARG EXTRAS="[cpu,mkl]"
 COPY constraints.txt /tmp/
 COPY --from=build /wheels /tmp/wheels
 RUN set -- /tmp/wheels/*.whl \

@@ -8,14 +8,30 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*)))
 NPM_FLAGS := --no-package-lock --no-audit --no-fund --silent
 WARNING = echo "$* could not be installed"
 ARGS ?=
+PORT ?=
 
-# The fastest BLAS of x86-64 Linux without a GPU. It takes 1 GB: `make serve MKL=` leaves it out.
+# What MLX computes with, an extra of pyproject.toml: CUDA where there is an NVIDIA card, as new as
+# its driver has it; the processor elsewhere on Linux; nothing on macOS, where MLX has Metal.
+# `make serve BACKEND=cpu` leaves the card alone.
+BACKEND :=
+ifeq ($(shell uname -s),Linux)
+BACKEND := cpu
+ifneq ($(wildcard /dev/nvidiactl),)
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
+BACKEND := $(if $(filter 12,$(CUDA)),cuda12,cuda)
+endif
+endif
+
+# The fastest BLAS of x86-64 Linux for the processor. It takes 1 GB: `make serve MKL=` leaves it out.
 MKL :=
-ifeq ($(strip $(shell uname -sm) $(wildcard /dev/nvidiactl)),Linux x86_64)
+ifeq ($(BACKEND) $(shell uname -m),cpu x86_64)
 MKL := $(VENV)/.mkl
 endif
 
-.PHONY: help serve chat doctor install-service test test-all check format settings wheel simulate restarts hostile conformance \
+# `make serve BACKEND=...` installs another one into an environment that exists.
+INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
+
+.PHONY: help serve free-port chat doctor install-service test test-all check format settings wheel simulate restarts hostile conformance \
 	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
@@ -23,8 +39,12 @@ help:  ## what there is to make
 
 # Large pages for what MLX takes from glibc's malloc: docs/operating.md. Ignored elsewhere.
 serve chat: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
-	$(BIN)/rootstock serve $(ARGS)
+serve: free-port $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, options in ARGS="--model NAME"
+	$(BIN)/rootstock serve $(if $(PORT),--port $(PORT)) $(ARGS)
+
+# Before anything is installed, which takes a minute.
+free-port:
+	@$(PYTHON) tools/free_port.py "$(PORT)" $(ARGS)
 
 chat: $(VENV)/.runtime  ## talk to the daemon that runs, else to one of its own; --url: to any server
 	$(BIN)/rootstock chat $(ARGS)
@@ -114,12 +134,18 @@ $(VENV)/.mkl: constraints.txt | $(VENV)/bin/python
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt mkl && touch $@ || \
 		echo "MKL could not be installed: 'make doctor' says which BLAS is used"
 
-$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python $(MKL)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+$(INSTALLED): | $(VENV)/bin/python
+	@echo "MLX will compute with: $(or $(BACKEND),metal)$(if $(filter cuda%,$(BACKEND)), (an NVIDIA card is there; 2 GB to fetch. To do without: make $(MAKECMDGOALS) BACKEND=cpu))"
+	@$(BIN)/python -m pip uninstall --quiet --yes mlx mlx-cpu mlx-cuda-12 mlx-cuda-13 2>/dev/null
+	@rm -f $(VENV)/.mlx-* $(VENV)/.runtime $(VENV)/.dev
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python $(MKL)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+$(VENV)/.runtime: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".$(BACKEND:%=[%])"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev$(BACKEND:%=,%)]"
 	@touch $@ $(VENV)/.runtime
 
 # What cannot be installed (npm is missing, or the Python too new) fails in the run, and it alone.

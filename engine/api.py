@@ -1,5 +1,6 @@
 """What the server may call in an engine, and the errors that it may get."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
@@ -67,6 +68,28 @@ class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
 
 
+class EventSink(Protocol):
+    """Takes what the engine makes of a request."""
+
+    def put(self, event: OutputEvent) -> None:
+        """Take the next event of one of its sequences."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The request was refused. No events come."""
+        ...
+
+
+class Submission(Protocol):
+    """A request that an engine computes, until `end`, which must be called."""
+
+    def end(self) -> None:
+        """Abort what has not finished, queued or running: within a step no block is held for it.
+        No more events come. May be called twice.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A running engine. Every coroutine may be awaited on any event loop."""
 
@@ -76,14 +99,12 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        """Submit, and yield the events of all n sequences until each has finished.
+    def generate(self, request: Request, sink: EventSink) -> Submission:
+        """Have the request computed. The sink gets the events of all n sequences, on the running
+        event loop, until each has finished, or InvalidRequest, QueueFull or EngineStopped where the
+        request is refused.
 
-        The engine waits for no reader: events that have not been read stay in memory. Closing the
-        iterator, or cancelling the task that reads it, aborts the request, queued or running:
-        within a step no block is held for it.
-
-        Raises InvalidRequest, QueueFull or EngineStopped at the first `__anext__`.
+        The engine waits for no sink.
         """
         ...
 
@@ -144,3 +165,39 @@ class Engine(Protocol):
         stop the engine. A step that hangs cannot be aborted: then this ends only if cancelled.
         """
         ...
+
+
+class EventQueue:
+    """An EventSink from which one task takes the events of one request."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[OutputEvent | BaseException] = asyncio.Queue()
+
+    def put(self, event: OutputEvent) -> None:
+        self._queue.put_nowait(event)
+
+    def fail(self, error: BaseException) -> None:
+        self._queue.put_nowait(error)
+
+    async def get(self) -> OutputEvent:
+        """The next event. Raises the error with which the request was refused."""
+        taken = await self._queue.get()
+        if isinstance(taken, BaseException):
+            raise taken
+        return taken
+
+
+async def events_of(engine: Engine, request: Request) -> AsyncGenerator[OutputEvent, None]:
+    """Submit a request, and yield its events. Closing the iterator, or cancelling the task that
+    reads it, aborts the request. Raises what the engine raises.
+    """
+    queue = EventQueue()
+    submission = engine.generate(request, queue)
+    try:
+        n_live = request.n
+        while n_live:
+            event = await queue.get()
+            n_live -= event.finish_reason is not None
+            yield event
+    finally:
+        submission.end()

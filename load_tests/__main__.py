@@ -1,5 +1,5 @@
 """`python -m load_tests`: load a server, compare some, put a router before two, play an agent,
-hold many streams, fill Grafana's panels.
+hold many streams, hold thousands of connections, fill Grafana's panels.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from load_tests.scenarios.option import Scenarios
 from load_tests.scenarios.perform import Outcome, perform
 from load_tests.side_by_side.command import compare, results
 from load_tests.streams.command import streams
+from load_tests.streams.crowd import crowd
 from load_tests.terminal import fail, show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -29,6 +30,7 @@ app.command()(results)
 app.command()(router)
 app.command()(agents)
 app.command()(streams)
+app.command()(crowd)
 app.command()(grafana)
 
 Seed = Annotated[int, typer.Option(help="Of the texts.")]

@@ -13,7 +13,7 @@ from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
 from server.activity.tracker import RequestTracker
-from server.admin import activity, cache, model_list, pages, status
+from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
 from server.admin.series import SeriesRecord
 from server.admin.watch import Watch
@@ -48,7 +48,7 @@ SECTIONS = {
     "Answers, as Anthropic has them": (messages.router,),
     "Answers, as Ollama has them": (ollama.router,),
     "Embeddings and ranking": (embeddings.router,),
-    "Models": (model_list.router,),
+    "Models": (admin_models.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
     "Watching the daemon": (status.router,),

@@ -9,9 +9,10 @@ from fastapi import Depends, Query, Request
 from server.activity.tracker import RequestTracker
 from server.errors import InvalidField
 from server.generation.models import ServedModel
-from server.http.body import BodyReader, Model
+from server.http.body import BodyReader
+from server.http.body import Model as BodyT
 from server.metrics.metrics import Metrics
-from server.models.model import LoadedModel
+from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
@@ -37,8 +38,8 @@ class Service:
         await self.chosen(name, record)
         return await self.hold(name, record)
 
-    async def chosen(self, name: str, record: RequestRecord) -> str:
-        """The own name of the model that the request names, loaded or not.
+    async def chosen(self, name: str, record: RequestRecord) -> Model:
+        """The model that the request names, loaded or not.
 
         Raises ApiError: 404 where there is none, 403 where the request's key may not use it.
         """
@@ -49,7 +50,7 @@ class Service:
         """Hold the model of a name that `chosen` has looked up until the request is over."""
         using = self.models.using(name, record.key, record.keep_alive_seconds)
         model = await record.held.enter_async_context(using)
-        record.model, record.own_model = model.name, self.models.find(name)
+        record.model, record.own_model = model.name, self.models.find(name).name
         return model
 
     def is_admin(self, record: RequestRecord) -> bool:
@@ -107,10 +108,10 @@ LoadedDependency = Annotated[LoadedModel, Depends(_loaded)]
 
 
 @dataclass(frozen=True)
-class JsonBody(Generic[Model]):
+class JsonBody(Generic[BodyT]):
     """Dependency: the request's body as a model."""
 
-    model: type[Model]
+    model: type[BodyT]
 
-    async def __call__(self, request: Request, service: ServiceDependency) -> Model:
+    async def __call__(self, request: Request, service: ServiceDependency) -> BodyT:
         return await service.bodies.read(request, self.model)

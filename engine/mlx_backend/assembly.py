@@ -64,9 +64,16 @@ class OpenedModel:
     used_bytes: int  # that MLX had given out
 
     def plan(self, config: EngineConfig) -> MemoryPlan:
-        """How memory is divided with these settings."""
+        """How memory is divided with these settings, and how long a sequence may be. Raises
+        ModelError for a longer one than the model can have.
+        """
         loaded, layout = self.loaded, self.loaded.layout
-        return MemoryPlan(
+        if (config.max_model_len or 0) > loaded.max_context_tokens:
+            raise ModelError(
+                f"max_model_len of {config.max_model_len:,} tokens is more than the model's "
+                f"context, {loaded.max_context_tokens:,}: lower it, or leave it unset"
+            )
+        plan = MemoryPlan(
             config=config,
             machine=self.machine,
             weight_bytes=loaded.weight_bytes,
@@ -75,9 +82,10 @@ class OpenedModel:
                 config, layout, loaded.query_heads, self.attentions[0], self.machine.fused
             ),
             vocab_size=layout.vocab_size,
-            context_tokens=loaded.max_context_tokens,
+            context_tokens=config.max_model_len or loaded.max_context_tokens,
             check_bytes=check_bytes(layout),
         )
+        return plan if config.max_model_len else plan.fitting()
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
@@ -114,7 +122,12 @@ def assemble_opened(
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
-    context_tokens = loaded.max_context_tokens
+    context_tokens = plan.context_tokens
+    if context_tokens < loaded.max_context_tokens and config.max_model_len is None:
+        report(
+            f"context: {context_tokens:,} of {loaded.max_context_tokens:,} tokens fit into memory; "
+            "max_model_len sets another"
+        )
     model = CachedModel(loaded.model, layout, storage, execution, plan.most_keys, context_tokens)
     sampling = SamplingDefaults()
     if config.generation_config != "none":
@@ -245,11 +258,13 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
-    weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
+    promise, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
     try:
-        plan = open_configured(config).plan(config)
-        arena_bytes, arena_tokens = plan.stored.arenas, plan.arena_tokens
-        weight_bytes = plan.weight_bytes
+        opened = open_configured(config)
+        plan = opened.plan(config)
+        promise, arena_tokens = plan.promise, plan.arena_tokens
+        context_tokens = plan.context_tokens
+        max_context_tokens = opened.loaded.max_context_tokens
     except Exception as error:  # the words that `load_backend` would have
         problem = str(error) if isinstance(error, ModelError) else one_line(error)
     return MachineReport(
@@ -261,9 +276,10 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
         model=config.model or DEFAULT_NAME,
-        weight_bytes=weight_bytes,
+        promise=promise,
         arena_tokens=arena_tokens,
-        arena_bytes=arena_bytes,
+        context_tokens=context_tokens,
+        max_context_tokens=max_context_tokens,
         problem=problem,
     )
 

@@ -4,16 +4,18 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import TypeAlias
 
 from engine.api import (
     EngineError,
     EngineStopped,
+    EventSink,
     InvalidRequest,
     QueueFull,
     Report,
@@ -38,80 +40,7 @@ _REASONS = {InvalidRequest: RefusalReason.INVALID, QueueFull: RefusalReason.QUEU
 StartProcess: TypeAlias = Callable[[], tuple[socket.socket, ChildProcess]]
 """Starts a process that serves one engine. Returns it with the socket to it. Raises OSError."""
 
-EventQueue: TypeAlias = "asyncio.Queue[OutputEvent | None]"
-"""The events of one request; None when the engine has stopped."""
-
-Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
-
 logger = logging.getLogger(__name__)
-
-
-class Subscribers:
-    """Delivers events to the requests' event loops, with one wake-up of each loop a step."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
-
-    @contextmanager
-    def queue(self, request_id: str) -> Iterator[EventQueue]:
-        """Queue the events of a request while the block runs. Raises InvalidRequest if another
-        request with the same id is being served.
-        """
-        if request_id in self._queues:
-            raise InvalidRequest(f"a request with id {request_id} is being served", "id")
-        queue: EventQueue = asyncio.Queue()
-        self._queues[request_id] = asyncio.get_running_loop(), queue
-        try:
-            yield queue
-        finally:
-            del self._queues[request_id]
-
-    def deliver(self, events: list[OutputEvent]) -> None:
-        """Put the events into their requests' queues, from any thread."""
-        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
-        for event in events:
-            loop, queue = self._queues.get(event.request_id, (None, None))
-            if loop is not None and queue is not None:
-                batches[loop].append((queue, event))
-        for loop, batch in batches.items():
-            _hand_over(loop, batch)
-
-    def end(self) -> None:
-        """No more events will come: end all queues with None."""
-        for loop, queue in tuple(self._queues.values()):
-            _hand_over(loop, [(queue, None)])
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    try:
-        loop.call_soon_threadsafe(_put_all, batch)
-    except RuntimeError:  # the event loop has been closed
-        logger.debug("dropped %d events of a closed event loop", len(batch))
-
-
-def _put_all(batch: Batch) -> None:
-    for queue, event in batch:
-        queue.put_nowait(event)
-
-
-def _open_tokenizer(card: ModelCard) -> Tokenizer:
-    from engine.text.tokenizer import open_tokenizer  # noqa: PLC0415 - transformers takes a second
-
-    return open_tokenizer(card)
-
-
-class TrackedRequest:
-    """One request. `live` has the indices of its sequences that have not ended yet."""
-
-    def __init__(self, counters: "RequestCounters", n: int) -> None:
-        self._counters = counters
-        self.live = set(range(n))
-
-    def note(self, event: OutputEvent) -> None:
-        """Count an event that the caller is about to get."""
-        if event.finish_reason is not None:
-            self.live.remove(event.index)
-            self._counters.finished(event.finish_reason, 1)
 
 
 class RequestCounters:
@@ -127,25 +56,17 @@ class RequestCounters:
         self._refused = dict.fromkeys(RefusalReason, 0)
         self._finished = dict.fromkeys(FinishReason, 0)
 
-    @contextmanager
-    def track(self, n: int) -> Iterator[TrackedRequest]:
-        """Count a request of n sequences while the block runs. If the block raises an EngineError,
-        the sequences that have not ended count as refused; after any other exception, as aborted.
-        """
-        tracked = TrackedRequest(self, n)
+    def received(self, n_sequences: int) -> None:
+        """Count the sequences of a new request."""
         with self._lock:
-            self._received += len(tracked.live)
-        try:
-            yield tracked
-        except EngineError as error:
-            with self._lock:
-                self._refused[_REASONS.get(type(error), RefusalReason.STOPPED)] += len(tracked.live)
-            raise
-        except BaseException:
-            self.finished(FinishReason.ABORT, len(tracked.live))
-            raise
+            self._received += n_sequences
 
-    def finished(self, reason: FinishReason, n_sequences: int) -> None:
+    def refused(self, error: EngineError, n_sequences: int) -> None:
+        """Count sequences that the engine has refused, with this error."""
+        with self._lock:
+            self._refused[_REASONS.get(type(error), RefusalReason.STOPPED)] += n_sequences
+
+    def finished(self, reason: FinishReason, n_sequences: int = 1) -> None:
         """Count sequences that have ended."""
         with self._lock:
             self._finished[reason] += n_sequences
@@ -154,6 +75,150 @@ class RequestCounters:
         """The counts as of now."""
         with self._lock:
             return SequenceCounts(self._received, self._refused.copy(), self._finished.copy())
+
+
+class RemoteSubmission:
+    """Implements `engine.api.Submission`: one request, and the sink of its events.
+
+    Its methods are called on the event loop that submitted it, but for `answered`.
+    """
+
+    def __init__(self, engine: "RemoteEngine", request: Request, sink: EventSink) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.request = request
+        self._engine = engine
+        self._sink = sink
+        self._live = set(range(request.n))  # sequences that have not ended
+        self._call: int | None = None  # the number of the call with which it was sent
+        self._is_accepted = False
+        self._has_engine_stopped = False
+        engine.counters.received(request.n)
+
+    def send(self) -> None:
+        """Send the request to the process. Raises EngineStopped."""
+        connection = self._engine.connection
+        self._call, accepted = connection.send(Calls.submit, self.request)
+        accepted.add_done_callback(self.answered)
+
+    def answered(self, accepted: Future[None]) -> None:
+        """The process has accepted the request or not. Called on any thread."""
+        error = accepted.exception()
+        _call(self.loop, self._accept if error is None else partial(self.fail, error))
+
+    def _accept(self) -> None:
+        self._is_accepted = True
+        if self._has_engine_stopped:
+            self.engine_stopped()
+
+    def take(self, event: OutputEvent) -> None:
+        """Pass on an event, unless its sequence has ended."""
+        if event.index not in self._live:
+            return
+        if event.finish_reason is not None:
+            self._live.remove(event.index)
+            self._engine.counters.finished(event.finish_reason)
+        self._sink.put(event)
+
+    def fail(self, error: BaseException) -> None:
+        """The request is not served. An error that is none of the engine's says nothing of whether
+        the process has accepted it.
+        """
+        if not self._live:
+            return
+        if isinstance(error, EngineError):
+            self._engine.counters.refused(error, len(self._live))
+            self._live.clear()
+        else:
+            self._abort()
+        self._sink.fail(error)
+
+    def engine_stopped(self) -> None:
+        """End each sequence that a stopped engine has left unfinished. A request that it has not
+        accepted waits for its refusal.
+        """
+        self._has_engine_stopped = True
+        if not self._is_accepted:
+            return
+        usage = Usage(len(self.request.prompt), 0, 0)
+        for index in tuple(self._live):
+            self.take(
+                OutputEvent(
+                    request_id=self.request.id,
+                    index=index,
+                    finish_reason=FinishReason.ERROR,
+                    usage=usage,
+                    error="the engine has stopped",
+                )
+            )
+
+    def end(self) -> None:
+        """See `engine.api.Submission`."""
+        self._engine.submissions.remove(self)
+        if self._live:
+            self._abort()
+
+    def _abort(self) -> None:
+        self._engine.counters.finished(FinishReason.ABORT, len(self._live))
+        self._live.clear()
+        if self._call is not None:
+            self._engine.connection.cancel(self._call)  # the engine may have accepted it already
+            with suppress(EngineStopped):
+                self._engine.connection.send(Calls.abort, self.request.id)
+
+
+class Submissions:
+    """The requests that the process computes. Gives each its events, with one wake-up of each event
+    loop a step.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, RemoteSubmission] = {}
+
+    def add(self, submission: RemoteSubmission) -> None:
+        """Raises InvalidRequest if another request with the same id is being served."""
+        id = submission.request.id
+        if self._by_id.setdefault(id, submission) is not submission:
+            raise InvalidRequest(f"a request with id {id} is being served", "id")
+
+    def remove(self, submission: RemoteSubmission) -> None:
+        """Drop its events from now on. Does nothing if it is not there."""
+        if self._by_id.get(submission.request.id) is submission:
+            del self._by_id[submission.request.id]
+
+    def deliver(self, events: list[OutputEvent]) -> None:
+        """Give the events to their requests, from any thread."""
+        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
+        for event in events:
+            if (submission := self._by_id.get(event.request_id)) is not None:
+                batches[submission.loop].append((submission, event))
+        for loop, batch in batches.items():
+            _call(loop, partial(_take_all, batch))
+
+    def engine_stopped(self) -> None:
+        """No more events will come."""
+        for submission in tuple(self._by_id.values()):
+            _call(submission.loop, submission.engine_stopped)
+
+
+Batch: TypeAlias = list[tuple[RemoteSubmission, OutputEvent]]
+
+
+def _take_all(batch: Batch) -> None:
+    for submission, event in batch:
+        submission.take(event)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:  # the event loop has been closed
+        logger.debug("dropped events of a closed event loop")
+
+
+def _open_tokenizer(card: ModelCard) -> Tokenizer:
+    from engine.text.tokenizer import open_tokenizer  # noqa: PLC0415 - transformers takes a second
+
+    return open_tokenizer(card)
 
 
 class RemoteEngine(Calls):
@@ -165,19 +230,19 @@ class RemoteEngine(Calls):
     def __init__(
         self,
         connection: Connection,
-        subscribers: Subscribers,
+        submissions: Submissions,
         card: ModelCard,
         tokenizer: Tokenizer,
         stats: EngineStats,
     ) -> None:
         """`stats` are returned until there are later ones."""
         super().__init__(connection)
-        self._subscribers = subscribers
+        self.submissions = submissions
         self.card = card
         self.tokenizer = tokenizer
         self._last_stats = stats
         self._last_requests: tuple[RequestInfo, ...] = ()
-        self._counters = RequestCounters()
+        self.counters = RequestCounters()
 
     @classmethod
     async def start(
@@ -190,42 +255,32 @@ class RemoteEngine(Calls):
         """Returns when the process has loaded the model. Raises what loading raises. The process is
         killed if this is cancelled.
         """
-        subscribers = Subscribers()
+        submissions = Submissions()
         connected = await asyncio.to_thread(start_process)
-        connection = Connection(*connected, subscribers.deliver, report, subscribers.end)
+        connection = Connection(*connected, submissions.deliver, report, submissions.engine_stopped)
         calls = Calls(connection)
         try:
             card = await calls.load(config, logging.getLogger().getEffectiveLevel())
             stats = await calls.stats()
             tokenizer = await asyncio.to_thread(open_tokenizer, card)
-            return cls(connection, subscribers, card, tokenizer, stats)
+            return cls(connection, submissions, card, tokenizer, stats)
         except BaseException:
             connection.kill()
             raise
 
-    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        with (
-            self._counters.track(request.n) as tracked,
-            self._subscribers.queue(request.id) as queue,
-        ):
-            number, accepted = self.connection.send(Calls.submit, request)
-            try:
-                await asyncio.wrap_future(accepted)
-                while tracked.live:
-                    event = await queue.get()
-                    for one in [event] if event else _failures(request, tracked.live):
-                        tracked.note(one)
-                        yield one
-            finally:
-                if tracked.live and not _is_refused(accepted):
-                    self.connection.cancel(number)  # the engine may have accepted it already
-                    with suppress(EngineStopped):
-                        self.connection.send(Calls.abort, request.id)
+    def generate(self, request: Request, sink: EventSink) -> RemoteSubmission:
+        submission = RemoteSubmission(self, request, sink)
+        try:
+            self.submissions.add(submission)
+            submission.send()
+        except EngineError as error:
+            submission.fail(error)
+        return submission
 
     async def stats(self) -> EngineStats:
         with suppress(EngineStopped, TimeoutError):
             self._last_stats = await self._call_with_timeout(Calls.stats)
-        return replace(self._last_stats, sequences=self._counters.counts())
+        return replace(self._last_stats, sequences=self.counters.counts())
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         return await self._call_with_timeout(Calls.tree, since)
@@ -257,24 +312,3 @@ class RemoteEngine(Calls):
                 return await asyncio.wrap_future(result)
         finally:
             self.connection.cancel(number)
-
-
-def _is_refused(accepted: Future[None]) -> bool:
-    """Whether the engine has refused the request, so that nothing is to be aborted. After any other
-    error the engine may have accepted it.
-    """
-    return accepted.done() and isinstance(accepted.exception(), EngineError)
-
-
-def _failures(request: Request, live: Iterable[int]) -> list[OutputEvent]:
-    """The last event of each sequence that a stopped engine has left unfinished."""
-    return [
-        OutputEvent(
-            request_id=request.id,
-            index=index,
-            finish_reason=FinishReason.ERROR,
-            usage=Usage(len(request.prompt), 0, 0),
-            error="the engine has stopped",
-        )
-        for index in live
-    ]

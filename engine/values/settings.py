@@ -47,6 +47,7 @@ class EngineConfig:
     model: str  # a directory, a Hugging Face repository, or "" for the embedded default
     memory_bytes: int | None = None  # for all that it takes; None: what the machine has left
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left
+    max_model_len: int | None = None  # tokens of a sequence; None: as many as fit, of the model's
     block_size: int = 32  # tokens
     max_running: int = 32  # sequences computed in one step
     max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free

@@ -325,7 +325,8 @@ class MachineReport:
     mlx_version: str
     mlx_lm_version: str
     model: str
-    weight_bytes: int  # as they will be in memory; 0 with a problem
-    arena_tokens: int  # that the KV budget holds for this model; 0 with a problem
-    arena_bytes: int
+    promise: MemoryPromise | None  # what the model will take; None with a problem
+    arena_tokens: int  # that the KV cache holds of this model; 0 with a problem
+    context_tokens: int  # of the longest sequence; 0 with a problem
+    max_context_tokens: int  # of the model's own context; 0 with a problem
     problem: str  # why the model cannot be served here; "" when it can

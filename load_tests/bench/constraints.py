@@ -20,7 +20,7 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.launch import launch
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
@@ -81,7 +81,7 @@ class Rows:
         request = Request(
             str(name), (5, 6, 7), TOKENS, sampling, ignore_eos=True, constraint=constraint
         )
-        async for _ in self._engine.generate(request):
+        async for _ in events_of(self._engine, request):
             pass
 
 

@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.launch import launch
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
@@ -63,7 +63,7 @@ class Requests:
             client=client,
         )
         started = time.perf_counter()
-        async for _ in self._engine.generate(request):
+        async for _ in events_of(self._engine, request):
             break
         return time.perf_counter() - started
 

@@ -50,7 +50,7 @@ async def listen(port: int, body: dict[str, object], word: str, heard: Heard) ->
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(_request(body))
+        writer.write(request(body))
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200 "):
             raise TargetError((head + await reader.read(500)).decode(errors="replace"))
@@ -64,12 +64,14 @@ async def listen(port: int, body: dict[str, object], word: str, heard: Heard) ->
         writer.close()
 
 
-def _request(body: dict[str, object]) -> bytes:
+def request(body: dict[str, object]) -> bytes:
+    """The bytes of a chat request, on a connection that is closed after its answer."""
     content = json.dumps(body).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\n"
         "Host: 127.0.0.1\r\n"
         "Content-Type: application/json\r\n"
+        "Connection: close\r\n"
         f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

@@ -50,10 +50,12 @@ class SequenceTimes:
         self._decoding: dict[tuple[str, int], tuple[float, float]] = {}  # prefill time, since when
         self._output_tokens = defaultdict[str, list[int]](list)  # of ended ones, by engine request
 
+    def need_not_know(self, event: OutputEvent) -> bool:
+        """Whether the event is just the next tokens of a sequence that decodes, as most are."""
+        return not (event.admission or event.finish_reason or self._prefilling)
+
     def note(self, event: OutputEvent, now: float) -> None:
         """Count an event that arrived at `now`, in seconds of any one clock."""
-        if not (event.admission or event.usage or self._prefilling):
-            return  # the next tokens of a sequence that decodes, as most events are
         sequence = event.request_id, event.index
         if event.admission is not None:
             self._prefilling[sequence] = now

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 
-from anyio import current_time, get_cancelled_exc_class
+from anyio import get_cancelled_exc_class
 
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request
@@ -66,6 +66,8 @@ class TrackedRequest:
         n_tokens = len(event.token_ids)
         self.output_tokens += n_tokens
         self.record.tokens += n_tokens
+        if self._first_token is not None and self._times.need_not_know(event):
+            return
         if event.admission is not None and event.index == 0:  # the others have the same prompt
             self._admitted(event.admission)
         now = self._clock()
@@ -107,10 +109,10 @@ class RequestTracker:
 
     def __init__(
         self,
-        clock: Callable[[], float] = current_time,
+        clock: Callable[[], float] = time.monotonic,
         epoch_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is that of deadlines."""
+        """`clock` is that of deadlines: event loops have the monotonic one."""
         self.sequences = defaultdict[str, FinishedSequences](FinishedSequences)
         """Of each model, by its own name."""
         self._clock = clock
@@ -178,8 +180,8 @@ class RequestTracker:
         )
 
     def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
-        """What ends a request by cancelling it: its client, its deadline, or who asked for it in
-        the background.
+        """Status and code of a cancelled request: by its client, by its deadline, or by a call that
+        cancels a background response.
         """
         if record.client_left:
             return CLIENT_LEFT_STATUS, "client_left"

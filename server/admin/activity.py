@@ -40,24 +40,26 @@ class FinishedRequests(BaseModel):
 
 class Series(BaseModel):
     interval_seconds: float
-    points: list[SeriesPoint] = Field(description="Of the last 15 minutes, the oldest first.")
+    points: list[SeriesPoint] = Field(
+        description="Points of the last 15 minutes, the oldest first."
+    )
 
 
 class Activity(BaseModel):
-    """What runs, and what has been added since the event before; in the first one, all."""
+    """The live requests, and what is new since the event before. The first event has all."""
 
     model_config = ConfigDict(frozen=True)
 
-    requests: list[LiveRequest] = Field(description="The oldest, at most 100.")
+    requests: list[LiveRequest] = Field(description="The oldest 100.")
     hidden_requests: int = Field(description="Live requests beyond those.")
     finished: list[FinishedRequest] = Field(description="The oldest first.")
-    points: list[SeriesPoint] = Field(description="Of the series, the oldest first.")
+    points: list[SeriesPoint] = Field(description="Points of the series, the oldest first.")
     models: PooledModels = Field(description="As `/admin/models` has them.")
 
 
 @router.endpoint("GET", "/requests")
 async def requests(service: ServiceDependency) -> LiveRequests:
-    """Those that the engine is asked to answer. Waits for the end of the running step."""
+    """The requests that the engine is answering. Waits for the end of the running step."""
     tracker = service.tracker
     live = tracker.live
     infos = await service.models.requests()
@@ -66,7 +68,7 @@ async def requests(service: ServiceDependency) -> LiveRequests:
 
 @router.endpoint("GET", "/requests/log")
 async def finished_requests(service: ServiceDependency) -> FinishedRequests:
-    """The last 300 that are over, without those refused before the engine was asked."""
+    """The last 300 finished requests, without those refused before they reached the engine."""
     return FinishedRequests(requests=service.tracker.finished())
 
 
@@ -74,8 +76,8 @@ async def finished_requests(service: ServiceDependency) -> FinishedRequests:
     "POST", "/requests/{id}/cancel", errors=(400, 404), status_code=HTTP_204_NO_CONTENT
 )
 async def cancel_request(id: RequestId, service: ServiceDependency) -> None:
-    """Its client gets the error `ended_by_admin`, with status 410 or in its stream. What was
-    computed stays in the cache.
+    """End a request: its client gets the error `ended_by_admin`, with status 410 or in its stream.
+    What was computed stays in the cache.
     """
     if not service.tracker.end(id):
         message = f"There is no request {id} being answered (any more)."

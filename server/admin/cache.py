@@ -89,11 +89,10 @@ async def clear_cache(
     have neither namespaces nor tiers.
     """
     _check_scope(namespace, tiers, what)
-    own = service.models.find(model)
-    known = service.models.known[own]
+    known = service.models.find(model)
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
-        engine = service.models.loaded(own).engine
+        engine = service.models.loaded(model).engine
         cleared = await engine.clear_cache(
             namespace, ALL_TIERS if tiers is None else frozenset(tiers)
         )

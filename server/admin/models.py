@@ -1,20 +1,24 @@
-"""`/admin/models`: which models are in memory, and ways to load and unload them."""
+"""`/v1/models`: the models that requests can name. `/admin/models`: which of them are in memory."""
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 from anyio import current_time
 from fastapi import Query
+from pydantic import BaseModel
 
+from engine.values.model import SamplingDefaults, Task
 from engine.values.stats import EngineStats
-from server.dialects.endpoint import Endpoints
-from server.models.model import Model
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
-from server.schemas import PooledModelInfo, PooledModels
+from server.schemas import PooledModelInfo, PooledModels, State
 from server.service import RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin/models")
+list_router = Endpoints()
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One of its names.")]
 
@@ -54,12 +58,12 @@ def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledM
 
 async def _after(service: Service, name: str) -> PooledModelInfo:
     """The model after a change."""
-    own = service.models.find(name)
-    return _info(service.models.known[own], (await service.models.stats()).get(own))
+    model = service.models.find(name)
+    return _info(model, (await service.models.stats()).get(model.name))
 
 
-def _info(model: Model, stats: EngineStats | None) -> PooledModelInfo:
-    name, *aliases = (alias.name for alias in model.aliases if not alias.adapter)
+def _info(model: RegisteredModel, stats: EngineStats | None) -> PooledModelInfo:
+    name, *aliases = (alias.name for alias in model.aliases.values() if not alias.adapter)
     state, need, now = model.state, need_of(model.state), current_time()
     leases = model.loaded.leases if model.loaded is not None else ()
     return PooledModelInfo(
@@ -87,7 +91,92 @@ def _info(model: Model, stats: EngineStats | None) -> PooledModelInfo:
     )
 
 
-def _retry_seconds(model: Model, now: float) -> float | None:
+def _retry_seconds(model: RegisteredModel, now: float) -> float | None:
     if model.failure is None or isinstance(model.state, Loading):
         return None
     return max(model.failure.retry_at - now, 0.0)
+
+
+class Model(BaseModel):
+    """A model under one of its names. What only a loaded model knows is null before its first
+    load.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str  # the first of its names; this and the next are vLLM's
+    parent: str | None  # of an adapter the model that it changes
+    state: State  # whether it is in memory
+    # Tokens of prompt and answer that context and KV cache hold, by vLLM's name
+    max_model_len: int | None
+    sampling_defaults: SamplingDefaults | None
+    tasks: list[Task] | None
+
+    type: Literal["model"]
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+    models: list[Any] | None = None  # set for Codex alone, which reads no list without it
+
+
+@list_router.endpoint("GET", "/v1/models", errors=(400,), response_model_exclude_unset=True)
+async def list_models(
+    service: ServiceDependency,
+    record: RecordDependency,
+    client_version: Annotated[str | None, Query(max_length=256)] = None,
+) -> ModelList:
+    """Codex sends `client_version`, and expects a list `models` of its own form next to `data`. It
+    is empty: its entries would have to contain Codex's own instructions.
+    """
+    for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
+    await service.models.discover_all()
+    allowed = record.allowed_models
+    listed = [_model(service, name, model) for name, model in service.models.named(allowed)]
+    return ModelList(
+        object="list",
+        data=listed,
+        has_more=False,
+        first_id=listed[0].id if listed else None,
+        last_id=listed[-1].id if listed else None,
+        **for_codex,
+    )
+
+
+@list_router.endpoint("GET", "/v1/models/{id:path}", errors=MODEL_ERRORS)
+async def get_model(id: str, service: ServiceDependency, record: RecordDependency) -> Model:
+    return _model(service, id, await service.chosen(id, record))
+
+
+def _model(service: Service, name: str, model: RegisteredModel) -> Model:
+    card, alias = model.card, model.aliases[name]
+    max_tokens = card.max_sequence_tokens if card else None
+    return Model(
+        id=name,
+        object="model",
+        created=service.created,
+        owned_by="rootstock",
+        state=model.public_state,
+        root=alias.root,
+        parent=alias.parent or None,
+        max_model_len=max_tokens,
+        sampling_defaults=card.sampling if card else None,
+        tasks=list(card.tasks) if card else None,
+        type="model",
+        display_name=name,
+        created_at=datetime.fromtimestamp(service.created, UTC),
+        lifecycle="active",
+        max_input_tokens=max_tokens,
+        max_tokens=max_tokens,
+    )

@@ -19,7 +19,7 @@ HEADERS = {
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asks each time, and mostly hears 304
+    "Cache-Control": "no-cache",  # revalidates each time, mostly with a 304
 }
 
 

@@ -1,4 +1,4 @@
-"""The figures of the last quarter of an hour, as the dashboard draws them."""
+"""The figures of the last 15 minutes, as the dashboard draws them."""
 
 import logging
 import time
@@ -28,13 +28,17 @@ class SeriesPoint(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    time: float = Field(description="Its end, in seconds since the epoch.")
+    time: float = Field(description="The end of the interval, in seconds since the epoch.")
     generated_tokens_per_second: float
-    prompt_tokens_per_second: float = Field(description="Of the prompts admitted.")
-    computed_tokens_per_second: float = Field(description="Of these, not found in the cache.")
-    hit_share: float | None = Field(description="Of these, found. Null where there were none.")
+    prompt_tokens_per_second: float = Field(description="Tokens of admitted prompts.")
+    computed_tokens_per_second: float = Field(
+        description="Prompt tokens that were not found in the cache."
+    )
+    hit_share: float | None = Field(
+        description="Share of the prompt tokens that was found in the cache. Null without prompts."
+    )
     first_token_seconds: float | None = Field(
-        description="The mean from arrival to first token. Null where there was no first token."
+        description="The mean from arrival to first token. Null without a first token."
     )
     evicted_blocks_per_second: float
     running: int

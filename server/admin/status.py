@@ -38,7 +38,7 @@ class Version(BaseModel):
 class Load(BaseModel):
     """In sequences: a request with `n: 4` is four."""
 
-    server_load: int  # asked for and not over yet; vLLM's name
+    server_load: int  # requested and not over yet; vLLM's name
     running: int  # computed in the present step
     waiting: int  # queued now
 
@@ -142,13 +142,12 @@ async def daemon(
     """At once, whatever step is running. Settings are as they were read at start, and no secret is
     among them.
     """
-    own = service.models.find(model)
-    known = service.models.known[own]
-    loaded = service.models.all_loaded().get(own)
+    known = service.models.find(model)
+    loaded = known.loaded
     stats = None if loaded is None else await loaded.engine.stats()
     return Daemon(
         version=__version__,
-        names=[alias.name for alias in known.aliases],
+        names=list(known.aliases),
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else stats.memory,

@@ -17,10 +17,11 @@ from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
-from server.generation.events import generating
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.stream import generating
 from server.http.unsent import Unsent, kept_bytes
+from server.parsing.json_text import whole_characters
 from server.record import RequestRecord
 
 
@@ -98,11 +99,11 @@ async def generate_all(
 ) -> list[Choice]:
     """All sequences, complete, in order. Raises ApiError where they are too large."""
     choices = job.choices()
-    async with generating(job.model.engine, job.requests, unsent, record, tracker) as events:
-        async for batch in events:
-            for index, event in batch:
-                unsent.add(kept_bytes(event))
-                choices[index].feed([event])
+    with generating(job.model.engine, job.requests, unsent, record, tracker) as inbox:
+        async for batch in inbox:
+            for index, events in batch.items():
+                unsent.add(sum(map(kept_bytes, events)))
+                choices[index].feed(events)
     record.usage = job.usage(choices)
     return choices
 
@@ -110,7 +111,7 @@ async def generate_all(
 def as_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; of one that was cut off, as much as there is."""
     try:
-        value = jiter.from_json(text.encode(), partial_mode=True)
+        value = jiter.from_json(whole_characters(text).encode(), partial_mode=True)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

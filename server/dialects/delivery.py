@@ -5,25 +5,24 @@ generation.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
-from anyio import current_time, sleep, sleep_until
+from anyio import sleep, sleep_until
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineError
-from engine.values.output import OutputEvent
 from server.activity.tracker import RequestTracker
 from server.dialects.base import Job, generate_all, wire_json
 from server.dialects.errors import error_event
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
-from server.generation.events import ChoiceEvent, MergedEvents, generating
 from server.generation.models import ServedModel
+from server.generation.stream import Batch, Inbox, generating
 from server.http.sse import EVENT_STREAM, KEEP_ALIVE
 from server.http.unsent import Unsent, rendering_bytes, unsent_of
 from server.http.waiting import client_waiting, task_scope
@@ -136,47 +135,42 @@ class EventStreamResponse(Response):
     ) -> None:
         engine, requests = self._job.model.engine, self._job.requests
         async with client_waiting(receive):
-            async with (
-                generating(engine, requests, unsent, record, self._tracker) as events,
-                task_scope() as tasks,
-            ):
-                tasks.start_soon(self._wake, events, body)
-                tasks.start_soon(_end_at, record.deadline, events)
-                async for batch in events:
-                    await body.write(
-                        self._rendered(batch, unsent) if batch else self._writer.keep_alive()
-                    )
+            with generating(engine, requests, unsent, record, self._tracker) as inbox:
+                async with task_scope() as tasks:
+                    tasks.start_soon(self._wake, inbox, body)
+                    tasks.start_soon(_end_at, record.deadline, inbox)
+                    async for batch in inbox:
+                        data = self._rendered(batch, unsent) if batch else self._writer.keep_alive()
+                        await body.write(data)
             record.usage = usage = self._job.usage(self._choices)
             await body.write(self._writer.end(usage))
 
-    def _rendered(self, batch: Sequence[ChoiceEvent], unsent: Unsent) -> bytes:
+    def _rendered(self, batch: Batch, unsent: Unsent) -> bytes:
         """The events of a batch as bytes. Raises ApiError when the writer keeps too much."""
-        by_choice = defaultdict[int, list[OutputEvent]](list)
-        for index, event in batch:
-            by_choice[index].append(event)
-        unsent.add(self._writer.kept_bytes([event for _, event in batch]))
         written = list[bytes]()
-        for index, events in by_choice.items():
+        for index, events in batch.items():
             choice = self._choices[index]
+            if n_bytes := self._writer.kept_bytes(events):
+                unsent.add(n_bytes)
             steps = choice.feed(events)
             if choice.first_output_ns is not None:  # until then an error has a status of its own
                 written.append(self._writer.write(index, steps))
         return b"".join(written)
 
-    async def _wake(self, events: MergedEvents, body: "DeferredStart") -> None:
+    async def _wake(self, inbox: Inbox, body: "DeferredStart") -> None:
         """Have a keep-alive sent after each silence. One timer, not one for each write."""
         while True:
             due = body.written_seconds + self._keepalive_seconds
-            if due <= current_time():
-                events.wake()
-                due = current_time() + self._keepalive_seconds
+            if due <= monotonic():
+                inbox.wake()
+                due = monotonic() + self._keepalive_seconds
             await sleep_until(due)
 
 
-async def _end_at(deadline: float, events: MergedEvents) -> None:
+async def _end_at(deadline: float, inbox: Inbox) -> None:
     """At the deadline, replace the events that wait by an error."""
     await sleep_until(deadline)
-    events.overrun(timed_out())
+    inbox.abort_with(timed_out())
 
 
 async def when_loaded(
@@ -193,8 +187,8 @@ async def when_loaded(
     and the generation. Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
-    own = await service.chosen(name, record)
-    if keep_alive is not None and not service.models.known[own].is_ready:
+    model = await service.chosen(name, record)
+    if keep_alive is not None and not model.is_ready:
         return LoadingStream(name, begin, service, keep_alive)
     async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))
@@ -252,7 +246,7 @@ class DeferredStart:
         self._send = send
         self._start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
         self.is_sent = False
-        self.written_seconds = current_time()  # of the last bytes, or of the beginning
+        self.written_seconds = monotonic()  # of the last bytes, or of the beginning
 
     async def send(self, message: Message) -> None:
         """Send a message of a response that takes this one's place, or goes on with it: without
@@ -266,7 +260,7 @@ class DeferredStart:
         if data:
             await self.send(self._start)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self.written_seconds = current_time()
+            self.written_seconds = monotonic()
 
     async def end(self) -> None:
         """End the response if it has begun."""

@@ -1,20 +1,24 @@
-"""What chat and text completions share: usage, chunks and finish reasons."""
+"""What OpenAI's dialects share: usage, chunks, log-probabilities, and the requests of `/render`."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 from pydantic_core import to_json
 
-from engine.values.output import FinishReason, OutputEvent
+from engine.values.model import Tokenizer
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.request import Request
 from server.dialects.base import wire_json
 from server.dialects.errors import openai_error
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage, Step
 from server.generation.models import ServedModel
+from server.generation.request_fields import GenerationRequest
 from server.http.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.record import RequestRecord
 
 
 class CompletionTokensDetails(BaseModel):
@@ -122,3 +126,135 @@ def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:
     if reason not in WIRE_FINISH_REASONS:
         raise ApiError(500, "The request did not complete.", type=SERVER, code="internal_error")
     return WIRE_FINISH_REASONS[reason]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobBody(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[TokenLogprobBody]
+    refusal: None
+
+
+LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON lacks
+
+
+def token_text(token: bytes) -> str:
+    r"""The token as text; one that holds half a character as `bytes:\xe2\x82`, as OpenAI does."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """The JSON of a TokenLogprobBody for each of the tokens."""
+    return [
+        {
+            **_named(entry.token_id, entry.logprob, tokenizer),
+            "top_logprobs": [
+                _named(token_id, logprob, tokenizer) for token_id, logprob in entry.top
+            ],
+        }
+        for entry in entries
+    ]
+
+
+def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    token = tokenizer.token_bytes(token_id)
+    return {
+        "token": token_text(token),
+        "logprob": max(logprob, LOWEST_LOGPROB),
+        "bytes": list(token),
+    }
+
+
+class RenderedSampling(BaseModel):
+    """vLLM's names. What the request leaves open is as the model and the server have it."""
+
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[str, float]
+    allowed_token_ids: list[int] | None
+    bad_words: list[str]
+    seed: int | None
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    skip_special_tokens: bool
+
+
+class RenderedRequest(BaseModel):
+    """What the engine would be asked."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: RenderedSampling
+    stream: bool
+    cache_salt: str | None
+    priority: int
+
+
+class RenderedRequests(RootModel[list[RenderedRequest]]):
+    """One for each prompt."""
+
+
+async def check_requests(
+    requests: Sequence[Request], model: ServedModel, record: RequestRecord
+) -> None:
+    """Raises what the engine would. A grammar may wait for its trial: no other request does."""
+    record.slot.release()
+    for request in requests:
+        await model.engine.check(request)
+
+
+def rendered_request(request: Request, body: GenerationRequest, model: str) -> RenderedRequest:
+    sampling, allowed = request.sampling, request.sampling.allowed_token_ids
+    return RenderedRequest(
+        request_id=request.id,
+        model=model,
+        token_ids=list(request.prompt),
+        sampling_params=RenderedSampling(
+            n=request.n,
+            max_tokens=request.max_tokens,
+            min_tokens=sampling.min_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
+            allowed_token_ids=None if allowed is None else sorted(allowed),
+            bad_words=body.bad_words,
+            seed=sampling.seed,
+            stop=list(request.stop),
+            stop_token_ids=sorted(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            logprobs=sampling.top_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            skip_special_tokens=request.skip_special_tokens,
+        ),
+        stream=body.stream,
+        cache_salt=body.cache_salt or None,
+        priority=request.priority,
+    )

@@ -14,10 +14,9 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.errors import UNSUPPORTED
-from server.generation.completion_request import Prompt, WirePrompt, parse_prompts
 from server.generation.conversation import MAX_MESSAGES, Conversation, Message
 from server.generation.models import ServedModel
-from server.generation.request_fields import Unsupported
+from server.generation.request_fields import Prompt, Unsupported, WirePrompt, parse_prompts
 from server.generation.requests import chat_tokens
 from server.generation.tools import (
     MAX_TOOLS,

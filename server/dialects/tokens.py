@@ -11,13 +11,12 @@ from starlette.responses import Response
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.delivery import respond_without_engine
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.dialects.logprobs import token_text
+from server.dialects.openai import token_text
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.errors import UNSUPPORTED
-from server.generation.completion_request import parse_token_ids
 from server.generation.models import ServedModel
 from server.generation.prompt import check_token_ids
-from server.generation.request_fields import TokenId
+from server.generation.request_fields import TokenId, parse_token_ids
 from server.http.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import RequestModel
 from server.service import ModelName, RecordDependency, ServiceDependency
@@ -105,9 +104,8 @@ async def tokenizer_info(
     service: ServiceDependency, record: RecordDependency, model: ModelName = ""
 ) -> TokenizerInfo:
     """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
-    own = await service.chosen(model, record)
+    source = (await service.chosen(model, record)).settings.source
     await service.hold(model, record)
-    source = service.models.known[own].settings.source
     return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))
 
 

@@ -10,7 +10,7 @@ from engine.api import Engine
 from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.replays import Replays
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 from server.workers import Workers
 
 Tokens = tuple[int, ...]
@@ -97,16 +97,15 @@ class ServedModel:
         return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
 
 
-def model_aliases(names: Iterable[str], adapters: Iterable[str]) -> tuple[ModelAlias, ...]:
-    """A model's own name and its aliases; then each adapter as `name:adapter`, of each of these."""
-    first, *aliases = names
-    each = [first, *aliases]
+def model_aliases(names: Sequence[str], adapters: Iterable[str]) -> tuple[ModelAlias, ...]:
+    """The names of a model, its own first, then each adapter as `name:adapter` of each name."""
+    own = names[0]
     adapted = [
-        ModelAlias(f"{name}:{adapter}", f"{first}:{adapter}", adapter, first)
+        ModelAlias(f"{name}:{adapter}", f"{own}:{adapter}", adapter, own)
         for adapter in adapters
-        for name in each
+        for name in names
     ]
-    return (*(ModelAlias(name, first) for name in each), *adapted)
+    return (*(ModelAlias(name, own) for name in names), *adapted)
 
 
 def served_models(
@@ -116,8 +115,8 @@ def served_models(
     replays: Mapping[str, Replays],
     workers: Workers,
 ) -> Mapping[str, ServedModel]:
-    """The engine's model by each of its names. What adapters said is replayed to none but
-    themselves: `replays` are by adapter.
+    """The engine's model by each of its names. `replays` are by adapter: no adapter gets those of
+    another.
     """
     prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
     planner = AnswerPlanner(engine.tokenizer, settings)

@@ -20,14 +20,13 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
-from server.parsing.calls import Calls, NewId, openai_id
-from server.parsing.closed_schemas import closed
-from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
-from server.parsing.reader import Reader
+from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
+from server.parsing.parts import Calls, NewId, openai_id
+from server.parsing.reader import AnswerStream, Reader
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
-from server.parsing.stream import AnswerStream
+from server.parsing.schemas import closed
 from server.parsing.typed_values import check_work
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 
 
 class Thinking:
@@ -201,7 +200,7 @@ class ConstraintWriter:
     ) -> list[Grammar]:
         """Grammars for the calls: with all that schemas say, and with the names alone of what is
         not strict."""
-        loose = [loosened(function) for function in functions]
+        loose = [names_only(function) for function in functions]
         whole = list[Grammar]()
         with suppress(NotASchema):
             whole = [self._calls(tools, functions, many=many, behind=behind)]

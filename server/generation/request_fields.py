@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -300,3 +300,52 @@ class GenerationRequest(SampledRequest):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+MAX_PROMPTS = 256
+
+Prompt = str | list[int]
+
+
+def parse_prompts(value: object, most: int = MAX_PROMPTS) -> list[Prompt]:
+    """Text, token ids, or a list of either, as a list of at most `most` prompts."""
+    if not isinstance(value, list) or _token_ids(value) is not None:
+        return [_parse(value)]
+    if len(value) > most:
+        message = "at most {limit} prompts in one request"
+        raise PydanticCustomError("prompt", message, {"limit": most})
+    return [_parse(prompt) for prompt in value]
+
+
+def _parse(value: object) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if (tokens := _token_ids(value)) is not None:
+        return tokens
+    raise PydanticCustomError(
+        "prompt", "must be a string, a list of strings, token ids, or a list of those"
+    )
+
+
+def parse_token_ids(value: object) -> list[int]:
+    """Token ids alone. In Python, which lets other threads run: there may be millions of them."""
+    if (tokens := _token_ids(value)) is not None:
+        return tokens
+    raise PydanticCustomError("tokens", "must be a list of token ids")
+
+
+def _token_ids(value: object) -> list[int] | None:
+    """The list as token ids; None for what is none."""
+    if not isinstance(value, list):
+        return None
+    if _is_integers(value):
+        return value
+    tokens = [integral_to_int(item) for item in value]
+    return tokens if _is_integers(tokens) else None
+
+
+def _is_integers(values: list[object]) -> TypeGuard[list[int]]:
+    return all(type(value) is int for value in values)
+
+
+WirePrompt = str | Annotated[list[TokenId], Field(min_length=1)]

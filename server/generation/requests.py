@@ -1,14 +1,13 @@
 """What a client asks, as requests to the engine, checked against the limits of the loaded model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, InvalidField
-from server.generation.completion_request import MAX_PROMPTS, CompletionRequest, Prompt
-from server.generation.conversation import Chat, Conversation
+from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.prompt import (
@@ -18,7 +17,7 @@ from server.generation.prompt import (
     template_arguments,
     too_long,
 )
-from server.generation.request_fields import NO_LIMIT, SampledRequest
+from server.generation.request_fields import MAX_PROMPTS, NO_LIMIT, Prompt, SampledRequest
 from server.record import RequestRecord
 
 _USE_INSTEAD = {
@@ -59,6 +58,22 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_CHOICES = MAX_PROMPTS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCompletion:
+    """Prompts that are continued without a chat template. Each dialect that has them reads its
+    bodies into one.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: SampledRequest
+    structure: Structure | None = None
+    max_tokens: int | None = None  # None: COMPLETION_MAX_TOKENS; -1: as many as there is room for
+    n: int = 1  # sequences that are returned for each prompt ...
+    best_of: int | None = None  # ... of these
+    logprobs: int | None = None  # how many alternatives of each token; None: no logprobs
+    echo: bool = False  # the answer begins with the prompt
+
+
 def chat_request(
     chat: Chat,
     prompt: tuple[int, ...],
@@ -81,7 +96,7 @@ def chat_request(
 
 
 def completion_requests(
-    body: CompletionRequest,
+    completion: TextCompletion,
     prompts: Sequence[tuple[int, ...]],
     constraint: Constraint | None,
     card: ModelCard,
@@ -91,32 +106,28 @@ def completion_requests(
 
     Raises ApiError (400) for what the model cannot serve.
     """
-    sequences = sequences_per_prompt(body)
+    sequences = completion.best_of or completion.n
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
         raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
-    asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
+    asked, logprobs = completion.max_tokens, completion.logprobs
+    if asked is None:
+        asked = COMPLETION_MAX_TOKENS
     requests = [
         _request(
-            body,
+            completion.sampling,
             prompt,
             card,
             f"{record.id}-{index}",
             record,
             _max_tokens(asked, prompt, card, "prompt"),
             sequences,
-            logprobs,
-            body.logprobs if body.echo else None,
+            0 if logprobs is None and sequences > completion.n else logprobs,
+            logprobs if completion.echo else None,
         )
         for index, prompt in enumerate(prompts)
     ]
     return [replace(one, text_before=one.prompt, constraint=constraint) for one in requests]
-
-
-def sequences_per_prompt(body: CompletionRequest) -> int:
-    """How many sequences are generated for each prompt; `n` of them are returned."""
-    return body.best_of or body.n
 
 
 def opening_token(card: ModelCard) -> int:
@@ -282,7 +293,7 @@ def _planned(
 
 
 async def prepare_completion(
-    body: CompletionRequest, model: ServedModel, record: RequestRecord
+    completion: TextCompletion, model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], list[str]]:
     """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
 
@@ -290,12 +301,14 @@ async def prepare_completion(
     """
     check_task(model, Task.GENERATE)
     wanted: list[Prompt] = [
-        await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
+        await _opening(model, record) if prompt == "" else prompt for prompt in completion.prompts
     ]
     prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
-    requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
+    requests = await model.workers.prepare(
+        record, partial(_checked_requests, completion, prompts, model, record)
+    )
     echoes = [""] * len(prompts)
-    if body.echo:
+    if completion.echo:
         echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
     return requests, echoes
 
@@ -308,8 +321,8 @@ async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
     return marked or [opening_token(model.engine.card)]
 
 
-def _requests(
-    body: CompletionRequest,
+def _checked_requests(
+    completion: TextCompletion,
     prompts: Sequence[tuple[int, ...]],
     model: ServedModel,
     record: RequestRecord,
@@ -317,9 +330,9 @@ def _requests(
     card = model.engine.card
     for prompt in prompts:
         check_prompt(prompt, card, "prompt")
-    constraint = model.planner.text_constraint(body.structure)
-    requests = completion_requests(body, prompts, constraint, card, record)
-    words = model.prompts.bad_words(body.bad_words)
+    constraint = model.planner.text_constraint(completion.structure)
+    requests = completion_requests(completion, prompts, constraint, card, record)
+    words = model.prompts.bad_words(completion.sampling.bad_words)
     return [
         replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
     ]

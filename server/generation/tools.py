@@ -4,7 +4,6 @@ A custom tool's input is free text. To the model, a custom tool is a function wi
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -12,11 +11,10 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 from pydantic_core import PydanticCustomError
 
 from server.json_model import ByType, RequestModel, type_of
+from server.parsing.json_text import whole_characters
 
 CUSTOM_INPUT = "input"
 """The function's one parameter."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def custom_function(
@@ -52,15 +50,14 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """A custom tool's input, read from its function's arguments.
 
-    Arguments without one, as of an answer that was cut off, are returned as they are. An escape of
-    half a character, which no UTF-8 can have, becomes U+FFFD.
+    Arguments without one, as of an answer that was cut off, are returned as they are.
     """
     try:
-        value = json.loads(arguments)
+        value = json.loads(whole_characters(arguments))
     except (ValueError, RecursionError):
         return arguments
     text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return _SURROGATE.sub("\ufffd", text) if isinstance(text, str) else arguments
+    return text if isinstance(text, str) else arguments
 
 
 MAX_TOOLS = 1024

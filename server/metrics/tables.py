@@ -28,7 +28,7 @@ LATENCIES = {
     Latency.REQUEST: "From a request's arrival to its end.",
     Latency.QUEUE_WAIT: "From a request's arrival to its admission.",
     Latency.STEP: "One step of the engine's loop.",
-    Latency.MASK: "What may follow a token of an answer that a grammar holds: until it was known.",
+    Latency.MASK: "From a token of an answer with a grammar until the mask of the next is known.",
 }
 
 
@@ -54,7 +54,7 @@ MODEL: tuple[Row[Model], ...] = (
     ),
     Gauge(
         "rootstock_up",
-        "1 while the engine's loop turns.",
+        "1 while the engine's loop runs.",
         lambda m: m.loaded is not None and m.loaded.engine.is_alive(),
     ),
 )
@@ -79,7 +79,7 @@ INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
 ENGINE: tuple[Row[EngineStats], ...] = (
     Counter(
         "rootstock_requests_received",
-        "Sequences asked of the engine: those refused, finished and live.",
+        "Requested sequences: refused, finished and live ones.",
         lambda s: s.sequences.received,
     ),
     Counter(
@@ -106,13 +106,13 @@ ENGINE: tuple[Row[EngineStats], ...] = (
         lambda s: s.preemptions,
     ),
     Counter(
-        "rootstock_gave_way",
-        "Sequences sent back to the queue for another client's.",
+        "rootstock_fairness_preemptions",
+        "Sequences sent back to the queue so that another client's could be admitted.",
         lambda s: s.client_preemptions,
     ),
     Counter(
-        "rootstock_rows_sat_out",
-        "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
+        "rootstock_grammar_stalls",
+        "Rows that were not sampled in a step because the mask of their grammar was not known yet.",
         lambda s: s.late_rows,
     ),
     Counter("rootstock_steps", "Steps of the engine's loop.", lambda s: s.steps),
@@ -123,17 +123,17 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_drafts{source}",
-        "Drafts that were verified, each of one row in a step.",
+        "Verified drafts, each of one row in a step.",
         lambda s: [(source, counts.drafts) for source, counts in s.drafts.items()],
     ),
     Counter(
         "rootstock_draft_tokens{source}",
-        "Tokens of these drafts.",
+        "Tokens of verified drafts.",
         lambda s: [(source, counts.drafted_tokens) for source, counts in s.drafts.items()],
     ),
     Counter(
         "rootstock_draft_accepted_tokens{source}",
-        "Of these tokens, those that came into an answer: each saves its sequence a step.",
+        "Draft tokens that were accepted: each saves its sequence a step.",
         lambda s: [(source, counts.accepted_tokens) for source, counts in s.drafts.items()],
     ),
     Gauge(
@@ -152,12 +152,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_kv_saved_blocks",
-        "Blocks that there would be besides if each sequence had copies of its own.",
+        "Additional blocks that would be needed if no sequences shared any.",
         lambda s: s.cache.blocks_saved,
     ),
     Gauge(
         "rootstock_kv_saved_bytes",
-        "Bytes of these blocks, and of what sliding windows share.",
+        "Bytes of the blocks saved by sharing, and of what sliding windows share.",
         lambda s: s.cache.saved_bytes,
     ),
     Gauge("rootstock_kv_arena_bytes", "Size of the arena.", lambda s: s.cache.arena_bytes),
@@ -174,7 +174,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_prefix_hit_ratio{window}",
-        "Of the prompt tokens looked up in the last minutes those found; none where none were.",
+        "Share of the prompt tokens looked up in the last minutes that was found.",
         lambda s: [
             (f"{hits.seconds // 60}m", hits.share)
             for hits in s.cache.recent_hits
@@ -183,7 +183,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_kv_evicted_blocks",
-        "Blocks taken back from the tree.",
+        "Blocks evicted from the tree.",
         lambda s: s.cache.evictions,
     ),
     Counter(
@@ -207,17 +207,17 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_group_evicted_slots{group}",
-        "Slots that were kept for later and went for want of room.",
+        "Cached slots that were evicted.",
         lambda s: [(group.name, group.evictions) for group in s.cache.groups],
     ),
     Counter(
         "rootstock_group_unresumable_tokens{group}",
-        "Prompt tokens found in the tree, and computed for want of a slot of the group.",
+        "Prompt tokens found in the tree, and computed again for want of a slot of the group.",
         lambda s: [(group.name, group.unresumable_tokens) for group in s.cache.groups],
     ),
     Gauge(
         "rootstock_mlx_memory_bytes{kind}",
-        "Of MLX's allocator: in use, kept for the next step, and the most there was in use.",
+        "MLX's allocator: in use, cached for the next step, and the most that was in use.",
         lambda s: [
             ("active", s.memory.active),
             ("cached", s.memory.cached),
@@ -226,12 +226,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_resident_memory_bytes",
-        "Of the whole process, as the system counts.",
+        "Memory of the engine's process, as the operating system counts.",
         lambda s: s.memory.resident,
     ),
     Gauge(
         "rootstock_promised_memory_bytes{part}",
-        "What was reckoned with when the model was found to fit.",
+        "Bytes that the model was predicted to need when it was found to fit.",
         lambda s: [
             (part, getattr(s.memory.promise, part))
             for part in ("weights", "storage", "workspace", "cache")
@@ -270,7 +270,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Gauge(
         "rootstock_disk_buffered_bytes",
-        "On their way to the disk cache.",
+        "Bytes queued for the disk cache.",
         lambda d: d.buffered_bytes,
     ),
     Counter("rootstock_disk_read_bytes", "Read from the disk cache.", lambda d: d.read_bytes),
@@ -278,7 +278,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
         "rootstock_disk_written_bytes", "Written to the disk cache.", lambda d: d.written_bytes
     ),
     Counter(
-        "rootstock_disk_hits", "Prompts of which the disk cache had something.", lambda d: d.hits
+        "rootstock_disk_hits", "Loads from the disk cache that brought something.", lambda d: d.hits
     ),
     Counter(
         "rootstock_disk_loaded_tokens",
@@ -307,12 +307,12 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Gauge(
         "rootstock_disk_day_spent",
-        "1 while nothing is written because the daily budget has been.",
+        "1 while nothing is written because the daily budget is spent.",
         lambda d: d.is_day_spent,
     ),
     Counter(
         "rootstock_disk_failures{fault}",
-        "What could not be read or written, by fault; it is computed instead.",
+        "Failed reads and writes of the disk cache, by fault.",
         # All faults from the start: Prometheus' rates need a value to rise from.
         lambda d: [(fault, d.failures.get(fault, 0)) for fault in DISK_FAULTS],
     ),

@@ -20,7 +20,7 @@ from huggingface_hub.errors import CacheNotFound
 from engine.api import ModelError, Progress
 
 MAX_SCAN_AGE_SECONDS = 2.0
-"""A change that no directory's time shows, as within the resolution of its clock, is seen then."""
+"""How old a scan may be. Some changes leave no trace in the times of directories."""
 
 Stamp = frozenset[tuple[str, int]]
 """Directories of the cache, with their times of modification in nanoseconds."""
@@ -32,7 +32,7 @@ log = logging.getLogger("rootstock")
 
 
 class NotCached(Exception):
-    """Models are not in the cache; `names` are theirs."""
+    """The models with these names are not in the cache."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(f"{', '.join(names)}: not in the Hugging Face cache")
@@ -62,7 +62,7 @@ class CachedNames:
         self._scanned_at = 0.0
 
     async def names(self) -> tuple[str, ...]:
-        """The most recently used first."""
+        """The names, most recently used first."""
         async with self._scanning:
             stamp = await to_thread.run_sync(_stamp)
             age_seconds = self._clock() - self._scanned_at
@@ -85,13 +85,15 @@ def deletions(names: Sequence[str]) -> list[DeleteCacheStrategy]:
 
 
 def _deletion(repo: CachedRepoInfo) -> DeleteCacheStrategy:
-    """From a cache that has nothing else: a copy of the repository has revisions of equal names."""
+    """The strategy that deletes all revisions of one repository, and of no copy of it, whose
+    revisions have the same names.
+    """
     alone = replace(_scanned(), repos=frozenset({repo}))
     return alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
 
 
 def _stamp() -> Stamp:
-    """Changes when a model or a revision of one is added or deleted, and reads no files."""
+    """The times of directories that change when a model or a revision is added or deleted."""
     cache = Path(constants.HF_HUB_CACHE)
     repositories = cache.glob("models--*")
     directories = [cache, *(home / part for home in repositories for part in ("snapshots", "refs"))]
@@ -110,7 +112,7 @@ def _scanned() -> HFCacheInfo:
 
 
 class Download:
-    """One repository that is being fetched."""
+    """A repository that is being fetched."""
 
     def __init__(self, repository: str) -> None:
         self.repository = repository
@@ -121,7 +123,7 @@ class Download:
         self._scope = CancelScope()
 
     async def run(self, fetch: FetchRepository) -> None:
-        """Raises nothing: an error is logged, since its client may have left."""
+        """Fetch the repository. Raises nothing: an error is logged, as its client may have left."""
         try:
             with self._scope:
                 await fetch(self.repository, self._note)
@@ -144,7 +146,7 @@ class Download:
 
 
 class Downloads:
-    """The downloads of one daemon, which run in `tasks` until they end or are stopped."""
+    """The downloads of a daemon. They run in `tasks` until they end or are stopped."""
 
     def __init__(self, fetch: FetchRepository, tasks: TaskGroup) -> None:
         self._fetch = fetch

@@ -102,8 +102,8 @@ class Model:
         names = settings.served_model_name or (public_name(settings.source),)
         self.settings = settings
         self.is_pinned = is_pinned
-        self.aliases = model_aliases(names, settings.adapters)
-        """Its own name first, then its other names, then those of its adapters."""
+        self.aliases = {alias.name: alias for alias in model_aliases(names, settings.adapters)}
+        """By name: its own first, then its other names, then those of its adapters."""
         self.replays = {adapter: Replays() for adapter in ("", *settings.adapters)}
         self.card: ModelCard | None = None  # since it was first loaded
         self.latencies: Latencies = no_latencies()  # of all its engines
@@ -118,8 +118,8 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Its own."""
-        return self.aliases[0].name
+        """Its own name."""
+        return next(iter(self.aliases))
 
     @property
     def n_replays(self) -> int:
@@ -165,6 +165,17 @@ class Model:
     def is_coming(self) -> bool:
         """Whether the model is on its way into memory: being measured, or loaded."""
         return isinstance(self.state, Measuring | Loading)
+
+    def is_allowed(self, name: str, allowed: frozenset[str] | None) -> bool:
+        """Whether an API key that allows these names allows this name of the model. A key that
+        allows one name allows all names that mean the same, with all adapters. None allows all.
+        """
+        alias = self.aliases[name]
+        return allowed is None or any(
+            each.name in allowed
+            for each in self.aliases.values()
+            if each.root in {alias.root, alias.parent}
+        )
 
     def progress_share(self, now: float) -> float | None:
         """How much of fetching or loading is done; None if that is not known. A load that takes

@@ -101,6 +101,10 @@ class ModelPool:
         self._is_closed = False
         self._tasks: TaskGroup
 
+    def add(self, model: Model) -> None:
+        """Register a model, which must have a name of its own."""
+        self.models[model.name] = model
+
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Load and unload models until cancelled."""
         async with create_task_group() as self._tasks:
@@ -132,7 +136,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def using(
-        self, name: str, key: str = "", keep_seconds: float | None = None
+        self, model: Model, key: str = "", keep_seconds: float | None = None
     ) -> AsyncIterator[LoadedModel]:
         """The model, loaded if it is not, and not unloaded while the block runs.
 
@@ -142,7 +146,6 @@ class ModelPool:
 
         Raises NeverFits, LoadFailed, WaitedTooLong or PoolClosed.
         """
-        model = self.models[name]
         lease = model.lease(key, keep_seconds)
         loaded = await self._acquire(model, lease)
         try:
@@ -152,32 +155,30 @@ class ModelPool:
             if not loaded.leases:
                 self._wake.set()
 
-    async def preload(self, name: str) -> None:
+    async def preload(self, model: Model) -> None:
         """Load the model if no other has to go for it; else log that it is not loaded. The first
         model is loaded in any case.
 
         Raises NeverFits, LoadFailed, WaitedTooLong or PoolClosed.
         """
-        model = self.models[name]
         self._begin_measuring(model)
         while isinstance(model.state, Measuring):
             await model.changed.wait()
         need = need_of(model.state)
         if need is None or fits_now(self._states(), need, self.budget_bytes):
-            async with self.using(name):
+            async with self.using(model):
                 pass
         else:
             log.warning(
                 "%s is not loaded at start: it needs %.1f GiB, more than the others leave of the "
                 "%.1f GiB of memory_budget; it is loaded when a request names it",
-                name,
+                model.name,
                 need.bytes / 2**30,
                 self.budget_bytes / 2**30,
             )
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, model: Model) -> None:
         """Unload the model when its leases have ended, and return then. Forgets a failure."""
-        model = self.models[name]
         while isinstance(model.state, Loading):
             await model.changed.wait()
         self._begin_unload(model)
@@ -186,18 +187,17 @@ class ModelPool:
         if model.failure is not None:
             model.forget_failure()
 
-    def begin_unload(self, name: str) -> None:
+    def begin_unload(self, model: Model) -> None:
         """Unload the model as `unload` does, without waiting for the end."""
-        self._tasks.start_soon(self.unload, name)
+        self._tasks.start_soon(self.unload, model)
 
-    def withdraw(self, name: str, key: str) -> None:
+    def withdraw(self, model: Model, key: str) -> None:
         """Drop every wish of an API key to keep the model loaded. Other keys' wishes hold it."""
-        self.models[name].withdraw(key)
+        model.withdraw(key)
         self._wake.set()
 
-    def correct(self, name: str, need_bytes: int) -> None:
+    def correct(self, model: Model, need_bytes: int) -> None:
         """A resident model takes another number of bytes than was computed."""
-        model = self.models[name]
         if isinstance(model.state, Resident) and model.state.need.bytes != need_bytes:
             model.become(replace(model.state, need=replace(model.state.need, bytes=need_bytes)))
             self._wake.set()

@@ -15,7 +15,7 @@ from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy
-from server.generation.models import ModelAlias, ServedModel, served_models
+from server.generation.models import ServedModel, served_models
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
 from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
@@ -24,13 +24,13 @@ from server.settings.models import ModelSettings
 from server.workers import Workers
 
 BUDGET_SHARE = 0.8
-"""Of the memory that is free at start, where several models share it: others' grows, too."""
+"""The share of the memory free at start that several models share: other programs grow, too."""
 
 CORRECTION_SECONDS = 1.0
-"""Between two looks at what processes really take."""
+"""Between two corrections of what models need by what their processes take."""
 
 STORAGE_SHARE = 0.25
-"""Of the budget, for the KV cache of one model whose settings do not specify its size."""
+"""The share of the budget for the KV cache of one model whose settings do not specify its size."""
 
 log = logging.getLogger("rootstock")
 
@@ -55,7 +55,7 @@ class ModelRegistry:
         self._needed_bytes = needs
         self._fetch = fetch
         self._cached = CachedNames()
-        self._name_of: dict[str, str] = {}  # a model's own name, by all its names
+        self._models: dict[str, Model] = {}  # by all their names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
         self.pool = ModelPool(
             self._measure, self._load, self._budget_bytes(), settings.load_timeout_seconds
@@ -71,7 +71,7 @@ class ModelRegistry:
         return self.pool.models
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Serve the models until cancelled."""
         async with create_task_group() as self._tasks:
             self.downloads = Downloads(self._fetch, self._tasks)
             await self._tasks.start(self.pool.run)
@@ -85,59 +85,43 @@ class ModelRegistry:
                         log.exception("cannot tell how much memory %s takes", name)
 
     async def preload(self) -> None:
-        """Load what is to be there at start, in the order of the settings, as long as there is
-        room. Raises PoolError.
+        """Load the models that the settings preload, in their order, as long as there is room.
+        Raises PoolError.
         """
-        for name, known in self.known.items():
-            if known.settings.preload:
-                await self.pool.preload(name)
+        for model in self.known.values():
+            if model.settings.preload:
+                await self.pool.preload(model)
 
-    def find(self, name: str, allowed: frozenset[str] | None = None) -> str:
-        """The model's own name; of no name, the first model's.
+    def find(self, name: str, allowed: frozenset[str] | None = None) -> Model:
+        """The model of that name; without a name, the first model.
 
-        Raises ApiError: 404 for one that is not served, 403 for one that a key may not use which
-        allows these.
+        Raises ApiError: 404 where no model has the name, 403 where a key that allows only these
+        names may not use it.
         """
-        own = self._name_of.get(name) if name else next(iter(self.known))
-        if own is None:
-            names = (f"'{one}'" for one in self._name_of if self.is_among(one, allowed))
-            raise ModelNotFound(name, ", ".join(names) or "none for this key")
-        if not self.is_among(name or own, allowed):
-            message = f"This API key may not use the model '{name or own}'."
+        model = self._models.get(name) if name else next(iter(self.known.values()))
+        if model is None:
+            names = ", ".join(f"'{one}'" for one, _ in self.named(allowed))
+            raise ModelNotFound(name, names or "none for this key")
+        if not model.is_allowed(name or model.name, allowed):
+            message = f"This API key may not use the model '{name or model.name}'."
             raise ApiError(403, message, param="model", code="model_not_allowed")
-        return own
+        return model
 
     def has(self, name: str) -> bool:
         """Whether a model has this name."""
-        return name in self._name_of
+        return name in self._models
 
     def is_served_from(self, repository: str) -> bool:
-        """Whether a model comes from there, or is called so."""
+        """Whether a model comes from this repository, or has its name."""
         sources = {known.settings.source for known in self.known.values()}
         read = {known.card.name for known in self.known.values() if known.card}
         return self.has(repository) or repository in sources | read
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Each name that a request may use, and the own name of its model."""
-        yield from self._name_of.items()
-
-    def alias(self, name: str) -> ModelAlias:
-        """Raises ApiError (404)."""
-        model = self.known[self.find(name)]
-        return next(one for one in model.aliases if one.name == (name or model.name))
-
-    def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
-        """Whether a key that allows these models, by any of their names, allows this one. Who may
-        use a model may use its adapters. None: all are allowed. Raises ApiError (404).
-        """
-        if allowed is None:
-            return True
-        alias = self.alias(name)
-        return not allowed.isdisjoint(
-            each.name
-            for each in self.known[self.find(name)].aliases
-            if each.root in {alias.root, alias.parent}
-        )
+    def named(self, allowed: frozenset[str] | None) -> Iterator[tuple[str, Model]]:
+        """Each name that a key may use which allows these names, with its model."""
+        for name, model in self._models.items():
+            if model.is_allowed(name, allowed):
+                yield name, model
 
     async def discover_all(self) -> None:
         """With `on_demand`, register every cached repository, for /v1/models."""
@@ -166,18 +150,18 @@ class ModelRegistry:
 
         Raises ApiError, and EngineStopped where the server stops.
         """
-        own = self.find(name)
+        model = self.find(name)
         try:
-            async with self.pool.using(own, key, keep_seconds) as loaded:
-                yield loaded.served[name or own]
+            async with self.pool.using(model, key, keep_seconds) as loaded:
+                yield loaded.served[name or model.name]
         except PoolError as error:
-            raise _refusal(name or own, error) from error
+            raise _refusal(name or model.name, error) from error
 
     def loaded(self, name: str = "") -> LoadedModel:
         """The model in memory. Raises ApiError: 404 where no model has this name, 409 where it is
         not loaded.
         """
-        model = self.known[self.find(name)]
+        model = self.find(name)
         if model.loaded is None:
             message = f"The model '{model.name}' {model.public_state.words}."
             raise ApiError(409, message, param="model", code="model_not_loaded")
@@ -208,7 +192,7 @@ class ModelRegistry:
         return [info for each in found if not isinstance(each, EngineStopped) for info in each]
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Refuse what is new, and end all models when their requests have ended. Downloads end at
+        """Refuse new requests, and end all models when their requests have ended. Downloads end at
         once.
         """
         self.downloads.stop()
@@ -218,11 +202,11 @@ class ModelRegistry:
     def _add(self, settings: ModelSettings) -> None:
         is_pinned = settings.pinned or (self._is_alone and settings.ttl_seconds is None)
         model = Model(settings, is_pinned=is_pinned)
-        for alias in model.aliases:
-            if alias.name in self._name_of:
-                raise ModelError(f"two models are called '{alias.name}' (served_model_name)")
-        self._name_of |= {alias.name: model.name for alias in model.aliases}
-        self.pool.models[model.name] = model
+        for name in model.aliases:
+            if self.has(name):
+                raise ModelError(f"two models are called '{name}' (served_model_name)")
+        self._models |= dict.fromkeys(model.aliases, model)
+        self.pool.add(model)
 
     def _budget_bytes(self) -> int:
         if self.settings.memory_budget is not None:
@@ -249,17 +233,19 @@ class ModelRegistry:
         config = self.settings.config_of(model.settings, memory_bytes or None)
         engine = await self._start(config, model.report)
         model.card = engine.card
-        served = served_models(model.aliases, engine, model.settings, model.replays, self.workers)
+        served = served_models(
+            model.aliases.values(), engine, model.settings, model.replays, self.workers
+        )
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
         return loaded
 
     async def _correct(self, loaded: LoadedModel) -> None:
-        """What a model takes is what its engine has promised, or more if its process has more."""
+        """A model needs what its engine has promised, or what its process takes if that is more."""
         memory = (await loaded.stats()).memory
         if not self._is_alone:
             need_bytes = max(memory.promise.total, memory.resident)
-            self.pool.correct(loaded.model.name, need_bytes)
+            self.pool.correct(loaded.model, need_bytes)
 
 
 def _refusal(name: str, error: PoolError) -> Exception:

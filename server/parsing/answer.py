@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.parsing.calls import Calls, NewId, openai_id
 from server.parsing.lark import CallSyntax
-from server.parsing.parts import CallBegun, Content, Reasoning
-from server.parsing.reader import NotACall, Reader, Reading
+from server.parsing.parts import CallBegun, Calls, Content, NewId, NotACall, Reasoning, openai_id
+from server.parsing.reader import Reader, Reading
 
 ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 """Parses the calls after a marker, which is given, up to where content may follow.
@@ -15,7 +14,7 @@ ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 Raises NotACall before anything is yielded: all from the marker on is content then.
 """
 
-READ_AGAIN = 1280
+MAX_REPARSE_CHARACTERS = 1280
 """How many characters of a text that turns out to be no call are parsed again. The limit keeps the
 work linear where many markers begin no call.
 
@@ -38,7 +37,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls behind one of the `begins` markers, and at the very beginning of an answer also behind
+    """Calls after one of the `begins` markers, and at the very beginning of an answer also after
     one of `leading`. `syntax` is how a grammar makes the model write them.
     """
 
@@ -119,18 +118,18 @@ class MarkedFormat:
     def _read_calls(self, reader: Reader, marker: str, calls: Calls) -> Reading[None]:
         assert self.tools is not None
         steps = self.tools.read(reader, marker.lstrip(), calls)
-        if not (yield from recovered(reader, marker, steps)):
+        if not (yield from parse_or_backtrack(reader, marker, steps)):
             return
         space = yield from reader.skip_space()
         if reader.text:
             reader.give_back(space)
 
 
-def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
+def parse_or_backtrack(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
     """Runs the steps that parse calls, their marker consumed. If there turns out to be no call, the
     marker is content, the text after it is parsed again, and the result is False.
 
-    Of long text only the last READ_AGAIN characters are parsed again; all before them is content.
+    Of long text only the last MAX_REPARSE_CHARACTERS are parsed again; all before them is content.
     """
     reader.record(marker)
     try:
@@ -141,9 +140,24 @@ def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool
     except NotACall:
         text = reader.forget()
         if text is not None:
-            content = text[: max(len(marker), len(text) - READ_AGAIN)].rstrip()
+            content = text[: max(len(marker), len(text) - MAX_REPARSE_CHARACTERS)].rstrip()
             reader.give_back(text[len(content) :])
             yield Content(content)
             return False
     reader.forget()
+    return True
+
+
+def all_calls(reader: Reader, calls: Calls, end: str, steps: Reading[None]) -> Reading[bool]:
+    """Runs the steps that parse calls up to `end`. What turns out to be no call after the first one
+    is dropped with `end`, and the result is False. Raises NotACall where the first is none.
+    """
+    n_before = calls.begun
+    try:
+        yield from steps
+    except NotACall:
+        if calls.begun == n_before:
+            raise
+        yield from reader.collect([end])
+        return False
     return True

@@ -1,15 +1,23 @@
-"""Parsers of JSON that arrives in pieces. Its text is passed on as written."""
+"""Parsers of JSON that arrives in pieces: values, and objects with a name and arguments.
+
+Its text is passed on as written.
+"""
 
 import json
 import re
 from collections.abc import Callable
 
-from server.parsing.parts import AnswerPart
-from server.parsing.reader import NotACall, Reader, Reading
+from server.parsing.parts import AnswerPart, Calls, Content, NotACall
+from server.parsing.reader import Reader, Reading, gathered
 
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
 _SCALAR = re.compile(r"[-+.\w]*")
+_ESCAPES = re.compile(
+    r"\\\\"  # a backslash
+    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
+    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
+)
 
 
 def json_value(reader: Reader, part: Callable[[str], AnswerPart]) -> Reading[bool]:
@@ -56,7 +64,7 @@ def json_string(reader: Reader) -> Reading[tuple[str, bool]]:
 
 
 def read_key(reader: Reader) -> Reading[str]:
-    """A key and the colon behind it. Raises NotACall."""
+    """A key and the colon after it. Raises NotACall."""
     yield from reader.skip_space()
     if reader.text[:1] != '"':
         raise NotACall
@@ -76,10 +84,15 @@ def read_string(reader: Reader) -> Reading[str]:
     return decoded_string(text)
 
 
+def whole_characters(text: str) -> str:
+    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
+    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
+
+
 def decoded_string(text: str) -> str:
     """What a JSON string says. Raises NotACall."""
     try:
-        value = json.loads(text, strict=False)
+        value = json.loads(whole_characters(text), strict=False)
     except ValueError:
         raise NotACall from None
     if not isinstance(value, str):
@@ -100,7 +113,7 @@ def _scalar(reader: Reader) -> Reading[tuple[str, bool]]:
 
 
 def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
-    """How much of the text belongs to the value, the state behind it, and whether it is over.
+    """How much of the text belongs to the value, the state after it, and whether it is over.
 
     An escape that is cut off is left for the next time.
     """
@@ -124,3 +137,68 @@ def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, 
             if depth == 0:
                 return at, depth, in_string, True
     return at, depth, in_string, False
+
+
+_ARGUMENTS = ("arguments", "parameters")
+_KNOWN = ("id", "type", "index")  # may come before the name, too
+
+
+def read_object(reader: Reader, calls: Calls) -> Reading[None]:
+    """`{"name": ..., "arguments": {...}}`, the keys in any order.
+
+    Raises NotACall as long as the name has not been given out.
+    """
+    yield from reader.skip_space()
+    if not (yield from reader.starts(["{"])):
+        raise NotACall
+    name, early, given = "", "", False  # `early` are arguments that came before the name
+    while True:
+        key = yield from read_key(reader)
+        if key == "name" and not name:
+            name = yield from read_string(reader)
+            yield calls.begin(name)
+        elif key in _ARGUMENTS and name:
+            yield from read_arguments(reader, calls)
+            given = True
+        elif key in _ARGUMENTS:
+            early = yield from whole_value(reader)
+        elif name or key in _KNOWN:
+            yield from whole_value(reader)
+        else:
+            raise NotACall
+        yield from reader.skip_space()
+        if not (yield from reader.starts([","])):
+            break
+    if not name:
+        raise NotACall
+    yield from reader.starts(["}"])
+    if not given:
+        yield calls.arguments(_as_object(early))
+
+
+def read_arguments(reader: Reader, calls: Calls) -> Reading[None]:
+    """A JSON object as it stands; or one that was written into a string; or null for none."""
+    yield from reader.skip_space()
+    if (yield from reader.peek()) == "{":
+        yield from json_value(reader, calls.arguments)
+    else:
+        yield calls.arguments(_as_object((yield from whole_value(reader))))
+
+
+def whole_value(reader: Reader) -> Reading[str]:
+    """A JSON value's text, when it is complete."""
+    text, _ = yield from gathered(json_value(reader, Content))
+    return text
+
+
+def _as_object(text: str) -> str:
+    """Arguments that are not written as an object: one inside of a string, or none at all.
+
+    What is broken passes as it is: the client sees what the model wrote.
+    """
+    if text.startswith('"'):
+        try:
+            text = decoded_string(text)
+        except NotACall:
+            return text
+    return "{}" if text in {"", "null"} else text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from server.parsing.closed_schemas import closed
+from server.parsing.schemas import closed
 from server.parsing.typed_values import KINDS, target
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -55,10 +55,10 @@ class Lark:
     def text(self, text: str) -> str:
         """An expression for exactly this text, special tokens included."""
         for name, token_id in self._special_tokens.items():
-            before, found, behind = text.partition(name)
+            before, found, rest = text.partition(name)
             if found:
                 return " ".join(
-                    filter(None, (self.text(before), f"<[{token_id}]>", self.text(behind)))
+                    filter(None, (self.text(before), f"<[{token_id}]>", self.text(rest)))
                 )
         return json.dumps(text, ensure_ascii=False) if text else ""
 
@@ -119,13 +119,17 @@ class Lark:
         return "\n".join([f"start: {start}", *rules])
 
 
+WriteCall: TypeAlias = Callable[[Lark, Function], str]
+"""Makes an expression for a call of a function, from the function's name on."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How a family writes calls: `opens`, then `begin`, a call, `end` for each, `between` them, and
     `closes`. Opens and begin start with the marker that a parser looks for.
     """
 
-    call: Callable[[Lark, Function], str]
+    call: WriteCall
     opens: str = ""
     begin: str = ""
     end: str = ""
@@ -181,7 +185,8 @@ def properties(schema: Schema) -> dict[str, Any]:
 
 
 def undeclared(schema: Schema) -> Any:
-    """The schema of members that an object may have beside those that it declares; else False."""
+    """The schema of members that an object may have in addition to those that it declares; else
+    False."""
     return schema.get("additionalProperties", False)
 
 
@@ -198,7 +203,7 @@ def arguments_schema(function: Function) -> Schema:
     return closed({"type": "object", **function.parameters})
 
 
-def loosened(function: Function) -> Function:
+def names_only(function: Function) -> Function:
     """The function, of whose parameters the names alone count, unless it is strict."""
     if function.strict:
         return function
@@ -210,9 +215,7 @@ def loosened(function: Function) -> Function:
     return Function(function.name, declared)
 
 
-def json_call(
-    name_key: str = "name", arguments_key: str = "arguments"
-) -> Callable[[Lark, Function], str]:
+def json_call(arguments_key: str = "arguments") -> WriteCall:
     """`{"name": ..., "arguments": {...}}`."""
 
     def call(lark: Lark, function: Function) -> str:
@@ -222,7 +225,7 @@ def json_call(
     return call
 
 
-def headed_call(separator: str) -> Callable[[Lark, Function], str]:
+def headed_call(separator: str) -> WriteCall:
     """The name, a separator, and the arguments as JSON."""
 
     def call(lark: Lark, function: Function) -> str:
@@ -250,13 +253,14 @@ def _without(dropped: Callable[[str, Any], bool], schema: Any) -> Any:
 
 
 def _is_about(keyword: str, value: Any) -> bool:
-    """Whether it is for readers alone. Grammars are bounded in length."""
+    """Whether a keyword is for readers alone: left out, as grammars are bounded in length."""
     return keyword in _ABOUT and isinstance(value, str)
 
 
 def _is_passed_over(root: Schema, keyword: str, value: Any) -> bool:
-    """The same; or a pattern that looks around, as zod's of an e-mail address does, a type that
-    there is not, a reference that leads nowhere."""
+    """Whether no grammar can have a keyword, or it is for readers alone: a pattern that looks
+    around, as zod's of an e-mail address does, an unknown type, a reference that leads nowhere.
+    """
     match keyword, value:
         case "pattern", str():
             return bool(_NOT_RUST.search(value))

@@ -3,9 +3,12 @@
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias, TypeVar
 
-from server.parsing.parts import AnswerPart, Content
+from server.parsing.parts import AnswerPart, CallBegun, Content, NotACall
 
 T = TypeVar("T")
 
@@ -17,10 +20,6 @@ It does not wait for a reader that is closed.
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.:/-]{1,256}")  # of a function, as models write them
-
-
-class NotACall(Exception):
-    """The text after a marker is no tool call. Nothing of it has been yielded."""
 
 
 SLICE_CHARACTERS = 256
@@ -36,9 +35,23 @@ class Reader:
 
     def __init__(self) -> None:
         self._text = ""
-        self._later = deque[str]()  # behind it, in slices
+        self._later = deque[str]()  # what follows it, in slices
         self._record: list[str] | None = None  # what has been taken since `record`
         self._is_whole = False
+        self._plain: tuple[Callable[[str], AnswerPart], re.Pattern[str]] | None = None
+        """While `until` waits and holds nothing back: its part, and the first characters of its
+        markers."""
+
+    def plain_part(self, text: str) -> AnswerPart | None:
+        """The part that all of this text is, the next to arrive, where none of it can belong to a
+        marker: most text of most answers. None where it must be parsed.
+        """
+        if self._plain is None or self._later or self._record is not None:
+            return None
+        part, first_characters = self._plain
+        if text[-1:].isspace() or first_characters.search(text):
+            return None
+        return part(text)
 
     def add(self, text: str) -> None:
         self._later.extend(_slices(text))
@@ -107,7 +120,10 @@ class Reader:
                 return "".join((*space, self.take(len(found[1]))))
             if self.is_closed:
                 return ""
+            if not self._text and not space:
+                self._plain = part, _first_characters(tuple(markers))
             yield None
+            self._plain = None
 
     def _held(self, markers: Sequence[str]) -> int:
         """How much at the end of the text may turn out to be a marker's."""
@@ -137,7 +153,7 @@ class Reader:
     def name(
         self, separators: Sequence[str], pattern: re.Pattern[str] = _NAME
     ) -> Reading[tuple[str, str]]:
-        """A name and the separator behind it, both consumed, white space around the name dropped.
+        """A name and the separator after it, both consumed, white space around the name dropped.
 
         Raises NotACall as soon as what stands there is no name, which is what the pattern matches.
         """
@@ -173,6 +189,12 @@ class Reader:
             if self._text or self.is_closed:
                 return "".join(skipped)
             yield None
+
+
+@lru_cache
+def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first character of any marker."""
+    return re.compile("|".join(re.escape(marker[0]) for marker in markers) or r"(?!)")
 
 
 def _slices(text: str) -> list[str]:
@@ -218,3 +240,49 @@ def held_back(text: str, markers: Sequence[str]) -> int:
         if any(marker.startswith(text[-length:]) for marker in markers):
             return length
     return 0
+
+
+class AnswerStream:
+    """The parser of one answer. `steps` parses what `reader` is given."""
+
+    def __init__(self, reader: Reader, steps: Reading[None]) -> None:
+        self._reader = reader
+        self._steps = steps
+
+    def add(self, text: str) -> list[AnswerPart]:
+        """The parts that this text completes."""
+        if not text:
+            return []
+        if (part := self._reader.plain_part(text)) is not None:
+            return [part]
+        self._reader.add(text)
+        return self._run()
+
+    def finish(self) -> list[AnswerPart]:
+        """What is left when the answer is at its end."""
+        self._reader.close()
+        return self._run()
+
+    def _run(self) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        for part in self._steps:
+            if part is not None:
+                parts.append(part)
+            elif not self._reader.advance():
+                break
+        return joined(parts)
+
+
+def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Consecutive parts of one kind joined into one."""
+    result: list[AnswerPart] = []
+    for _, same in groupby(parts, type):
+        first, *others = same
+        if isinstance(first, CallBegun) or not others:
+            result += (first, *others)
+        else:
+            text = "".join(
+                part.text for part in (first, *others) if not isinstance(part, CallBegun)
+            )
+            result.append(replace(first, text=text))
+    return result

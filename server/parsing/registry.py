@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import (
-    gemma_calls,
     harmony,
     json_calls,
-    pythonic_calls,
+    literal_calls,
     xml_calls,
 )
 
@@ -36,10 +35,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         xml_calls.MINIMAX_M2,
         xml_calls.MUSE_SPARK,
         xml_calls.QWEN3_CODER,
-        gemma_calls.FUNCTION_GEMMA,
-        gemma_calls.GEMMA4,
-        pythonic_calls.LFM2,
-        pythonic_calls.PYTHONIC,
+        literal_calls.FUNCTION_GEMMA,
+        literal_calls.GEMMA4,
+        literal_calls.LFM2,
+        literal_calls.PYTHONIC,
         harmony.TOOLS,
     )
 }

@@ -1,4 +1,5 @@
-"""Parsers of calls whose parameters are untyped text between tags, made JSON by the schema.
+"""Calls whose parameters are untyped text between tags: how a family marks them, and their parser.
+The schema says which JSON a text is. Grammars of the same tags are in tagged_lark.py.
 
 The arguments become a JSON object while they stream: strings in slices, other values when
 they are complete. Where the text ends inside of a call, as one that is cut by `max_tokens` does,
@@ -9,13 +10,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from server.parsing.answer import ReadCalls
-from server.parsing.calls import Calls
-from server.parsing.json_objects import read_arguments
-from server.parsing.parts import AnswerPart, CallArguments, Content
-from server.parsing.reader import NotACall, Reader, Reading, gathered, held_back
+from server.parsing.answer import ReadCalls, all_calls
+from server.parsing.json_text import read_arguments
+from server.parsing.lark import ANY_TEXT
+from server.parsing.parts import AnswerPart, CallArguments, Calls, Content, NotACall
+from server.parsing.reader import Reader, Reading, gathered, held_back
 from server.parsing.typed_values import as_json, kinds
 
 Attributes: TypeAlias = Mapping[str, str]
@@ -43,6 +44,32 @@ def by_schema(attributes: Attributes) -> Set[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """How a tag says which function or parameter it is about.
+
+    A head is read as attributes, of which `name` and `key` are the function's and the parameter's
+    name. `kinds` says which types of JSON the head of a parameter allows, or None where the schema
+    is to say that. A model writes `call` around a function's name, and what `parameter` makes of a
+    key and the type of its value.
+    """
+
+    read: Callable[[str], Attributes]
+    call: tuple[str, str]
+    parameter: Callable[[str, str], str]
+    pattern: re.Pattern[str] = HEAD
+    name: str = "name"
+    key: str = "name"
+    kinds: Callable[[Attributes], Set[str] | None] = by_schema
+
+
+BARE = Heads(only_name, ("", ""), lambda key, kind: key, pattern=NAME)
+"""The name and no more."""
+
+NAMED = Heads(attributes, ('name="', '"'), lambda key, kind: f'name="{key}"')
+"""An attribute `name`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tag:
     """`begin`, a head, `head_end`, what is inside, `end`.
 
@@ -54,6 +81,24 @@ class Tag:
     end: str
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What encloses calls: in one section a model writes `calls` of them."""
+
+    begin: str
+    end: str
+    calls: Literal["one", "all"] = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Quotes:
+    """Text that matches the pattern, between `begin` and `end`; the end is not in the text."""
+
+    begin: str = ""
+    pattern: str = ANY_TEXT
+    end: str = ""
+
+
 ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], AnswerPart]], Reading[str]]
 """Reads a value up to its end tag, which is given, and returns that; "" where the text ends."""
 
@@ -61,11 +106,12 @@ ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], AnswerPart]], Read
 @dataclass(frozen=True, slots=True)
 class Trim:
     """What around a value does not belong to it: `begin` consumes it in front of the value, and
-    `until` drops it between the value and its end tag.
+    `until` drops it between the value and its end tag. A model writes `written` on either side.
     """
 
     begin: Callable[[Reader], Reading[str]]
     until: ReadValue
+    written: str = ""
 
 
 def _until(kept: Callable[[str], int]) -> ReadValue:
@@ -126,7 +172,9 @@ STRIPPED = Trim(Reader.skip_space, _stripped_until)
 """All white space."""
 
 LINES = Trim(
-    lambda reader: reader.starts(["\n"]), _until(lambda text: len(text.removesuffix("\n")))
+    lambda reader: reader.starts(["\n"]),
+    _until(lambda text: len(text.removesuffix("\n"))),
+    written="\n",
 )
 """One line break on either side."""
 
@@ -139,40 +187,37 @@ CDATA = Trim(Reader.skip_space, _until_in_cdata)
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a family marks calls. `call` and `parameter` have attributes in their heads, of which
-    `name` and `key` say which function and which parameter it is. A `section` may enclose calls.
+    """How a family marks calls and their parameters. A `section` may enclose calls.
 
-    `value_begin` is a tag of its own between a parameter's head and its value. `kinds` says which
-    types of JSON the head of a parameter allows, or None where the schema is to say that;
-    `undeclared` is the schema of parameters that the request does not declare. `whole` is a tag for
-    all arguments as one JSON object.
+    `value_begin` is a tag of its own between a parameter's head and its value. `undeclared` is the
+    schema of parameters that the request does not declare. `whole` is a tag for all arguments as
+    one JSON object. Between tags a model writes `line`, and strings between one of the `quotes`.
     """
 
     call: Tag
     parameter: Tag
+    heads: Heads
     trim: Trim
-    pattern: re.Pattern[str] = HEAD
-    attributes: Callable[[str], Attributes] = attributes
-    name: str = "name"
-    key: str = "name"
-    section: tuple[str, str] | None = None
+    section: Section | None = None
     value_begin: str = ""
-    kinds: Callable[[Attributes], Set[str] | None] = by_schema
     undeclared: Mapping[str, Any] = field(default_factory=dict)
     whole: Tag | None = None
+    line: str = ""
+    quotes: Sequence[Quotes] = (Quotes(),)
+
+    def opening(self, key: str, kind: str) -> str:
+        """What a model writes in front of a parameter's value, which is of that type."""
+        between = self.line + self.value_begin if self.value_begin else ""
+        head = self.heads.parameter(key, kind) + self.parameter.head_end
+        return self.parameter.begin + head + between + self.trim.written
 
 
 def tagged_calls(tags: Tags) -> ReadCalls:
     """A reader of calls that are marked like this."""
+    end = tags.section.end if tags.section else tags.call.end
 
     def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-        first = calls.begun
-        try:
-            yield from _read_section(reader, marker, calls, tags)
-        except NotACall:
-            if calls.begun == first:
-                raise
-            yield from reader.collect([tags.section[1] if tags.section else tags.call.end])
+        yield from all_calls(reader, calls, end, _read_section(reader, marker, calls, tags))
 
     return read
 
@@ -191,13 +236,13 @@ def _read_section(reader: Reader, marker: str, calls: Calls, tags: Tags) -> Read
         yield from _read_call(reader, calls, tags)
         if not tags.section:
             return
-        opens, closes = tags.section
-        if marker == opens:
-            _, found = yield from reader.collect([begin, closes, opens])
+        section = tags.section
+        if marker == section.begin:
+            _, found = yield from reader.collect([begin, section.end, section.begin])
         else:
             yield from reader.skip_space()
-            found = yield from reader.starts([begin, closes])
-        if found == opens:
+            found = yield from reader.starts([begin, section.end])
+        if found == section.begin:
             reader.give_back(found)
         if found != begin:
             return
@@ -235,18 +280,21 @@ def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
     """
     call, whole, parameter = tags.call, tags.whole, tags.parameter
     inside = [parameter.begin, call.end]
-    head, found = yield from reader.name([call.head_end] if call.head_end else inside, tags.pattern)
+    separators = [call.head_end] if call.head_end else inside
+    head, found = yield from reader.name(separators, tags.heads.pattern)
     if found in inside:
         reader.give_back(found)
-    name = tags.attributes(head).get(tags.name, "")
+    name = tags.heads.read(head).get(tags.heads.name, "")
     if not NAME.fullmatch(name):
         raise NotACall
     yield calls.begin(name)
     arguments = _Arguments(calls)
-    behind = [call.begin, *(tags.section or ())]
+    after = [call.begin]
+    if tags.section:
+        after += [tags.section.begin, tags.section.end]
     while True:
         _, found = yield from reader.collect(
-            [*inside, *behind, *([whole.begin] if whole and arguments.is_empty else [])]
+            [*inside, *after, *([whole.begin] if whole and arguments.is_empty else [])]
         )
         if found == parameter.begin:
             yield from _read_parameter(reader, arguments, tags, calls, name)
@@ -259,7 +307,7 @@ def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
             break
     if found:
         yield arguments.end()
-    if found in behind:
+    if found in after:
         reader.give_back(found)
 
 
@@ -274,11 +322,11 @@ def _read_parameter(
         yield from reader.skip_space()
         if not (yield from reader.starts([tags.value_begin])):
             return
-    attributes = tags.attributes(head)
-    key = attributes.get(tags.key)
+    attributes = tags.heads.read(head)
+    key = attributes.get(tags.heads.key)
     if key is None:
         return
-    allowed = tags.kinds(attributes)
+    allowed = tags.heads.kinds(attributes)
     if allowed is None:
         declared = calls.parameters(name).get(key, calls.others(name) or tags.undeclared)
         allowed = kinds(declared, calls.schema(name))

@@ -6,8 +6,7 @@ object or a list where the schema allows strings and these.
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.parsing.lark import (
@@ -15,82 +14,58 @@ from server.parsing.lark import (
     Function,
     Lark,
     Schema,
+    WriteCall,
     keyword,
     properties,
     required,
     undeclared,
 )
-from server.parsing.typed_values import KINDS, kind, kinds, target
+from server.parsing.tagged_calls import Tags
+from server.parsing.typed_values import KINDS, kind, kinds, listed, target
 
 
-@dataclass(frozen=True, slots=True)
-class Quotes:
-    """Text that matches the pattern, between `begin` and `end`; the end is not in the text."""
-
-    begin: str = ""
-    pattern: str = ANY_TEXT
-    end: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a family writes a call: the name, `named`, and for each parameter what `parameter` makes
-    of its key and its value's type, the value, `before` unless the value is a string that may have
-    it too, the tag `end`, and `behind`. Strings are between one of the `quotes`.
-    """
-
-    named: str
-    parameter: Callable[[str, str], str]
-    end: str
-    before: str = ""
-    behind: str = ""
-    quotes: Sequence[Quotes] = (Quotes(),)
-
-
-def tagged_call(layout: Layout) -> Callable[[Lark, Function], str]:
-    """The name and the parameters."""
+def tagged_call(tags: Tags) -> WriteCall:
+    """The rest of a call's head, from the function's name on, and the parameters."""
 
     def call(lark: Lark, function: Function) -> str:
-        named = lark.text(function.name + layout.named)
-        return f"{named} {tagged_parameters(lark, function, layout)}"
+        head = function.name + tags.heads.call[1] + tags.call.head_end + tags.line
+        return f"{lark.text(head)} {tagged_parameters(lark, function, tags)}"
 
     return call
 
 
-def tagged_parameters(lark: Lark, function: Function, layout: Layout) -> str:
-    """All parameters in the order of their declaration; those that are not required, or not. Behind
+def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
+    """All parameters in the order of their declaration; those that are not required, or not. After
     them others, where the schema allows some.
     """
     needed, declared = required(function.parameters), properties(function.parameters)
     expressions = []
     for key, schema in declared.items():
         values = [
-            f"{lark.text(layout.parameter(key, kind))} {value} {lark.text(layout.behind)}"
-            for kind, value in _values(lark, function, layout, schema)
+            f"{lark.text(tags.opening(key, kind))} {value} {lark.text(tags.line)}"
+            for kind, value in _values(lark, function, tags, schema)
         ]
         optional = "" if key in needed else "?"
         expressions.append(f"({lark.any_of(values)}){optional}")
     if (others := undeclared(function.parameters)) is not False:
-        expressions.append(f"({_other(lark, function, layout, others)})*")
+        expressions.append(f"({_other(lark, function, tags, others)})*")
     return " ".join(expressions)
 
 
-def _other(lark: Lark, function: Function, layout: Layout, schema: Any) -> str:
+def _other(lark: Lark, function: Function, tags: Tags, schema: Any) -> str:
     """A parameter that is not declared."""
     name, stand_in = lark.name_but(properties(function.parameters)), "name"
     written = []
-    for type_, value in _values(lark, function, layout, schema):
-        begin, _, end = layout.parameter(stand_in, type_).rpartition(stand_in)
+    for type_, value in _values(lark, function, tags, schema):
+        begin, _, end = tags.opening(stand_in, type_).rpartition(stand_in)
         written.append(f"{lark.text(begin)} {name} {lark.text(end)} {value}")
-    return f"({lark.any_of(written)}) {lark.text(layout.behind)}"
+    return f"({lark.any_of(written)}) {lark.text(tags.line)}"
 
 
-def _values(
-    lark: Lark, function: Function, layout: Layout, schema: Any
-) -> Iterator[tuple[str, str]]:
+def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator[tuple[str, str]]:
     """A type, and an expression for a value of it with its end tag, for each way to write one."""
     root = function.parameters
-    close = lark.text(layout.before + layout.end)
+    close = lark.text(tags.trim.written + tags.parameter.end)
     for branch in [*_branches(schema, root)] or [{}]:
         if constants := _constants(branch):
             for value in constants:
@@ -100,18 +75,18 @@ def _values(
             continue
         for name in sorted(kinds(branch, root) or KINDS):
             if name == "string":
-                yield from (("string", text) for text in _strings(lark, function, layout, branch))
+                yield from (("string", text) for text in _strings(lark, function, tags, branch))
             else:
                 only = {**branch, "type": name, **_definitions(branch, root)}
                 yield name, f"{lark.json(only, strict=function.strict)} {close}"
 
 
-def _strings(lark: Lark, function: Function, layout: Layout, schema: Schema) -> Iterator[str]:
+def _strings(lark: Lark, function: Function, tags: Tags, schema: Schema) -> Iterator[str]:
     """Expressions for a string as text with its end tag, one for each way to quote it."""
     patterns = list(_patterns(schema)) if function.strict else []
-    for quotes in layout.quotes:
-        text = lark.text_before(quotes.end or layout.end, [quotes.pattern, *patterns])
-        close = lark.text(layout.end) if quotes.end else ""
+    for quotes in tags.quotes:
+        text = lark.text_before(quotes.end or tags.parameter.end, [quotes.pattern, *patterns])
+        close = lark.text(tags.parameter.end) if quotes.end else ""
         yield f"{lark.text(quotes.begin)} {text} {close}"
 
 
@@ -148,10 +123,7 @@ def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
 
 
 def _constants(schema: Schema) -> Sequence[Any]:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else []
+    return [schema["const"]] if "const" in schema else listed(schema, "enum")
 
 
 def _definitions(schema: Schema, root: Schema) -> Schema:

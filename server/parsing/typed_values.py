@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, NoReturn
 
 KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
@@ -35,19 +35,13 @@ def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
 
     References lead into `root`, the function's whole schema.
     """
-    found: set[str] = set()
-    waiting, seen, left = [schema], set[int](), _MOST_BRANCHES
-    while waiting:
-        branch = waiting.pop()
-        if not isinstance(branch, Mapping) or id(branch) in seen:
-            continue
-        seen.add(id(branch))
-        left -= 1 + len(_items(branch, "enum"))
+    found, left = set[str](), _MOST_BRANCHES
+    for branch in _reached(schema, root):
+        left -= 1 + len(listed(branch, "enum"))
         if left < 0:
             return set()
         if not isinstance(branch.get("$ref"), str):
             found |= _stated_kinds(branch)
-        waiting += _same_value(branch, root)
     return found
 
 
@@ -97,30 +91,33 @@ def _check_references(root: Mapping[str, Any]) -> None:
 def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
     """What is left of `left` steps after following one parameter. Raises ValueError for less than
     none."""
-    waiting, seen = [parameter], set[int]()
-    while waiting:
-        branch = waiting.pop()
-        if not isinstance(branch, Mapping) or id(branch) in seen:
-            continue
-        seen.add(id(branch))
+    for branch in _reached(parameter, root):
         reference = branch.get("$ref")
         steps = reference.count("/") if isinstance(reference, str) else 0
-        left -= 1 + steps + len(_items(branch, "enum"))
+        left -= 1 + steps + len(listed(branch, "enum"))
         if left < 0:
             raise ValueError(
                 f"it takes more than {MAX_FOLLOWED_STEPS} steps to follow the references and "
                 "alternatives of all parameters"
             )
-        waiting += _same_value(branch, root)
     return left
 
 
-def _same_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Sequence[Any]:
-    """The schemas which a value conforms to, or may, where it conforms to this one."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return [target(reference, root)]
-    return [one for key in ("anyOf", "oneOf", "allOf") for one in _items(schema, key)]
+def _reached(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schema, and those that a value conforms to, or may, where it conforms to that: each once,
+    references and alternatives followed as they are consumed.
+    """
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        branch = waiting.pop()
+        if not isinstance(branch, Mapping) or id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        yield branch
+        if isinstance(branch.get("$ref"), str):
+            waiting.append(target(branch["$ref"], root))
+        else:
+            waiting += [one for key in ("anyOf", "oneOf", "allOf") for one in listed(branch, key)]
 
 
 def kind(value: Any) -> str:
@@ -148,12 +145,13 @@ def as_json(text: str, allowed: Set[str]) -> str:
 def _stated_kinds(schema: Mapping[str, Any]) -> Set[str]:
     stated = schema.get("type")
     types = stated if isinstance(stated, list) else [stated]
-    values = [*_items(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+    values = [*listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
     found = {name for name in KINDS if name in types} | set(map(kind, values))
     return found or {name for name, key in _IMPLIED.items() if key in schema}
 
 
-def _items(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """The list that a schema has under a key; an empty one where it has none."""
     value = schema.get(key)
     return value if isinstance(value, list) else []
 

@@ -25,8 +25,8 @@ class DaemonSettings(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_key: SecretStr | None = Field(
         None,
-        description="Ask for this key, which may do everything. ROOTSTOCK_API_KEY keeps it out of "
-        "the process list and of files.",
+        description="Require this API key, which may do everything. ROOTSTOCK_API_KEY keeps it "
+        "out of the process list and of files.",
     )
     api_keys_file: Path | None = Field(
         None,
@@ -35,7 +35,7 @@ class DaemonSettings(BaseModel):
     )
     cache_namespace: Literal["shared", "key"] = Field(
         "shared",
-        description="Who shares what is cached: all, or only the requests of one API key.",
+        description="Which requests share the cache: all, or only those with the same API key.",
     )
     allow_public_without_key: bool = Field(
         False, description="Serve other machines although there are no API keys."
@@ -47,12 +47,12 @@ class DaemonSettings(BaseModel):
     )
     cors_origin: Texts = Field(
         (),
-        description="Let web pages from here ask: https://chat.example.org, app://* for desktop "
-        "programs, or * where there are API keys.",
+        description="Allow requests of web pages from this origin: https://chat.example.org, "
+        "app://* for desktop programs, or * where there are API keys.",
     )
     allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
     trusted_proxies: Texts = Field(
-        (), description="An address or network whose X-Forwarded-For counts."
+        (), description="Address or network of a proxy whose X-Forwarded-For is trusted."
     )
 
     max_body_bytes: ByteSize = Field(
@@ -77,21 +77,21 @@ class DaemonSettings(BaseModel):
         1000,
         ge=0,
         le=1_000_000,
-        description="Answers of /v1/responses kept in memory for when they are asked for again. "
-        "Beyond it the client with the most loses its oldest.",
+        description="Responses of /v1/responses that are kept in memory. Beyond it the client "
+        "with the most loses its oldest.",
     )
     max_stored_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         ge=0,
-        description="All of them together, with what they answer: a conversation once, however "
-        "many continue it.",
+        description="Size of all stored responses with their conversations. A conversation counts "
+        "once, however many responses continue it.",
     )
     max_background_responses: int = Field(
         64,
         ge=0,
         le=100_000,
-        description="Answers of /v1/responses that are made at once while nobody waits; of one "
-        "client as many as places are free.",
+        description="Background responses of /v1/responses that run at once; of one client as "
+        "many as places are free.",
     )
     max_connections: int = Field(
         2048,
@@ -135,7 +135,9 @@ class DaemonSettings(BaseModel):
     )
 
     dashboard: bool = Field(
-        True, description="Show the cache as it works: a page, and what that is made of."
+        True,
+        description="Serve the dashboard, a page that shows the cache at work, and the routes "
+        "that it uses.",
     )
     dashboard_text: bool = Field(
         False, description="Show what is cached as text, too: other people's prompts and answers."

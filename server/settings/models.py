@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,7 +28,7 @@ from engine.values.settings import (
     DiskWrites,
     EngineConfig,
 )
-from server.settings.conversation import ConversationSettings
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
@@ -43,12 +44,12 @@ class EngineSettings(BaseModel):
     adapters: Adapters = Field(
         {},
         description="Adapters of the model by name: folders with a LoRA as mlx-lm writes them. In "
-        "the API each is a model, which has the model's name, a colon and its own.",
+        "the API each is a model of its own, MODEL:ADAPTER.",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="Where a request is silent: auto samples as the model's generation_config.json "
-        "says, none from the model's distribution as it is.",
+        description="How to sample where a request does not say: auto, as the model's "
+        "generation_config.json does; none, from the model's own distribution.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         None,
@@ -59,8 +60,13 @@ class EngineSettings(BaseModel):
     state_cache_bytes: ByteSize | None = Field(
         None,
         ge=0,
-        description="For saved states of recurrent layers. Unset: a quarter of the arena, if as "
-        "much is useful.",
+        description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
+        "or less if less is useful.",
+    )
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="The most tokens of prompt and answer. Unset, or auto: the model's context, or "
+        "as much of it as fits into memory, which is said at the start.",
     )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
     max_running: int = Field(
@@ -77,30 +83,30 @@ class EngineSettings(BaseModel):
         512,
         ge=1,
         le=1_000_000,
-        description="Tokens computed in one step at most.",
+        description="The most tokens that are computed in one step.",
     )
     max_prompt_share: float = Field(
         0.75,
         ge=0,
         le=1,
-        description="Beside answers that are being written, the share of a step's time that "
-        "prompts may take: with 0.75 a step is at most four times as long as the answers alone "
-        "would make it. Less makes steadier streams, more lets prompts be through sooner. 1: "
-        "step_tokens alone limits.",
+        description="The share of a step's time that prompts may take while answers are "
+        "generated: with 0.75 a step is at most four times as long as the answers alone would "
+        "make it. Less makes streams steadier, more finishes prompts sooner. 1: only step_tokens "
+        "limits.",
     )
     prefix_cache: bool = Field(
         True, description="Share KV between prompts that begin alike, and between turns."
     )
     speculate: Literal["auto", "off"] = Field(
         "auto",
-        description="Draft tokens from what is known already, and compute several of an answer in "
-        "one step where that is faster; auto decides by what it costs and how often drafts were "
-        "right. No answer changes.",
+        description="Draft tokens of an answer, and verify several in one step where that is "
+        "faster; auto decides by what it costs and how often drafts are accepted. No answer "
+        "changes.",
     )
     decode: Literal["auto", "eager"] = Field(
         "auto",
-        description="auto compiles steps in which answers are written and nothing else happens, "
-        "where that is found to be faster when the model is loaded; eager never does.",
+        description="auto compiles steps that do nothing but decode, if that is found to be "
+        "faster when the model is loaded; eager never compiles.",
     )
     attention: Literal["auto", "gather", "cascade"] = Field(
         "auto",
@@ -119,6 +125,11 @@ class EngineSettings(BaseModel):
         description="yes-no serves a generator as a reranker, by the logits of these two words, as "
         "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
     )
+
+    @field_validator("max_model_len", mode="before")
+    @classmethod
+    def _auto_is_unset(cls, value: object) -> object:
+        return None if value == "auto" else value
 
     @field_validator("speculate", mode="before")
     @classmethod
@@ -222,6 +233,45 @@ class DiskCacheSettings(EngineSettings):
         )
 
 
+class ConversationSettings(BaseModel):
+    """How prompts of chats are made, and how answers are parsed."""
+
+    tool_parser: str = Field(
+        "auto",
+        description="How the model writes tool calls: the name of a format, auto to tell it from "
+        "the chat template, or none.",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description="How the model marks its reasoning: the name of a format, auto to tell it "
+        "from the chat template, or none.",
+    )
+    tool_guides: Literal["all", "strict-only"] = Field(
+        "all",
+        description="Which tool calls a grammar holds to the declared names and arguments, once "
+        "they have begun: all, or only those of strict functions.",
+    )
+    json_schemas: Literal["closed", "literal"] = Field(
+        "closed",
+        description="How JSON schemas for an answer are read: closed, an object with `properties` "
+        "has no others unless the schema says so, as in OpenAI's strict mode; literal, it may.",
+    )
+    strip_billing_header: bool = Field(
+        True,
+        description="Leave out of prompts the billing header with which Claude Code begins its "
+        "system prompt: it differs between sessions, which would share nothing.",
+    )
+
+    @field_validator("tool_parser", "reasoning_parser")
+    @classmethod
+    def _known_parser(cls, name: str, info: ValidationInfo) -> str:
+        known = TOOL_FORMATS if info.field_name == "tool_parser" else REASONING_FORMATS
+        if name not in {"auto", "none", *known}:
+            names = ", ".join(("auto", "none", *sorted(known)))
+            raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
+        return name
+
+
 class ResidencySettings(BaseModel):
     """When a model is in memory."""
 
@@ -233,13 +283,13 @@ class ResidencySettings(BaseModel):
     )
     pinned: bool = Field(
         False,
-        description="Never unload it, be it for its age or for another model; load it again should "
-        "its process die.",
+        description="Never unload the model for its age or for another model, and load it again "
+        "if its process dies.",
     )
     preload: bool = Field(
         True,
-        description="Load it at start, where all such models fit; the others, and without it, are "
-        "loaded when a request names them.",
+        description="Load the model at start if it fits next to the others; else it is loaded "
+        "when a request names it.",
     )
 
 
@@ -286,12 +336,12 @@ def from_json(value: object) -> object:
 class PoolSettings(BaseModel):
     """Which models there are, and the memory that they share."""
 
-    model: Texts = Field((), description=f"{MODEL} Several are loaded when they are asked for.")
+    model: Texts = Field((), description=f"{MODEL} Several are loaded when requests name them.")
     served_model_name: Texts = Field((), description=NAMES)
     models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
         (),
-        description="In YAML: more models, each with a `model` and whatever of these settings is "
-        "to be another for it than for all.",
+        description="In YAML: more models, each with a `model` and the settings that differ for "
+        "it.",
     )
     on_demand: bool = Field(
         False, description="Let requests name every model in the Hugging Face cache."

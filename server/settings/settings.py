@@ -71,7 +71,7 @@ class GeneralSettings(BaseModel):
 
     config: Path | None = Field(None, description="A YAML file with any of these settings.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least that is worth a line in the log."
+        "info", description="The least severe messages that are logged."
     )
 
 

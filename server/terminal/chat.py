@@ -1,6 +1,6 @@
 """`rootstock chat`: a conversation with any server that speaks OpenAI's chat completions.
 
-The server is the one at --url, else the daemon that runs, else a daemon of the chat's own.
+The server is the one at --url, else the running daemon, else one that is started for the chat.
 """
 
 import signal
@@ -65,17 +65,17 @@ def chat(
     model: Annotated[
         str | None,
         typer.Option(
-            help="As the daemon that runs, or the server at --url, lists it; without it the first. "
-            "Where no daemon runs that has it: what the chat's own serves."
+            help="Its name on the running daemon, or the server at --url. Default: the first one. "
+            "If no running daemon has it, one is started for the chat."
         ),
     ] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
 ) -> None:
-    """Talk to a model: at a URL, on the daemon that runs, or on one for as long as the chat."""
+    """Talk to a model: at a URL, on the running daemon, or on one started for the chat."""
     parameters = {
         "temperature": temperature,
         "max_tokens": max_tokens,

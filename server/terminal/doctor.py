@@ -10,6 +10,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.table import Table
 
+from engine.api import ModelError
 from engine.launch import describe_machine
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
@@ -17,7 +18,7 @@ from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.cli import command
-from server.terminal.console import facts, show
+from server.terminal.console import TerminalError, errors_printed, facts, show
 from server.terminal.flags import with_settings
 
 REPORT = "rootstock-measurements"
@@ -56,12 +57,21 @@ def doctor(
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
     config = settings.config_of(settings.each_model()[0])
-    report = describe_machine(config)
+    with errors_printed():
+        report = _described(config)
     show(machine_table(report))
     if report.problem:
         raise typer.Exit(1)
     if measure:
         _measure(config, into)
+
+
+def _described(config: EngineConfig) -> MachineReport:
+    """Raises TerminalError where MLX does not start."""
+    try:
+        return describe_machine(config)
+    except ModelError as error:
+        raise TerminalError(str(error)) from error
 
 
 def _measure(config: EngineConfig, into: Path) -> None:
@@ -82,12 +92,20 @@ def machine_table(report: MachineReport) -> Table:
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
     ]
-    if report.problem:
+    if report.promise is None:
         rows.append(("problem", report.problem))
-    else:
-        tokens = f"{report.arena_tokens:,} tokens"
-        rows.append(("weights", _gib(report.weight_bytes)))
-        rows.append(("KV cache", f"{_gib(report.arena_bytes)}, which holds {tokens}"))
+        return facts(rows)
+    promise, context = report.promise, f"{report.context_tokens:,} tokens"
+    if report.context_tokens < report.max_context_tokens:
+        context += f" of the model's {report.max_context_tokens:,}"
+    computing = _gib(promise.workspace + promise.cache)
+    rows += [
+        ("weights", _gib(promise.weights)),
+        ("KV cache", f"{_gib(promise.storage)}, which holds {report.arena_tokens:,} tokens"),
+        ("computing", f"{computing} at most, in the largest step with the longest sequence"),
+        ("in all", _gib(promise.total)),
+        ("context", context),
+    ]
     return facts(rows)
 
 

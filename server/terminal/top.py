@@ -57,7 +57,7 @@ MOST_GUIDE = 24  # cells that the lines of the tree may take
 
 @command
 def top(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Watch a model's cache and what runs: prefixes stored once, who holds them, requests.
+    """Watch a model's cache and requests: each prefix is shown once, with those that hold it.
 
     Ctrl-C leaves. Without a terminal it is shown once.
     """

@@ -13,6 +13,9 @@ LARGE_PAGES = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 ROOT = Path(__file__).parents[2]
 HAS_MKL = platform.system() == "Linux" and platform.machine() == "x86_64"
 HAS_NVIDIA = Path("/dev/nvidiactl").exists()
+BACKEND = "metal" if platform.system() == "Darwin" else "cpu"
+PORT = ("PORT=0", "BACKEND=" if BACKEND == "metal" else "BACKEND=cpu")
+"""The daemon finds a free port itself, and no card is looked for."""
 
 
 def commands(environment: Path, target: str, *variables: str) -> str:
@@ -44,8 +47,8 @@ def test_the_daemon_is_started_with_large_pages(
 ) -> None:
     """Unless somebody has set something else. The service and the image do as make does."""
     (tmp_path / "bin").mkdir()
-    for done in ("bin/python", ".runtime"):  # else make sets the environment up
-        (tmp_path / done).touch()
+    for name in ("bin/python", f".mlx-{BACKEND}", ".runtime"):  # else make sets it up
+        (tmp_path / name).touch()
     command = tmp_path / "bin" / "rootstock"
     command.write_text("#!/bin/sh\nenv\n")
     command.chmod(0o755)
@@ -53,7 +56,7 @@ def test_the_daemon_is_started_with_large_pages(
     clean.pop("GLIBC_TUNABLES", None)
     before = {"GLIBC_TUNABLES": set_before} if set_before else {}
     said = subprocess.run(
-        ["make", target, f"VENV={tmp_path}", "MKL="],
+        ["make", target, f"VENV={tmp_path}", "MKL=", *PORT],
         cwd=ROOT,
         env=clean | before,
         capture_output=True,
@@ -86,7 +89,7 @@ def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) ->
     ).stdout
     rows = {line[:18].rstrip(): line[18:] for line in found.splitlines()}
     assert rows["help"] == "what there is to make"
-    assert rows["serve"].startswith("run the daemon; options in ARGS")
+    assert rows["serve"].startswith("run the daemon; make serve PORT=9000, options in ARGS")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,8 @@ def test_a_tier_has_its_tests_and_its_profile(
     tmp_path: Path, target: str, profile: str, words: str
 ) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / ".dev").touch()  # else make sets the environment up
+    for name in (f".mlx-{BACKEND}", ".dev"):  # else make sets it up
+        (tmp_path / name).touch()
     python = tmp_path / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$HYPOTHESIS_PROFILE: $*"\n')
     python.chmod(0o755)
@@ -105,7 +109,7 @@ def test_a_tier_has_its_tests_and_its_profile(
     clean.pop("HYPOTHESIS_PROFILE", None)
     for chosen in ({}, {"HYPOTHESIS_PROFILE": "nightly"}):
         done = subprocess.run(
-            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last"],
+            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last", PORT[1]],
             cwd=ROOT,
             env=clean | chosen,
             capture_output=True,
@@ -115,3 +119,21 @@ def test_a_tier_has_its_tests_and_its_profile(
         assert done.stdout.startswith(f"{chosen.get('HYPOTHESIS_PROFILE', profile)}: -m pytest")
         assert done.stdout.endswith(f"{words} --last\n")
         assert ("-m not slow" in done.stdout) == bool(words)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "cuda12"])
+def test_what_mlx_computes_with_is_installed_as_chosen(tmp_path: Path, backend: str) -> None:
+    said = commands(tmp_path / "new", "serve", f"BACKEND={backend}")
+    assert f'--editable ".[{backend}]"' in said
+    assert f"MLX will compute with: {backend}" in said
+    assert ("BACKEND=cpu" in said) == (backend != "cpu")
+    assert ("constraints.txt mkl" in said) == (backend == "cpu" and HAS_MKL)
+    assert f'--editable ".[dev,{backend}]"' in commands(
+        tmp_path / "new", "test", f"BACKEND={backend}"
+    )
+
+
+def test_make_serve_takes_a_port_and_tries_it_first(tmp_path: Path) -> None:
+    said = commands(tmp_path / "new", "serve", "PORT=9000", "ARGS=--model x").splitlines()
+    assert said[0].endswith('tools/free_port.py "9000" --model x')
+    assert said[-1].endswith("rootstock serve --port 9000 --model x")

@@ -26,7 +26,7 @@ from mlx_lm.utils import load_model
 from rich.console import Console
 from rich.markup import escape
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
@@ -93,7 +93,7 @@ class Scorer:
     async def _answer(self, name: str, prompt: tuple[int, ...]) -> Answer:
         request = Request(name, prompt, MAX_TOKENS, SamplingParams(temperature=0))
         said = [
-            token async for event in self._engine.generate(request) for token in event.token_ids
+            token async for event in events_of(self._engine, request) for token in event.token_ids
         ]
         return tuple(said[:-1] if said and said[-1] == self._eos_token_id else said)
 

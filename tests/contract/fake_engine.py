@@ -11,7 +11,7 @@ import numpy as np
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
-from engine.api import EngineStopped
+from engine.api import EngineError, EngineStopped, EventSink
 from engine.remote.engine import RequestCounters
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
@@ -240,24 +240,42 @@ class FakeEngine:
         if self.script.refusal is not None:
             raise self.script.refusal
 
-    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+    def generate(self, request: Request, sink: EventSink) -> "FakeSubmission":
+        return FakeSubmission(asyncio.get_running_loop().create_task(self._run(request, sink)))
+
+    async def _run(self, request: Request, sink: EventSink) -> None:
+        try:
+            async with aclosing(self.events(request)) as events:
+                async for event in events:
+                    sink.put(event)
+        except Exception as error:
+            sink.fail(error)
+
+    async def events(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        """What a sink gets. Tests may override it."""
         self.submitted.put(request)
-        with self._counters.track(request.n) as tracked:
-            if self.script.refusal is not None:
-                raise self.script.refusal
-            self._live[request.id] = request
-            self._idle.clear()
-            try:
-                async with aclosing(self._events(request, tracked.live)) as events:
-                    async for event in events:
-                        tracked.note(event)
-                        yield event
-            finally:
-                del self._live[request.id]
-                if not self._live:
-                    self._idle.set()
-                if tracked.live:
-                    self.aborted.put(request.id)
+        self._counters.received(request.n)
+        refusal, live = self.script.refusal, set(range(request.n))
+        if refusal is not None:
+            if isinstance(refusal, EngineError):
+                self._counters.refused(refusal, request.n)
+            raise refusal
+        self._live[request.id] = request
+        self._idle.clear()
+        try:
+            async with aclosing(self._events(request, live)) as events:
+                async for event in events:
+                    if event.finish_reason is not None:
+                        live.remove(event.index)
+                        self._counters.finished(event.finish_reason)
+                    yield event
+        finally:
+            del self._live[request.id]
+            if not self._live:
+                self._idle.set()
+            if live:
+                self._counters.finished(FinishReason.ABORT, len(live))
+                self.aborted.put(request.id)
 
     async def _events(self, request: Request, live: Set[int]) -> AsyncGenerator[OutputEvent, None]:
         for position, events in enumerate(self._steps(request), start=-1):
@@ -401,6 +419,16 @@ class FakeEngine:
 
     def _answer(self, request: Request, index: int) -> bytes:
         return self.script.answers[index % len(self.script.answers)].encode()
+
+
+@dataclass(frozen=True)
+class FakeSubmission:
+    """Implements engine.api.Submission."""
+
+    task: "asyncio.Task[None]"
+
+    def end(self) -> None:
+        self.task.cancel()
 
 
 async def _first(gate: Gate, tasks: TaskGroup) -> None:

@@ -13,7 +13,7 @@ from engine.values.settings import AdapterConfig, EngineConfig
 from server.generation.models import model_aliases, served_models
 from server.generation.replays import Replays
 from server.settings import Settings
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 from server.workers import Workers
 from tests.adapters import write_adapter
 from tests.checkpoints import FAMILIES, write_family

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.build import load
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
@@ -75,7 +75,7 @@ async def _ask(engine: Engine, name: str, prompt: Sequence[int], cache_salt: str
     sampling = SamplingParams(temperature=0)
     request = Request(name, tuple(prompt), 2, sampling, cache_salt=cache_salt)
     cached_tokens = -1
-    async for event in engine.generate(request):
+    async for event in events_of(engine, request):
         assert event.error is None
         if event.usage is not None:
             cached_tokens = event.usage.cached_tokens

@@ -144,8 +144,8 @@ def test_a_query_is_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) ->
 class NumberEngine(FakeEngine):
     """Its score of a pair is how many tokens that has."""
 
-    async def generate(self, request: Request) -> Any:
-        async for event in super().generate(request):
+    async def events(self, request: Request) -> Any:
+        async for event in super().events(request):
             score = np.array([len(request.prompt)], "<f4").tobytes()
             yield replace(event, pooled=score) if event.finish_reason else event
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped
+from engine.api import EngineStopped, events_of
 from engine.launch import launch
 from engine.remote import connection
 from engine.remote import engine as remote_engine
@@ -66,7 +66,7 @@ async def begun(engine: RemoteEngine, answer: list[OutputEvent]) -> "asyncio.Tas
     first = asyncio.Event()
 
     async def collect() -> None:
-        async for event in engine.generate(LONG):
+        async for event in events_of(engine, LONG):
             answer.append(event)
             first.set()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
@@ -23,8 +23,8 @@ CONVERSATION = random_tokens(4_000, seed=1)
 async def ask(engine: Engine, prompt: list[int]) -> int:
     """How many of its tokens were cached."""
     cached_tokens = -1
-    async for event in engine.generate(
-        Request("only", tuple(prompt), 2, SamplingParams(temperature=0))
+    async for event in events_of(
+        engine, Request("only", tuple(prompt), 2, SamplingParams(temperature=0))
     ):
         assert event.error is None
         if event.usage is not None:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from engine.api import Engine, InvalidRequest
+from engine.api import Engine, InvalidRequest, events_of
 from engine.launch import launch
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import (
@@ -64,7 +64,7 @@ def request(name: str, seed: int = 1, max_tokens: int = 200, **options: Any) -> 
 
 
 async def said(engine: Engine, request: Request) -> list[OutputEvent]:
-    return [event async for event in engine.generate(request)]
+    return [event async for event in events_of(engine, request)]
 
 
 def text_of(events: list[OutputEvent]) -> str:

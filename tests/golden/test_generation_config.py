@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.api import events_of
 from engine.launch import launch
 from engine.mlx_backend.backend import load_backend
 from engine.values.model import ModelCard, SamplingDefaults
@@ -39,7 +40,7 @@ def _card(config: EngineConfig) -> ModelCard:
 async def _greedy(checkpoint: Path) -> list[OutputEvent]:
     engine = await launch(_config(checkpoint), lambda line: None)
     request = Request("greedy", PROMPT, 12, SamplingParams(temperature=0))
-    events = [event async for event in engine.generate(request)]
+    events = [event async for event in events_of(engine, request)]
     await engine.drain(0.0)
     return events
 

@@ -20,8 +20,7 @@ from mlx_lm.tool_parsers import function_gemma, gemma4, pythonic
 
 from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import harmony
-from server.parsing.formats.gemma_calls import FUNCTION_GEMMA, GEMMA4
-from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
+from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
 from tests.profiles import examples
 from tests.unit.parsing.answers import parsed, pieces
 

@@ -21,6 +21,7 @@ from openai.lib.streaming._deltas import accumulate_delta
 from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion as WholeChat
 from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
@@ -28,17 +29,24 @@ from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
-from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
 from server.dialects.messages.schema import MessagesRequest
 from server.dialects.messages.write import messages_job
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
-from server.generation.completion_request import CompletionRequest
+from server.dialects.responses.answer import RESPONSE_EVENTS, ResponseBody
+from server.dialects.responses.job import response_form
+from server.dialects.responses.read import ReadInput
+from server.dialects.responses.schema import ResponsesRequest
+from server.dialects.responses.store import ResponseStore
+from server.dialects.responses.tools import RequestTools
+from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.record import RequestRecord
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan
 
@@ -242,6 +250,52 @@ def test_a_message(play: Play, is_marked: bool) -> None:
     Message.model_validate(answer)
     assert message is not None
     assert message.to_dict() == {**answer, "stop_details": None}
+
+
+@given(
+    play=plays(ANSWERS),
+    include=st.sets(st.sampled_from(["reasoning.encrypted_content", "no such"])),
+    reasoning=st.sampled_from([{}, {"summary": "auto"}]),
+)
+def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) -> None:
+    tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
+    fields = {"input": "Hi", "tools": tools, "include": list(include), "reasoning": reasoning}
+    body = ResponsesRequest.model_validate(fields)
+    prompt, request = Conversation.model_validate({"messages": USER}), Request("r", (1, 2), 9)
+
+    def job(record: RequestRecord, store: ResponseStore) -> Job:
+        given = ReadInput(prompt, RequestTools(body.tools), (), None)
+        form = response_form(body, given, request, MODEL, record, store)
+        return Job(
+            model=MODEL,
+            requests=[request],
+            render=form.whole,
+            writer=form.writer,
+            plan=scripted_plan(*play.answers),
+            tokenizer=form.tokenizer if play.logprobs else None,
+        )
+
+    events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    record, store = RequestRecord("r", "client"), ResponseStore(9, 1 << 20)
+    deltas, logprobs = dict[int, str](), dict[int, list[Any]]()
+    for number, data in enumerate(server_sent(streamed(job(record, store), play))):
+        event = events.validate_python(documented(data, *RESPONSE_EVENTS))
+        assert event.sequence_number == number
+        if "delta" in data:
+            index = event.output_index
+            deltas[index] = deltas.get(index, "") + event.delta
+            logprobs.setdefault(index, []).extend(data.get("logprobs", ()))
+    stored = store.get(record.key, "resp_r")
+    assert stored is not None
+    assert json.loads(stored.json) == data["response"]
+    answer = documented(json.loads(whole(job(record, store), play)), ResponseBody)
+    Response.model_validate(answer)
+    times = {"created_at": 0, "completed_at": 0}
+    assert {**answer, **times} == {**data["response"], **times}
+    for index, item in enumerate(answer["output"]):
+        (part,) = (*item.get("content", ()), *item.get("summary", ())) or (item,)
+        text = part.get("text", part.get("arguments", part.get("input")))
+        assert (text, part.get("logprobs", [])) == (deltas[index], logprobs[index])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 
 import jsonschema
 
-from engine.api import Engine, InvalidRequest
+from engine.api import Engine, InvalidRequest, events_of
 from engine.values.output import FinishReason
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from tests.schemas.generate import Generator, Schema
@@ -39,7 +39,7 @@ async def _answer(engine: Engine, seed: int, max_tokens: int) -> str:
         f"{seed}", (5, 6, 7), max_tokens, SamplingParams(seed=seed), constraint=constraint
     )
     try:
-        events = [event async for event in engine.generate(request)]
+        events = [event async for event in events_of(engine, request)]
     except InvalidRequest:
         return "refused"
     text = "".join(event.text for event in events)

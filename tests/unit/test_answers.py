@@ -12,7 +12,7 @@ from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}

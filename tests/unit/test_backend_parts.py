@@ -4,6 +4,7 @@ import io
 import math
 import re
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.api import ModelError
+from engine.mlx_backend import backend
 from engine.mlx_backend.backend import load_backend, mlx_imports
 from engine.mlx_backend.host import device_memory_bytes
 from engine.mlx_backend.loading.checkpoint import (
@@ -217,3 +219,21 @@ def test_the_limit_of_open_files_stays_as_it_is() -> None:
     with mlx_imports():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+@pytest.mark.parametrize(
+    ("on_cuda", "advice"),
+    [(True, "in a clone: make serve BACKEND=cpu"), (False, "-m pip install 'mlx[cpu]'")],
+)
+def test_mlx_that_does_not_start_is_one_line(
+    on_cuda: bool, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "has_cuda_package", lambda: on_cuda)
+    monkeypatch.setitem(sys.modules, "mlx.core", None)  # as where its library cannot be loaded
+    with (
+        pytest.raises(ModelError, match=r"^MLX (for CUDA )?does not start") as caught,
+        mlx_imports(),
+    ):
+        pytest.fail("MLX has been imported")
+    assert advice in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
+from server.dialects.completions.schema import CompletionRequest
 from server.errors import ApiError, ClientLeft
-from server.generation.completion_request import CompletionRequest
 from server.http.body import BodyReader, parse
 from server.json_size import (
     MAX_DIGITS,

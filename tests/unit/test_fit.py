@@ -331,3 +331,26 @@ def test_metal_keeps_scores_of_short_rows_with_many_queries_for_a_kv_head() -> N
     few, many = (workspace_of(FusedAttention.METAL, kv_heads=kv_heads) for kv_heads in (8, 4))
     assert few.short_bytes == 0
     assert many.short_bytes == HEADS_8B * 4
+
+
+LONG = AttentionWorkspace(rows=4, tokens=512, key_bytes=0, copies=0, pair_bytes=8)
+"""Attention that takes 4 KiB for each token of the longest sequence."""
+
+
+def test_the_longest_context_that_fits_beside_the_cache_that_was_asked_for() -> None:
+    asked = replace(configured(PLAN, kv_cache_bytes=17 * GIB), workspace=LONG)
+    fitting = asked.fitting()
+    assert (fitting.context_tokens, fitting.sizes.n_blocks) == (1 << 19, 17 * 1024)
+    longer = replace(fitting, context_tokens=fitting.context_tokens + CONFIG.block_size)
+    assert refusal(longer).startswith("kv_cache_bytes of 17.0 GiB does not fit")
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [None, 10 * GIB])
+def test_a_context_that_fits_stays(kv_cache_bytes: int | None) -> None:
+    plan = replace(PLAN, config=replace(CONFIG, kv_cache_bytes=kv_cache_bytes))
+    assert plan.fitting() is plan
+
+
+def test_where_no_context_fits_the_whole_one_is_explained() -> None:
+    too_large = configured(PLAN, kv_cache_bytes=900 * GIB)
+    assert refusal(too_large.fitting()) == refusal(too_large)

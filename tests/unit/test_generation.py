@@ -1,7 +1,9 @@
 """Events on their way from the engine to the answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,38 +11,45 @@ import pytest
 from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
-from engine.values.output import OutputEvent
+from engine.api import Engine, EventSink, Submission
+from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.dialects.base import Job
 from server.dialects.delivery import EventStreamResponse
 from server.errors import ApiError, ClientLeft
 from server.generation.choice import AnswerUsage, Choice, Step
-from server.generation.events import MergedEvents, generating
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
+from server.generation.stream import REQUESTS_AT_ONCE, Inbox, generating
 from server.http.unsent import Unsent, UnsentBudget, queued_bytes
 from server.http.waiting import client_waiting
 from server.record import RequestRecord
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")
+LAST = OutputEvent("r", 0, finish_reason=FinishReason.STOP, usage=Usage(1, 0, 1))
 EVENT_BYTES = queued_bytes(EVENT)
+PATIENCE = 10.0
 
 
 class Endless(FakeEngine):
     """An engine that always has the next event ready, whatever else happens."""
 
-    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+    async def events(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         loop = asyncio.get_running_loop()
         try:
             while True:
                 ready = loop.create_future()
                 loop.call_soon(ready.set_result, None)
                 await ready
-                yield EVENT
+                yield replace(EVENT, request_id=request.id)
         finally:
             self.aborted.put(request.id)
+
+    async def next_aborted(self) -> str:
+        """The id of the next request that has been aborted."""
+        return await asyncio.to_thread(self.aborted.get, timeout=PATIENCE)
 
 
 def ignore(error: ApiError) -> None:
@@ -100,16 +109,14 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
     async def read_until_left() -> None:
         with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-            async with (
-                client_waiting(receive),
-                generating(engine, requests, unsent, record, RequestTracker()) as events,
-            ):
-                async for _ in events:
-                    left.set()
+            async with client_waiting(receive):
+                with generating(engine, requests, unsent, record, RequestTracker()) as inbox:
+                    async for _ in inbox:
+                        left.set()
 
     with pytest.raises(ClientLeft):
         await read_until_left()
-    assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
+    assert {await engine.next_aborted() for _ in requests} == {r.id for r in requests}
 
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
@@ -122,47 +129,86 @@ async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end
         with pytest.raises(ApiError) as caught:
             await stream(scope, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-    aborted = {engine.aborted.get_nowait() for _ in job.requests}
+    aborted = {await engine.next_aborted() for _ in job.requests}
     assert aborted == {request.id for request in job.requests}
 
 
-async def test_what_is_taken_no_longer_counts() -> None:
-    with UnsentBudget(2 * EVENT_BYTES, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
+class PassiveEngine:
+    """An engine of which a test gives the events itself."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.ended: list[str] = []
+
+    def generate(self, request: Request, sink: EventSink) -> Submission:
+        self.submitted.append(request.id)
+        return cast(Submission, SimpleNamespace(end=lambda: self.ended.append(request.id)))
+
+
+@contextmanager
+def passive_inbox(
+    unsent: Unsent, n_requests: int = 1, engine: PassiveEngine | None = None
+) -> Iterator[Inbox]:
+    ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
+    requests = [Request(id, (1,), 1) for id in ids]
+    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, unsent)
+    with unsent.ended_by(inbox.abort_with), inbox.submitted(lambda event: None):
+        yield inbox
+
+
+async def test_only_a_backlog_counts() -> None:
+    budget = UnsentBudget(2 * EVENT_BYTES, 10**9)
+    with budget.answer(ignore) as unsent, passive_inbox(unsent) as inbox:
         for _ in range(10):
-            events.put(0, EVENT)
-            await anext(events)
-        events.put(0, EVENT)
-        events.put(0, EVENT)
+            inbox.put(EVENT)
+            assert unsent.n_bytes == 0
+            await anext(inbox)
+        for _ in range(3):
+            inbox.put(EVENT)
+        assert unsent.n_bytes == 2 * EVENT_BYTES
+        assert await anext(inbox) == {0: [EVENT] * 3}
+        assert unsent.n_bytes == 0
+        for _ in range(4):
+            inbox.put(EVENT)
         with pytest.raises(ApiError, match=f"More than {2 * EVENT_BYTES} bytes"):
-            events.put(0, EVENT)
+            await anext(inbox)
 
 
-async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> None:
+async def test_a_failure_waits_behind_the_events_and_an_abort_does_not() -> None:
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
-        events.put(0, EVENT)
-        events.fail(ValueError("the engine broke"))
-        assert await anext(events) == [(0, EVENT)]
-        with pytest.raises(ValueError, match="the engine broke"):
-            await anext(events)
-        events = MergedEvents(1, unsent)
-        events.put(0, EVENT)
-        events.overrun(ApiError(400, "too much"))
-        with pytest.raises(ApiError, match="too much"):
-            await anext(events)
-        with pytest.raises(ApiError, match="too much"):
-            events.put(0, EVENT)
+        with passive_inbox(unsent) as inbox:
+            inbox.put(EVENT)
+            inbox.fail(ValueError("the engine broke"))
+            assert await anext(inbox) == {0: [EVENT]}
+            with pytest.raises(ValueError, match="the engine broke"):
+                await anext(inbox)
+        with passive_inbox(unsent) as inbox:
+            inbox.put(EVENT)
+            inbox.abort_with(ApiError(400, "too much"))
+            inbox.put(EVENT)
+            with pytest.raises(ApiError, match="too much"):
+                await anext(inbox)
 
 
 async def test_waiting_in_vain_loses_no_event() -> None:
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = MergedEvents(1, unsent)
+    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent, passive_inbox(unsent) as inbox:
         with move_on_after(0):
-            await anext(events)
-        events.put(0, EVENT)
-        events.source_ended()
-        assert [batch async for batch in events] == [[(0, EVENT)]]
+            await anext(inbox)
+        inbox.put(EVENT)
+        inbox.put(LAST)
+        assert [batch async for batch in inbox] == [{0: [EVENT, LAST]}]
+
+
+async def test_the_engine_has_some_of_many_requests_at_a_time() -> None:
+    engine, n_requests = PassiveEngine(), REQUESTS_AT_ONCE + 2
+    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        with passive_inbox(unsent, n_requests, engine) as inbox:
+            assert len(engine.submitted) == REQUESTS_AT_ONCE
+            inbox.put(LAST)
+            assert await anext(inbox) == {0: [LAST]}
+            assert (engine.ended, len(engine.submitted)) == (["r"], REQUESTS_AT_ONCE + 1)
+        assert sorted(engine.ended) == sorted(engine.submitted)
+        assert len(engine.submitted) == REQUESTS_AT_ONCE + 1, "nothing is submitted at the end"
 
 
 def test_the_largest_answer_ends_where_all_hold_too_much() -> None:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api import events_of
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
 from load_tests.report import Percentiles
-from load_tests.streams import paced
+from load_tests.streams import crowd, paced
 from load_tests.streams.command import WORD, Streaming, table
 from load_tests.streams.listening import Heard, WordCounter, listen
 from tests.hosting import hosted
@@ -29,7 +30,7 @@ async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
 
     async def text(request: Request) -> str:
-        return "".join([event.text async for event in engine.generate(request)])
+        return "".join([event.text async for event in events_of(engine, request)])
 
     assert await asyncio.gather(*map(text, asking)) == [3 * WORD, 4 * WORD]
     await engine.drain(0.0)
@@ -82,3 +83,32 @@ def test_a_daemon_that_falls_behind_is_told_from_one_that_does_not() -> None:
 def test_the_table_has_a_cell_for_every_column() -> None:
     found = table((streaming(20.0),))
     assert [len(row) for row in found.rows] == [len(found.columns)]
+
+
+async def test_a_crowd_begins_anew_when_its_connections_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crowd, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(crowd, "SETTLE_SECONDS", 0.01)
+    came = list[tuple[str, bytes]]()
+    enough = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address, _ = writer.get_extra_info("peername")
+        came.append((address, (await reader.readuntil(b"\r\n")).split()[0]))
+        if len(came) == 6:
+            enough.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with crowd._tasks([crowd._slow_reader(port, 0), crowd._quiet(port, 1)]):
+            await asyncio.wait_for(enough.wait(), 10)
+    assert set(came) == {("127.0.1.1", b"POST"), ("127.0.1.2", b"GET")}
+
+
+def test_the_table_of_a_crowd() -> None:
+    phase = crowd.Phase("beside the crowd", 2000, Percentiles(0.05, 0.06, 0.07), 0.17, 232 << 20)
+    assert crowd.table([phase]).rows == (
+        ("beside the crowd", "2000", "50.0", "60.0", "70.0", "0.17", "232"),
+    )

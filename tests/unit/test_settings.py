@@ -129,6 +129,7 @@ def test_engine_config_takes_its_share() -> None:
     flags = {
         "model": ["m"],
         "kv_cache_bytes": "1MiB",
+        "max_model_len": 4096,
         "block_size": 8,
         "max_running": 2,
         "max_waiting": 3,
@@ -141,9 +142,22 @@ def test_engine_config_takes_its_share() -> None:
         "generation_config": "none",
     }
     expected = EngineConfig(
-        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "off", "eager", "gather", generation_config="none"
+        model="m",
+        kv_cache_bytes=2**20,
+        max_model_len=4096,
+        block_size=8,
+        max_running=2,
+        max_waiting=3,
+        step_tokens=4,
+        max_prompt_share=0.5,
+        prefix_cache=False,
+        speculate="off",
+        decode="eager",
+        attention="gather",
+        generation_config="none",
     )
     assert config_of(flags) == expected
+    assert config_of(flags | {"max_model_len": "auto"}).max_model_len is None
 
 
 def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:

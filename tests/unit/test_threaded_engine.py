@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
+from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull, events_of
 from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
 from engine.core.loop import Deliver, EngineLoop
@@ -111,7 +111,7 @@ async def test_who_was_refused_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
     setup.runner.gate.release()
-    async with aclosing(setup.engine.generate(request("a", max_tokens=150))) as events:
+    async with aclosing(events_of(setup.engine, request("a", max_tokens=150))) as events:
         async for _ in events:
             break
     setup.runner.open()

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from engine.api import events_of
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
@@ -138,7 +139,7 @@ class Setup(Parts):
         self.engine = hosted(self.build, Letters())
 
     async def collect(self, request: Request) -> list[OutputEvent]:
-        return [event async for event in self.engine.generate(request)]
+        return [event async for event in events_of(self.engine, request)]
 
     async def asked(self, n_calls: int) -> None:
         """So many calls wait for the end of the step."""

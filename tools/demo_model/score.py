@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api import Engine
+from engine.api import Engine, events_of
 from engine.launch import launch
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
@@ -116,7 +116,7 @@ async def _answer(engine: Engine, index: int, question: Question) -> tuple[str, 
         f"question-{index}", tuple(prompt), _MAX_TOKENS, SamplingParams(temperature=0)
     )
     text, reason = "", None
-    async for event in engine.generate(request):
+    async for event in events_of(engine, request):
         text += event.text
         reason = event.finish_reason
     return text, reason is FinishReason.STOP

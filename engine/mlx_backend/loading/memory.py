@@ -224,6 +224,28 @@ class MemoryPlan:
     context_tokens: int  # of the longest sequence that the model can have
     check_bytes: int = 0  # of the check at load, which ends before storage is allocated
 
+    def fitting(self) -> "MemoryPlan":
+        """This plan with the longest context that fits, in whole blocks: its own where that fits,
+        and where none does, which `sizes` then explains.
+        """
+        block_size = self.config.block_size
+
+        def does_not_fit(n_blocks: int) -> bool:
+            try:
+                _ = replace(self, context_tokens=n_blocks * block_size).sizes
+            except ModelError:
+                return True
+            return False
+
+        n_blocks = blocks_for(self.context_tokens, block_size)
+        try:
+            _ = self.sizes
+        except ModelError:
+            n_blocks = bisect_right(range(1, n_blocks), False, key=does_not_fit)
+        else:
+            return self
+        return replace(self, context_tokens=n_blocks * block_size) if n_blocks else self
+
     @cached_property
     def sizes(self) -> StorageSizes:
         """How much storage of each kind there is."""

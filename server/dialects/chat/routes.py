@@ -14,7 +14,7 @@ from server.dialects.delivery import (
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
-from server.dialects.rendering import RenderedRequest, check_requests, rendered_request
+from server.dialects.openai import RenderedRequest, check_requests, rendered_request
 from server.generation.conversation import Chat
 from server.generation.models import ServedModel
 from server.generation.requests import prepare_chat

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from server.dialects.logprobs import ChoiceLogprobs
-from server.dialects.openai import UsageBody
+from server.dialects.openai import ChoiceLogprobs, UsageBody
 from server.dialects.prompt import ChatConversation
 from server.errors import UNSUPPORTED
 from server.generation.conversation import Content

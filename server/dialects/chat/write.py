@@ -8,9 +8,9 @@ from pydantic_core import to_json
 from engine.values.request import Request
 from server.dialects.base import Job
 from server.dialects.chat.schema import ChatRequest
-from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (
     ChunkWriter,
+    chat_logprobs,
     response_fields,
     usage_fields,
     wire_finish_reason,

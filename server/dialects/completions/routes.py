@@ -3,7 +3,7 @@
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.completions.schema import Completion, CompletionChunk
+from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
 from server.dialects.delivery import (
     COMMENTS,
@@ -12,8 +12,7 @@ from server.dialects.delivery import (
     when_loaded,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
-from server.dialects.rendering import RenderedRequests, check_requests, rendered_request
-from server.generation.completion_request import CompletionRequest
+from server.dialects.openai import RenderedRequests, check_requests, rendered_request
 from server.generation.models import ServedModel
 from server.generation.requests import prepare_completion
 from server.http.unsent import TOKEN_BYTES
@@ -36,7 +35,7 @@ async def create_completion(
     service.check_priority(body.priority)
 
     async def begin(model: ServedModel) -> Response:
-        requests, echoes = await prepare_completion(body, model, record)
+        requests, echoes = await prepare_completion(body.completion, model, record)
         job = completion_job(body, model, requests, echoes, record.id)
         return await respond(job, http, service)
 
@@ -53,7 +52,7 @@ async def render_completion(
     """One entry for each prompt."""
     model = await service.model(body.model, record)
     service.check_priority(body.priority)
-    requests, _ = await prepare_completion(body, model, record)
+    requests, _ = await prepare_completion(body.completion, model, record)
     await check_requests(requests, model, record)
     return await respond_without_engine(
         lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),

@@ -1,11 +1,79 @@
-"""`POST /v1/completions`: the completion and its chunks. The request is generation's."""
+"""`POST /v1/completions`: the request, the completion and its chunks."""
 
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
 
 from server.dialects.openai import UsageBody, WireFinishReason
+from server.errors import UNSUPPORTED
+from server.generation.request_fields import (
+    MAX_PROMPTS,
+    GenerationRequest,
+    Prompt,
+    TokenLimit,
+    WirePrompt,
+    parse_prompts,
+)
+from server.generation.requests import TextCompletion
+from server.generation.tools import MAX_TOOLS
 from server.json_model import SparseModel
+
+WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
+AnyList = Annotated[list[Any], Field(max_length=MAX_TOOLS)]
+
+
+class CompletionRequest(GenerationRequest):
+    EXAMPLE: ClassVar = {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0}
+
+    prompt: Prompts | None = None
+    max_tokens: TokenLimit | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: SkipJsonSchema[str] = ""
+    tools: SkipJsonSchema[AnyList] = Field(default_factory=list)
+    functions: SkipJsonSchema[AnyList] = Field(default_factory=list)
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_at_least_n(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n, stream = info.data.get("n", 1), info.data.get("stream", False)
+        if best_of is not None and best_of < n:
+            raise PydanticCustomError("best_of", "must be at least n ({n})", {"n": n})
+        if best_of is not None and best_of > n and stream:
+            raise PydanticCustomError("best_of", "cannot be above n with stream")
+        return best_of
+
+    @field_validator("tools", "functions")
+    @classmethod
+    def _no_tools(cls, tools: list[Any]) -> list[Any]:
+        if tools:
+            raise PydanticCustomError(UNSUPPORTED, "only chat completions have tools")
+        return tools
+
+    @field_validator("suffix")
+    @classmethod
+    def _no_suffix(cls, suffix: str) -> str:
+        if suffix:
+            raise PydanticCustomError(UNSUPPORTED, "inserting text is not supported")
+        return suffix
+
+    @property
+    def completion(self) -> TextCompletion:
+        """What the body asks for, without its fields of the answer's form."""
+        return TextCompletion(
+            prompts=self.prompt or [""],
+            sampling=self,
+            structure=self.structure,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            best_of=self.best_of,
+            logprobs=self.logprobs,
+            echo=self.echo,
+        )
 
 
 class CompletionLogprobs(BaseModel):

@@ -13,15 +13,16 @@ from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Request
 from server.dialects.base import Job
-from server.dialects.logprobs import LOWEST_LOGPROB, token_text
+from server.dialects.completions.schema import CompletionRequest
 from server.dialects.openai import (
+    LOWEST_LOGPROB,
     ChunkWriter,
     response_fields,
+    token_text,
     usage_fields,
     wire_finish_reason,
 )
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
-from server.generation.completion_request import CompletionRequest
 from server.generation.models import ServedModel
 
 PromptLogprobs = Sequence[TokenLogprob | None]

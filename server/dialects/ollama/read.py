@@ -16,19 +16,17 @@ from server.dialects.ollama.schema import (
     OllamaMessageParam,
     OllamaToolCallParam,
 )
-from server.errors import UNSUPPORTED, invalid, invalid_field
-from server.generation.completion_request import CompletionRequest
+from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
 from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
 from server.generation.models import ServedModel
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
-    NamedSchema,
-    ResponseFormat,
     SampledRequest,
     of_schema,
 )
+from server.generation.requests import TextCompletion
 from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
 
 
@@ -126,14 +124,14 @@ def _message(role: Literal["system", "user"], text: str) -> Message:
     return Message(role=role, content=[TextPart(type="text", text=text)])
 
 
-def raw_completion(body: OllamaGenerateRequest) -> CompletionRequest:
-    """A prompt that goes past the chat template, `system` with it."""
-    return CompletionRequest(
-        prompt=[body.prompt],
+def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompletion:
+    """A prompt that goes past the chat template, `system` with it. Raises ApiError (400)."""
+    return TextCompletion(
+        prompts=[body.prompt],
+        sampling=SampledRequest(**_sampled(body, model)),
+        structure=_structure(body),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
-        response_format=_response_format(body),
-        **_sampled(body),
     )
 
 
@@ -155,7 +153,7 @@ def _chat(
         raise invalid_field(error) from None
     return Chat(
         conversation=conversation,
-        sampling=SampledRequest(**_sampled(body)),
+        sampling=SampledRequest(**_sampled(body, model)),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
         structure=_structure(body),
@@ -178,8 +176,14 @@ def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
             return {"chat_template_kwargs": {"enable_thinking": switch}}
 
 
-def _sampled(body: OllamaGenerationRequest) -> Fields:
-    options = body.options
+def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
+    """Raises ApiError (400) for a longer context than there is: the client counts on all of it, and
+    would lose what it sends.
+    """
+    options, most = body.options, model.engine.card.max_sequence_tokens
+    if options.num_ctx is not None and options.num_ctx > most:
+        problem = f"{options.num_ctx:,} tokens are more than {model.name} has room for, {most:,}"
+        raise refused_field("options.num_ctx", problem)
     fields: Fields = options.model_dump(include=PASSTHROUGH_OPTIONS, exclude_none=True)
     return fields | {
         "stream": body.stream,
@@ -195,22 +199,11 @@ def _max_tokens(body: OllamaGenerationRequest) -> int:
 
 
 def _structure(body: OllamaGenerationRequest) -> Structure | None:
-    schema = _schema(body)
-    return None if schema is None else ("format", of_schema(schema))
-
-
-def _response_format(body: OllamaGenerationRequest) -> ResponseFormat | None:
-    if (schema := _schema(body)) is None:
-        return None
-    return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
-
-
-def _schema(body: OllamaGenerationRequest) -> dict[str, Any] | None:
     match body.format:
         case dict(schema):
-            return schema
+            return "format", of_schema(schema)
         case "json":
-            return ANY_OBJECT
+            return "format", of_schema(ANY_OBJECT)
         case _:
             return None
 

@@ -133,7 +133,7 @@ async def _when_loaded(
     name = named(service, body.model)
 
     def line() -> bytes:
-        return empty_line(service.models.alias(name).name, shape)
+        return empty_line(name or service.models.find(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
     return await when_loaded(name, begin, http, service, keep_alive)
@@ -149,7 +149,7 @@ async def _generate_job(
 ) -> Job:
     requests: Sequence[EngineRequest]
     if body.raw:
-        completion = await model.workers.prepare(record, partial(raw_completion, body))
+        completion = await model.workers.prepare(record, partial(raw_completion, body, model))
         requests, _ = await prepare_completion(completion, model, record)
         plan = None
     else:
@@ -166,11 +166,11 @@ async def _unloaded(
     other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
     """
     name = named(service, body.model)
-    own = await service.chosen(name, record)
+    model = await service.chosen(name, record)
     if service.is_admin(record):
-        service.models.pool.begin_unload(own)
+        service.models.pool.begin_unload(model)
     else:
-        service.models.pool.withdraw(own, record.key)
+        service.models.pool.withdraw(model, record.key)
     return _answer_of(name, shape, "unload")
 
 
@@ -231,15 +231,10 @@ async def version() -> OllamaVersion:
 @models_router.endpoint("GET", "/api/tags")
 async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
     """The models that are served, under each of their names."""
-    models = service.models
-    allowed = [
-        (name, models.known[own])
-        for name, own in models.names()
-        if models.is_among(name, record.allowed_models)
-    ]
+    allowed = list(service.models.named(record.allowed_models))
 
     def read() -> OllamaModels:
-        return OllamaModels(models=[listed(name, one.settings.source) for name, one in allowed])
+        return OllamaModels(models=[listed(name, model.settings.source) for name, model in allowed])
 
     return await service.workers.run(record.client, 0, read)
 
@@ -249,7 +244,7 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     """The models that are loaded and that the key may use, under the first of their names."""
     found = []
     for name, loaded in service.models.all_loaded().items():
-        if not service.models.is_among(name, record.allowed_models):
+        if not loaded.model.is_allowed(name, record.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
         left = loaded.model.seconds_left(current_time())
@@ -265,9 +260,8 @@ async def show(
 ) -> OllamaModelInfo:
     """Loads nothing: it says what the model's files say, loaded or not."""
     name = named(service, body.named)
-    own = await service.chosen(name, record)
-    known = service.models.known[own]
-    read = partial(described, name or own, known.settings, known.card)
+    model = await service.chosen(name, record)
+    read = partial(described, name or model.name, model.settings, model.card)
     return await service.workers.run(record.client, 0, read)
 
 
@@ -290,7 +284,7 @@ async def _download(service: Service, name: str) -> Download | None:
     models = service.models
     if not models.has(name):
         return models.downloads.start(repository(name))
-    source = models.known[models.find(name)].settings.source
+    source = models.find(name).settings.source
     if await to_thread.run_sync(local_checkpoint, source) is not None:
         return None
     return models.downloads.start(source)

@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai import TokenLogprobBody
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
@@ -99,6 +99,9 @@ class OllamaOptions(RequestModel):
     here, and change nothing.
     """
 
+    num_ctx: int | None = Field(
+        None, description="The context is the model's; a longer one is refused."
+    )
     num_predict: int | None = Field(None, ge=-2, description="Below 1: no limit.")
     temperature: Temperature | None = Field(None, description=MODELS_OWN)
     top_p: TopP | None = Field(None, description=MODELS_OWN)

@@ -13,8 +13,8 @@ from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import ollama_error
-from server.dialects.logprobs import chat_logprobs
 from server.dialects.ollama.schema import DoneReason
+from server.dialects.openai import chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.models import ServedModel

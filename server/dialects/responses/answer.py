@@ -6,11 +6,12 @@ Answers are written as plain JSON objects (write.py), and no model validates the
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, create_model
 
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai import TokenLogprobBody
 from server.json_model import SparseModel
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -34,40 +35,37 @@ class SummaryText(BaseModel):
     text: str
 
 
-class OutputMessage(BaseModel):
+class _Item(SparseModel):
     id: str
-    type: Literal["message"]
     status: ItemStatus
+
+
+class OutputMessage(_Item):
+    type: Literal["message"]
     role: Literal["assistant"]
     content: list[OutputText]
 
 
-class ReasoningOutput(SparseModel):
-    id: str
+class ReasoningOutput(_Item):
     type: Literal["reasoning"]
-    status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
-class FunctionCallOutput(SparseModel):
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
+class _Call(_Item):
     call_id: str
     name: str
     namespace: str | None = None
+
+
+class FunctionCallOutput(_Call):
+    type: Literal["function_call"]
     arguments: str  # JSON
 
 
-class CustomToolCallOutput(SparseModel):
-    id: str
+class CustomToolCallOutput(_Call):
     type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
 
 
@@ -194,50 +192,38 @@ def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
     return model
 
 
-RESPONSE_EVENTS: tuple[type[BaseModel], ...] = (
+def _text_events(name: str, type: str, key: str, **fields: Any) -> Sequence[type[BaseModel]]:
+    """The models of the events in which a text grows and ends. Both have these fields."""
+    delta = _event(f"{name}Delta", f"{type}.delta", delta=str, **fields)
+    return delta, _event(f"{name}Done", f"{type}.done", **{key: str}, **fields)
+
+
+_LOGPROBS = list[TokenLogprobBody]
+_PART, _SUMMARY_PART = "response.content_part", "response.reasoning_summary_part"
+
+RESPONSE_EVENTS: Sequence[type[BaseModel]] = (
     StatusEvent,
     ItemEvent,
     _event(
         "PartEvent",
-        "response.content_part.added",
-        "response.content_part.done",
+        *(f"{_PART}.added", f"{_PART}.done"),
         content_index=int,
         part=OutputText | ReasoningText,
     ),
-    _event(
-        "OutputTextDelta",
-        "response.output_text.delta",
-        content_index=int,
-        delta=str,
-        logprobs=list[TokenLogprobBody],
+    *_text_events(
+        "OutputText", "response.output_text", "text", content_index=int, logprobs=_LOGPROBS
     ),
-    _event(
-        "OutputTextDone",
-        "response.output_text.done",
-        content_index=int,
-        text=str,
-        logprobs=list[TokenLogprobBody],
-    ),
-    _event("ReasoningTextDelta", "response.reasoning_text.delta", content_index=int, delta=str),
-    _event("ReasoningTextDone", "response.reasoning_text.done", content_index=int, text=str),
+    *_text_events("ReasoningText", "response.reasoning_text", "text", content_index=int),
     _event(
         "SummaryPartEvent",
-        "response.reasoning_summary_part.added",
-        "response.reasoning_summary_part.done",
+        *(f"{_SUMMARY_PART}.added", f"{_SUMMARY_PART}.done"),
         summary_index=int,
         part=SummaryText,
     ),
-    _event(
-        "SummaryTextDelta",
-        "response.reasoning_summary_text.delta",
-        summary_index=int,
-        delta=str,
-    ),
-    _event("SummaryTextDone", "response.reasoning_summary_text.done", summary_index=int, text=str),
+    *_text_events("SummaryText", "response.reasoning_summary_text", "text", summary_index=int),
     _event("ArgumentsDelta", "response.function_call_arguments.delta", delta=str),
     _event("ArgumentsDone", "response.function_call_arguments.done", name=str, arguments=str),
-    _event("CustomInputDelta", "response.custom_tool_call_input.delta", delta=str),
-    _event("CustomInputDone", "response.custom_tool_call_input.done", input=str),
+    *_text_events("CustomInput", "response.custom_tool_call_input", "input"),
 )
 
 _PREFIX = "rootstock1:"  # it tells the content from that of other servers

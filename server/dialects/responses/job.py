@@ -1,5 +1,6 @@
 """A Responses body as a job for the engine, and the fields of the response that repeat the body."""
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +20,11 @@ from server.dialects.responses.read import (
 )
 from server.dialects.responses.schema import FunctionTool, InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import ResponseStore, StoredConversation
-from server.dialects.responses.tools import RequestTools, flat, is_enforceable, log_dropped
+from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError
 from server.generation.conversation import Chat, Conversation
 from server.generation.models import ServedModel
-from server.generation.plan import AnswerPlan
 from server.generation.requests import chat_tokens, prepare_chat
 from server.record import RequestRecord
 
@@ -37,6 +37,8 @@ ECHOED = (
 
 SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
 """Fields that the response repeats with the model's own defaults."""
+
+log = logging.getLogger("rootstock.responses")
 
 
 async def responses_job(
@@ -52,57 +54,32 @@ async def responses_job(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-
-    def look_through() -> tuple[int, bool]:
-        log_dropped(body.tools, record.id)
-        leaves_strict_open = any(
-            isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in flat(body.tools)
-        )
-        return referenced_bytes(body, store, record.key), leaves_strict_open
-
-    n_bytes, leaves_strict_open = await model.workers.prepare(record, look_through)
-    record.n_bytes += n_bytes
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
     roles = model.prompts.roles
 
-    async def planned(
-        is_strict: Callable[[FunctionTool], bool],
-    ) -> tuple[ReadInput, Request, AnswerPlan]:
-        def read() -> tuple[ReadInput, Chat]:
-            tools = RequestTools(body.tools, is_strict)
-            given = read_input(body, tools, roles, store, record.key, max_bytes)
-            return given, as_chat(body, given.prompt)
+    def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
+        tools = RequestTools(body.tools, is_strict)
+        given = read_input(body, tools, roles, store, record.key, max_bytes)
+        return given, as_chat(body, given.prompt)
 
-        given, chat = await model.workers.prepare(record, read)
-        return given, *await prepare_chat(chat, model, record)
-
+    given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
+    if given.tools.hosted:
+        log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
     try:
-        given, request, plan = await planned(is_enforceable)
-        if leaves_strict_open:
+        request, plan = await prepare_chat(chat, model, record)
+        if given.tools.has_default_strict:
             record.slot.release()  # others need not wait while a grammar is tried
             await model.engine.check(request)
     except (ApiError, InvalidRequest, NoGrammars) as error:
         concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
-        if not concerns_tools or not leaves_strict_open:
+        if not concerns_tools or not given.tools.has_default_strict:
             raise
-        given, request, plan = await planned(lambda tool: False)
+        given, chat = await model.workers.prepare(record, partial(read, lambda tool: False))
+        request, plan = await prepare_chat(chat, model, record)
 
-    def response_form() -> ResponseForm:
-        new = [*stored_items(given.items, record.id)] if body.store else []
-        head = response_head(body, given.tools, request, model.name, f"resp_{record.id}")
-        return ResponseForm(
-            id=head["id"],
-            head=to_json(head),
-            tools=given.tools.by_function,
-            with_summary=body.reasoning.wants_summary,
-            with_sealed_reasoning=body.wants_encrypted_reasoning,
-            tokenizer=model.engine.tokenizer,
-            record=record,
-            context=StoredConversation(new, given.before),
-            store=store if body.store else None,
-            is_background=body.background,
-        )
-
-    form = await model.workers.prepare(record, response_form)
+    make_form = partial(response_form, body, given, request, model, record, store)
+    form = await model.workers.prepare(record, make_form)
     job = Job(
         model=model,
         requests=[request],
@@ -112,6 +89,31 @@ async def responses_job(
         tokenizer=form.tokenizer if body.wants_logprobs else None,
     )
     return job, form
+
+
+def response_form(
+    body: ResponsesRequest,
+    given: ReadInput,
+    request: Request,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+) -> ResponseForm:
+    """How the response is written, and its input as it is stored."""
+    id = f"resp_{record.id}"
+    new = [*stored_items(given.items, record.id)] if body.store else []
+    return ResponseForm(
+        id=id,
+        head=to_json(_head(body, given.tools, request, model.name, id)),
+        tools=given.tools.by_function,
+        with_summary=body.reasoning.wants_summary,
+        with_sealed_reasoning=body.wants_encrypted_reasoning,
+        tokenizer=model.engine.tokenizer,
+        record=record,
+        context=StoredConversation(new, given.before),
+        store=store if body.store else None,
+        is_background=body.background,
+    )
 
 
 async def input_tokens(
@@ -135,7 +137,7 @@ async def input_tokens(
     return len(await chat_tokens(prompt, model, record))
 
 
-def response_head(
+def _head(
     body: ResponsesRequest, tools: RequestTools, request: Request, model: str, id: str
 ) -> dict[str, Any]:
     """The fields of the response that never change."""

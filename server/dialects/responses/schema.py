@@ -59,51 +59,50 @@ OutputContent = Annotated[
 ]
 
 
-class MessageItem(RequestModel):
+class _Item(RequestModel):
+    id: ItemId | None = None
+
+
+class MessageItem(_Item):
     """A message of any role."""
 
     type: Literal["message"] = "message"
-    id: ItemId | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: MessageContent
 
 
-class FunctionCallItem(RequestModel):
+class _CallItem(_Item):
+    call_id: ItemId
+    name: str
+    namespace: str | None = None
+
+
+class FunctionCallItem(_CallItem):
     """A call that the model made. `namespace` is that of the tool, where it has one."""
 
     type: Literal["function_call"]
-    id: ItemId | None = None
-    call_id: ItemId
-    name: str
-    namespace: str | None = None
     arguments: str
 
 
-class CustomToolCallItem(RequestModel):
+class CustomToolCallItem(_CallItem):
     """A call of a custom tool, whose input is free text."""
 
     type: Literal["custom_tool_call"]
-    id: ItemId | None = None
-    call_id: ItemId
-    name: str
-    namespace: str | None = None
     input: str
 
 
-class ToolOutputItem(RequestModel):
+class ToolOutputItem(_Item):
     """The output of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    id: ItemId | None = None
     call_id: ItemId
     output: OutputContent
 
 
-class ReasoningItem(RequestModel):
+class ReasoningItem(_Item):
     """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
 
     type: Literal["reasoning"]
-    id: ItemId | None = None
     content: _TextParts = Field(default_factory=list)
     summary: _TextParts = Field(default_factory=list)
     encrypted_content: str | None = None

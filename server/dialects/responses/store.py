@@ -1,4 +1,4 @@
-"""Stored responses and their items, of each client, the least recently used evicted first."""
+"""The store of responses and their items, which evicts the least recently used of a client."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,8 +67,8 @@ Key: TypeAlias = tuple[str, str]
 
 
 class ClientResponses:
-    """Responses, the least recently used first, and their conversations. What several responses
-    continue is there once, and goes with the last of them.
+    """One client's responses, the least recently used first. A conversation that several of them
+    continue is kept once, and goes with the last of them.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class ClientResponses:
         return next(iter(self.responses))
 
     def add(self, key: Key, response: StoredResponse) -> list[StoredConversation]:
-        """Returns the conversations that were not here before."""
+        """Add a response. Returns the conversations that are new."""
         self.responses[key] = response
         self.n_bytes += response.n_bytes
         added = []
@@ -99,7 +99,7 @@ class ClientResponses:
         return added
 
     def remove(self, key: Key) -> list[StoredConversation]:
-        """Returns the conversations that no response here continues any more."""
+        """Remove a response. Returns the conversations that no other one continues."""
         response = self.responses.pop(key)
         self.n_bytes -= response.n_bytes
         removed = []
@@ -115,10 +115,10 @@ class ClientResponses:
             holder, held = held, held.before
         return removed
 
-    def touch(self, asked_for: Iterable[StoredConversation]) -> None:
+    def touch(self, conversations: Iterable[StoredConversation]) -> None:
         """Mark the latest responses that continue these as used."""
         passed = set[StoredConversation]()  # what many of them lead to is gone through once
-        for held in asked_for:
+        for held in conversations:
             holder: Key | StoredConversation = held
             while isinstance(holder, StoredConversation) and holder not in passed:
                 passed.add(holder)
@@ -165,7 +165,9 @@ class ResponseStore:
         return n_responses
 
     def put(self, client: str, owner: str, id: str, response: StoredResponse) -> None:
-        """`client` is whose responses it counts among, `owner` the API key that may retrieve it."""
+        """Store a response. It counts among the responses of `client`. Only the API key `owner` may
+        retrieve it.
+        """
         with self._lock:
             self._forget((owner, id))
             if response.n_bytes + response.conversation.total_bytes > self._max_bytes:
@@ -187,12 +189,12 @@ class ResponseStore:
             return responses[owner, id]
 
     def delete(self, owner: str, id: str) -> bool:
-        """Whether it was there."""
+        """Delete a response. Returns whether it was stored."""
         with self._lock:
             return self._forget((owner, id))
 
     def items(self, owner: str, ids: Iterable[str]) -> dict[str, StoredItem]:
-        """The stored ones of these items by their ids, whichever response they belong to."""
+        """The stored items of these ids, by id, whichever responses they belong to."""
         found = dict[str, StoredItem]()
         used = defaultdict[ClientResponses, list[StoredConversation]](list)
         with self._lock:
@@ -205,7 +207,7 @@ class ResponseStore:
         return found
 
     def item_bytes(self, owner: str, id: str) -> int:
-        """The size of a stored item; 0 where there is none."""
+        """The size of a stored item; 0 for one that is not stored."""
         with self._lock:
             locations = self._items.get((owner, id))
             return _last(locations)[1].n_bytes if locations else 0

@@ -1,6 +1,5 @@
 """The tools of a Responses request as functions of a chat request, and their calls back again."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,13 +16,11 @@ from server.dialects.responses.schema import (
     ResponseToolChoice,
 )
 from server.generation.tools import custom_function
-from server.parsing.enforced_schemas import is_enforced
+from server.parsing.schemas import is_enforced
 
-MAX_LOGGED = 8
+MAX_LOGGED = 8  # types of hosted tools
 
 Tool = TypeVar("Tool", bound=ResponseTool)
-
-log = logging.getLogger("rootstock.responses")
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -56,20 +53,27 @@ class RequestTools:
         tools: Sequence[ResponseTool],
         is_strict: Callable[[FunctionTool], bool] = is_enforceable,
     ) -> None:
+        self.has_default_strict = any(
+            isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in _flat(tools)
+        )
+        """Whether `is_strict` has decided for any of them."""
         tools = [_with_strict(tool, is_strict) for tool in tools]
+        self.declared = [_declared(tool) for tool in tools if not isinstance(tool, HostedTool)]
+        """The tools as the client sent them, with `strict` as it is applied."""
         self.functions: list[dict[str, Any]] = []
         """The tools as a chat request declares them."""
-        self.declared = [_declared(tool) for tool in tools if not isinstance(tool, HostedTool)]
-        """The tools as the client sent them, and as they are applied."""
         self.by_function: dict[str, ClientTool] = {}
         """The tools by the names of their functions."""
-        for tool, namespace in flat(tools):
-            if not isinstance(tool, HostedTool):
-                name = function_name(tool.name, namespace)
-                self.by_function[name] = ClientTool(
-                    tool.name, namespace, isinstance(tool, CustomTool)
-                )
-                self.functions.append({"type": "function", "function": _function(name, tool)})
+        hosted = set[str]()
+        for tool, namespace in _flat(tools):
+            if isinstance(tool, HostedTool):
+                hosted.add(tool.type[:64])
+                continue
+            name = function_name(tool.name, namespace)
+            self.by_function[name] = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
+            self.functions.append({"type": "function", "function": _function(name, tool)})
+        self.hosted = sorted(hosted)[:MAX_LOGGED]
+        """Some types of the hosted tools."""
 
 
 def _with_strict(tool: Tool, is_strict: Callable[[FunctionTool], bool]) -> Tool:
@@ -83,7 +87,7 @@ def _with_strict(tool: Tool, is_strict: Callable[[FunctionTool], bool]) -> Tool:
             return tool
 
 
-def flat(
+def _flat(
     tools: Sequence[ResponseTool],
 ) -> Iterator[tuple[FunctionTool | CustomTool | HostedTool, str | None]]:
     """The tools, each with its namespace."""
@@ -105,13 +109,6 @@ def chat_choice(choice: ResponseToolChoice) -> object:
             return {"type": "allowed_tools", "allowed_tools": allowed}
         case _:
             return choice
-
-
-def log_dropped(tools: Sequence[ResponseTool], request_id: str) -> None:
-    """Log which tools the model is not given."""
-    kinds = sorted({tool.type[:64] for tool, _ in flat(tools) if isinstance(tool, HostedTool)})
-    if kinds:
-        log.info("request %s: no such tools here: %r", request_id, kinds[:MAX_LOGGED])
 
 
 def _named(tool: ChosenTool) -> Mapping[str, object]:

@@ -13,8 +13,7 @@ from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
-from server.dialects.logprobs import chat_logprobs
-from server.dialects.openai import wire_finish_reason
+from server.dialects.openai import chat_logprobs, wire_finish_reason
 from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
 from server.dialects.responses.store import (
     ResponseStore,

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.parsing.answer import ReasoningFormat, ToolFormat
-from server.parsing.calls import Calls
-from server.parsing.json_objects import read_arguments
+from server.parsing.json_text import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
-from server.parsing.parts import AnswerPart, Content, Reasoning
+from server.parsing.parts import AnswerPart, Calls, Content, Reasoning
 from server.parsing.reader import Reader, Reading
 
 _MESSAGE = "<|message|>"
@@ -45,8 +44,8 @@ class Harmony:
             if not header:
                 reader.give_back(space)
             elif header != _MESSAGE:
-                behind, found = yield from reader.collect([_MESSAGE, *_ENDS])
-                header += behind
+                rest, found = yield from reader.collect([_MESSAGE, *_ENDS])
+                header += rest
                 if found != _MESSAGE:
                     continue
             recipient = _recipient(header)

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from server.parsing.answer import ReadCalls, ToolFormat
-from server.parsing.calls import Calls, indexed_id, short_id
-from server.parsing.json_objects import read_arguments, read_object
+from server.parsing.answer import ReadCalls, ToolFormat, all_calls
+from server.parsing.json_text import read_arguments, read_object
 from server.parsing.lark import (
     CallSyntax,
     Function,
@@ -14,23 +13,17 @@ from server.parsing.lark import (
     json_arguments,
     json_call,
 )
-from server.parsing.reader import NotACall, Reader, Reading
+from server.parsing.parts import Calls, NotACall, indexed_id, short_id
+from server.parsing.reader import Reader, Reading
 
 
 def enclosed_object(end: str) -> ReadCalls:
-    """Reads one object behind each marker, up to the `end` marker."""
+    """Reads one object after each marker, up to the `end` marker."""
 
     def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-        before = calls.begun
-        try:
-            yield from read_object(reader, calls)
-        except NotACall:
-            if calls.begun == before:
-                raise
-            yield from reader.collect([end])
-            return
-        yield from reader.skip_space()
-        yield from reader.starts([end])
+        if (yield from all_calls(reader, calls, end, read_object(reader, calls))):
+            yield from reader.skip_space()
+            yield from reader.starts([end])
 
     return read
 

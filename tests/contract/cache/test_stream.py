@@ -108,12 +108,11 @@ def test_an_engine_is_asked_once_a_second_whoever_watches(
     url: str, watched: LoopKeepingEngine
 ) -> None:
     with ExitStack() as stack:
-        for path in (STREAM, "/admin/activity/stream"):
-            for _ in range(4):
-                answer = stack.enter_context(
-                    httpx.stream("GET", f"{url}{path}", timeout=CLIENT_SECONDS)
-                )
-                next(answer.iter_lines())
+        watchers = []  # a stream that nobody refers to is closed
+        for path in (STREAM, "/admin/activity/stream") * 4:
+            stream = httpx.stream("GET", f"{url}{path}", timeout=CLIENT_SECONDS)
+            watchers.append(stack.enter_context(stream).iter_lines())
+            next(watchers[-1])
         looks, began = watched.looks, time.monotonic()
         wait_for(lambda: watched.looks >= looks + 3)
         assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS

@@ -134,6 +134,13 @@ def test_a_call_that_is_cut_off_has_what_is_there_of_its_input(hermes: Daemon) -
     assert message.content[0].input == {"city": INPUT["city"]}
 
 
+def test_half_a_character_in_a_calls_input_is_replaced(hermes: Daemon) -> None:
+    said = r'{"name": "get_weather", "arguments": {"city": "a\ud83d b\\ \ud83d\ude00"}}'
+    hermes.say(f"<tool_call>\n{said}\n</tool_call>")
+    message = hermes.create(tools=TOOLS)
+    assert message.content[0].input == {"city": "a\ufffd b\\ \U0001f600"}
+
+
 class Stopping(FakeEngine):
     """Its answers end at a stop string."""
 

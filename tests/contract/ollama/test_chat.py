@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ollama
 import pytest
 
 from engine.values.request import GrammarKind
@@ -88,7 +89,7 @@ def test_the_engine_is_asked_for_what_the_options_say(hermes: Daemon) -> None:
             "frequency_penalty": 0.4,
             "seed": 42,
             "stop": ["x", "y"],
-            "num_ctx": 4096,
+            "num_ctx": 512,
             "mirostat": 2,
             "num_gpu": 1,
         }
@@ -99,6 +100,15 @@ def test_the_engine_is_asked_for_what_the_options_say(hermes: Daemon) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 20)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.1, 1.2, 42)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.3, 0.4)
+
+
+def test_a_context_that_the_model_has_not_is_refused(hermes: Daemon) -> None:
+    most = hermes.engine.card.max_sequence_tokens
+    hermes.chat(options={"num_ctx": most})
+    with pytest.raises(
+        ollama.ResponseError, match=r"^options\.num_ctx: 10,000,000 tokens are more than"
+    ):
+        hermes.chat(options={"num_ctx": 10_000_000})
 
 
 @pytest.mark.parametrize("options", [{}, {"num_predict": -1, "seed": -1}, {"num_predict": -2}])

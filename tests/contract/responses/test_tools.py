@@ -127,6 +127,15 @@ def test_half_a_character_in_a_custom_call_is_replaced(
     assert response.output[0].input == "a\ufffd b \U0001f600"
 
 
+def test_half_a_character_in_a_name_or_in_arguments_as_text_is_replaced(
+    hermes: Daemon, create: Created
+) -> None:
+    said = r'{"name": "look\ud83d", "arguments": "{\"a\": \"\ud83d\"}"}'
+    hermes.say(f"<tool_call>\n{said}\n</tool_call>")
+    (made,) = create(tools=[PATCH_TOOL]).output
+    assert (made.name, made.arguments) == ("look\ufffd", '{"a": "\ufffd"}')
+
+
 def test_a_custom_call_comes_back(hermes: Daemon, create: Created) -> None:
     hermes.say(call("apply_patch", {"input": PATCH}))
     first = create(tools=[PATCH_TOOL])

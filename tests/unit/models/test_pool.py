@@ -17,7 +17,16 @@ import pytest_asyncio
 from anyio import Event, create_task_group, fail_after
 
 from server.models.model import LoadedModel, Model
-from server.models.policy import Draining, Measuring, Ready, Resident, Unknown, need_of
+from server.models.policy import (
+    Draining,
+    Failed,
+    Measuring,
+    Queued,
+    Ready,
+    Resident,
+    Unknown,
+    need_of,
+)
 from server.models.pool import (
     LoadFailed,
     ModelPool,
@@ -106,14 +115,14 @@ class House:
     ) -> Source:
         source = self.sources[name] = Source(need_bytes)
         settings = ModelSettings(served_model_name=(name,), ttl_seconds=ttl_seconds)
-        self.pool.models[name] = Model(settings, is_pinned=is_pinned)
+        self.pool.add(Model(settings, is_pinned=is_pinned))
         return source
 
     @asynccontextmanager
     async def using(
         self, name: str, key: str = "", keep_seconds: float | None = None
     ) -> AsyncIterator[Process]:
-        async with self.pool.using(name, key, keep_seconds) as loaded:
+        async with self.pool.using(self.pool.models[name], key, keep_seconds) as loaded:
             assert isinstance(loaded.engine, Process)
             yield loaded.engine
 
@@ -256,7 +265,7 @@ async def test_a_wish_to_keep_nothing_unloads_at_once_and_once_only(house: House
 async def test_a_wish_of_an_earlier_residency_keeps_nothing(house: House) -> None:
     house.add("a", 60, ttl_seconds=30.0)
     await use(house, "x", math.inf)
-    await house.pool.unload("a")
+    await house.pool.unload(house.pool.models["a"])
     await use(house, "x")
     house.pass_time(30.0)
     await house.until("a", State.UNLOADED)
@@ -290,9 +299,9 @@ async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> N
     house.add("a", 60, ttl_seconds=30.0)
     await use(house, "x", math.inf)
     await use(house, "y", 50.0)
-    house.pool.withdraw("a", "x")
+    house.pool.withdraw(house.pool.models["a"], "x")
     assert house.seconds_left("a") == 50.0
-    house.pool.withdraw("a", "y")
+    house.pool.withdraw(house.pool.models["a"], "y")
     await house.until("a", State.UNLOADED)
 
 
@@ -302,11 +311,11 @@ async def test_a_withdrawal_counts_for_requests_that_run_or_wait(house: House) -
     async with create_task_group() as tasks:
         tasks.start_soon(use, house, "x", math.inf)
         await house.waiting("a", 1)
-        house.pool.withdraw("a", "x")
+        house.pool.withdraw(house.pool.models["a"], "x")
         source.may_load.set()
     await house.until("a", State.UNLOADED)
     async with house.using("a", "x", math.inf):
-        house.pool.withdraw("a", "x")
+        house.pool.withdraw(house.pool.models["a"], "x")
         house.pool.turn()
         assert house.state("a") is State.READY
         assert house.seconds_left("a") == 0.0
@@ -335,7 +344,7 @@ async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, 
                 await using.__aexit__(None, None, None)
                 ends.append((key, house.now + seconds))
             case "withdraw":
-                house.pool.withdraw("a", key)
+                house.pool.withdraw(house.pool.models["a"], key)
                 ends = [(other, end) for other, end in ends if other != key]
                 running = [(k, 0.0 if k == key else s, using) for k, s, using in running]
             case "pause":
@@ -363,7 +372,7 @@ async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
 ) -> None:
     first, large, small = house.add("a", 60), house.add("b", 60), house.add("c", 40)
     for name in house.sources:
-        await house.pool.preload(name)
+        await house.pool.preload(house.pool.models[name])
     assert [house.state(name) for name in "abc"] == [State.READY, State.UNLOADED, State.READY]
     assert [each.n_measured for each in (first, large, small)] == [1, 1, 1]
     assert [record.message.split(":")[0] for record in caplog.records] == [
@@ -376,7 +385,7 @@ async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
 async def test_the_first_is_loaded_at_start_or_says_why_not(house: House) -> None:
     house.add("a", 101)
     with pytest.raises(NeverFits):
-        await house.pool.preload("a")
+        await house.pool.preload(house.pool.models["a"])
 
 
 async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: House) -> None:
@@ -394,6 +403,50 @@ async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: Hous
     async with house.using("a"):
         pass
     assert house.pool.models["a"].failure is None
+
+
+async def test_a_failure_is_remembered_while_another_attempt_waits_or_loads(house: House) -> None:
+    source = house.add("a", 60)
+    house.add("b", 60)
+    source.failure = ValueError("no weights")
+    with pytest.raises(LoadFailed):
+        await use(house)
+    house.pass_time(1.0)
+    model = house.pool.models["a"]
+    async with house.using("b"), create_task_group() as tasks:
+        tasks.start_soon(use, house)
+        await house.waiting("a", 1)
+        assert isinstance(model.state, Queued)
+        assert house.state("a") is State.FAILED
+        tasks.cancel_scope.cancel()
+    assert isinstance(model.state, Failed), "nobody waits any more"
+    source.failure, source.may_load = None, Event()
+    async with create_task_group() as tasks:
+        tasks.start_soon(use, house)
+        await house.until("a", State.LOADING)
+        assert model.failure is not None
+        source.may_load.set()
+    assert model.failure is None
+
+
+async def test_who_comes_while_a_model_drains_is_before_who_comes_later(house: House) -> None:
+    house.add("z", 60)
+    house.add("b", 60)
+    served: list[str] = []
+
+    async def ask(name: str) -> None:
+        async with house.using(name):
+            served.append(name)
+
+    async with create_task_group() as tasks, house.using("z"):
+        tasks.start_soon(house.pool.unload, house.pool.models["z"])
+        await house.until("z", State.DRAINING)
+        tasks.start_soon(ask, "z")
+        await house.waiting("z", 1)
+        house.now += 1
+        tasks.start_soon(ask, "b")
+        await house.waiting("b", 1)
+    assert served == ["z", "b"]
 
 
 async def test_the_next_request_starts_a_dead_model_again(house: House) -> None:
@@ -471,7 +524,7 @@ async def test_an_admin_unloads_whatever_the_clock_says(house: House) -> None:
     house.add("a", 60, is_pinned=True)
     async with house.using("a"):
         pass
-    await house.pool.unload("a")
+    await house.pool.unload(house.pool.models["a"])
     assert house.state("a") is State.UNLOADED
     house.pass_time(1000.0)
     assert house.state("a") is State.UNLOADED, "it is loaded when it is asked for"
@@ -507,10 +560,10 @@ async def test_another_figure_than_computed_counts(house: House) -> None:
     house.add("a", 40)
     house.add("b", 50)
     async with house.using("a"):
-        house.pool.correct("a", 60)
+        house.pool.correct(house.pool.models["a"], 60)
     async with house.using("b"):
         assert house.state("a") is State.UNLOADED
-    house.pool.correct("a", 10)
+    house.pool.correct(house.pool.models["a"], 10)
     need = need_of(house.pool.models["a"].state)
     assert need is not None
     assert need.bytes == 60, "it is not there to be measured"

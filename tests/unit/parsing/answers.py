@@ -7,10 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from server.parsing.answer import AnswerFormat
-from server.parsing.calls import Calls
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.parsing.reader import Reader
-from server.parsing.stream import AnswerStream
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Calls, Content, Reasoning
+from server.parsing.reader import AnswerStream, Reader
 
 
 @dataclass

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.parsing.closed_schemas import closed
+from server.parsing.schemas import closed
 
 TEXT = {"type": "string"}
 A, B = {"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}

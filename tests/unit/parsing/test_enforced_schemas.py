@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.grammar.worker import compile_grammar
-from server.parsing.enforced_schemas import is_enforced
+from server.parsing.schemas import is_enforced
 from tests.grammars import demo_tokenizer
 
 TREE = {

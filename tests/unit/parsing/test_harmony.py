@@ -2,11 +2,9 @@
 
 import pytest
 
-from server.parsing.calls import Calls
 from server.parsing.formats.harmony import TOOLS, Harmony
-from server.parsing.parts import CallArguments, CallBegun, Reasoning
-from server.parsing.reader import Reader
-from server.parsing.stream import AnswerStream
+from server.parsing.parts import CallArguments, CallBegun, Calls, Reasoning
+from server.parsing.reader import AnswerStream, Reader
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 DECLARED: dict[str, dict[str, object]] = {"f": {}, "g": {}}

@@ -13,7 +13,7 @@ from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.generation.plan import AnswerPlanner
 from server.parsing.registry import TOOL_FORMATS, answer_format
-from server.settings.conversation import ConversationSettings
+from server.settings.models import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 from tests.grammars import LocalGrammars, demo_tokenizer
 from tests.unit.parsing.answers import Answer, parsed

@@ -5,12 +5,9 @@ import json
 import pytest
 
 from server.parsing.answer import MarkedFormat, ToolFormat
-from server.parsing.calls import Calls
-from server.parsing.formats.gemma_calls import FUNCTION_GEMMA, GEMMA4
-from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
-from server.parsing.parts import CallArguments
-from server.parsing.reader import Reader
-from server.parsing.stream import AnswerStream
+from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
+from server.parsing.parts import CallArguments, Calls
+from server.parsing.reader import AnswerStream, Reader
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 TOOLS: dict[str, dict[str, object]] = {"f": {}, "g": {}}

@@ -7,8 +7,7 @@ import pytest
 
 from server.parsing.answer import AnswerFormat, MarkedFormat, ToolFormat
 from server.parsing.formats import harmony
-from server.parsing.formats.gemma_calls import FUNCTION_GEMMA, GEMMA4
-from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
+from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
 from server.parsing.lark import Function, arguments_schema, calls_grammar
 from tests.unit.parsing.answers import parsed
 from tests.unit.parsing.walks import text_of, walk

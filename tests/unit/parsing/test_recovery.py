@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.parsing.answer import READ_AGAIN, MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import MAX_REPARSE_CHARACTERS, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats.json_calls import HERMES, LLAMA3, MISTRAL
-from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
+from server.parsing.formats.literal_calls import LFM2, PYTHONIC
 from server.parsing.formats.xml_calls import MINIMAX_M2
 from tests.profiles import examples
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-LONG = "word " * READ_AGAIN
+LONG = "word " * MAX_REPARSE_CHARACTERS
 SOUP = {
     HERMES.name: (HERMES, ['<tool_call>{"id":[\\"', '"<', '{"arguments":{"k":"', CALL]),
     MISTRAL.name: (
@@ -23,7 +23,7 @@ SOUP = {
     LFM2.name: (LFM2, ["<|tool_call_start|>[f(", "k=1", ")]", '"k\\"']),
     MINIMAX_M2.name: (MINIMAX_M2, ["<minimax:tool_call>", "<invoke ", 'name="f"', ">"]),
 }
-SPACES = [" " * 200, "\n" * READ_AGAIN, "k" * 200, " "]
+SPACES = [" " * 200, "\n" * MAX_REPARSE_CHARACTERS, "k" * 200, " "]
 
 
 def read(format: ToolFormat, *text: str) -> Answer:

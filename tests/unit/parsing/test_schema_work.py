@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from server.parsing.answer import ToolFormat
-from server.parsing.closed_schemas import closed
 from server.parsing.formats.xml_calls import GLM45
 from server.parsing.lark import (
     MAX_WRITTEN_CHARACTERS,
@@ -16,6 +15,7 @@ from server.parsing.lark import (
     calls_grammar,
 )
 from server.parsing.registry import TOOL_FORMATS
+from server.parsing.schemas import closed
 from server.parsing.typed_values import (
     MAX_FOLLOWED_STEPS,
     MAX_REFERENCE_STEPS,

@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 
 from server.parsing.answer import MarkedFormat, ToolFormat
-from server.parsing.calls import Calls
 from server.parsing.formats import xml_calls
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content
-from server.parsing.reader import Reader
-from server.parsing.stream import AnswerStream
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Calls, Content
+from server.parsing.reader import AnswerStream, Reader
 from tests.unit.parsing.answers import Answer, parsed
 
 TOOLS: dict[str, Any] = {

@@ -1,0 +1,187 @@
+"""The engine's events of one HTTP request, on their one hop from the engine to the answer."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from anyio.lowlevel import checkpoint
+
+from engine.api import Engine, EngineStopped, Submission
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Request
+from server.activity.tracker import RequestTracker
+from server.errors import SERVER, ApiError, refused_field
+from server.http.unsent import Unsent, queued_bytes
+from server.record import RequestRecord
+
+Batch = dict[int, list[OutputEvent]]
+"""Events that have come, by the index of their choice in the response."""
+
+EVENTS_AT_ONCE = 256
+"""Limit for a batch, a few milliseconds of rendering: a slow client that reads at last delays the
+others for no longer.
+"""
+
+REQUESTS_AT_ONCE = 128
+"""Limit for the requests of one HTTP request that the engine has at a time. The others are not
+queued yet: many texts would fill the queue.
+"""
+
+
+class Inbox:
+    """The events of some engine requests, for the one task that reads them. An EventSink.
+
+    The engine waits for no client: the events of a slow one wait here. All but the first of them
+    count as unsent. Iterating gives batches, and raises what any request raised; the batch is empty
+    after `wake`.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[Request], unsent: Unsent) -> None:
+        self._engine = engine
+        self._unsent = unsent
+        self._later = deque(requests)  # not submitted yet
+        self._first_choice = {one.id: index * one.n for index, one in enumerate(requests)}
+        self._live = {one.id: one.n for one in requests}  # sequences that have not ended
+        self._submissions: dict[str, Submission] = {}
+        self._queue: deque[tuple[OutputEvent, int]] = deque()  # with the bytes that were charged
+        self._note: Callable[[OutputEvent], None]
+        self._failure: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_woken = False
+
+    @contextmanager
+    def submitted(self, note: Callable[[OutputEvent], None]) -> Iterator[None]:
+        """Have the requests computed while the block runs. `note` is called for each event as it
+        comes.
+        """
+        self._note = note
+        try:
+            while self._later and len(self._submissions) < REQUESTS_AT_ONCE:
+                self._submit_next()
+            yield
+        finally:
+            self._end_submissions()
+
+    def put(self, event: OutputEvent) -> None:
+        """See EventSink."""
+        if self._failure is not None:
+            return
+        if event.finish_reason is not None and (failure := _failure(event)) is not None:
+            self.fail(failure)
+            return
+        self._note(event)
+        n_bytes = 0
+        if self._queue:  # a backlog
+            n_bytes = queued_bytes(event)
+            with suppress(ApiError):  # which `abort_with` has had
+                self._unsent.add(n_bytes)
+            if self._failure is not None:
+                return
+        self._queue.append((event, n_bytes))
+        self._notify()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error after the events that wait. The first error counts."""
+        self._failure = self._failure or error
+        self._notify()
+
+    def abort_with(self, error: ApiError) -> None:
+        """Raise the error in place of the events that wait. The engine's work for them ends at
+        once, whatever the reader does.
+        """
+        self._queue.clear()
+        self.fail(error)
+        self._end_submissions()
+
+    def wake(self) -> None:
+        """Give the reader that waits an empty batch."""
+        self._is_woken = True
+        self._notify()
+
+    def __aiter__(self) -> "Inbox":
+        return self
+
+    async def __anext__(self) -> Batch:
+        self._is_woken = False
+        if self._queue:
+            await checkpoint()  # a reader that never waits lets other tasks run
+        while not self._queue:
+            if self._failure is not None:
+                raise self._failure
+            if not self._live:
+                raise StopAsyncIteration
+            if self._is_woken:
+                return {}
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._take()
+
+    def _take(self) -> Batch:
+        batch: Batch = {}
+        charged_bytes = 0
+        for _ in range(min(len(self._queue), EVENTS_AT_ONCE)):
+            event, n_bytes = self._queue.popleft()
+            charged_bytes += n_bytes
+            batch.setdefault(self._first_choice[event.request_id] + event.index, []).append(event)
+            if event.finish_reason is not None:
+                self._finished(event.request_id)
+        if charged_bytes:
+            self._unsent.give_back(charged_bytes)
+        return batch
+
+    def _finished(self, request_id: str) -> None:
+        """One of the request's sequences has ended. After the last, another request has a place."""
+        self._live[request_id] -= 1
+        if not self._live[request_id]:
+            del self._live[request_id]
+            self._submissions.pop(request_id).end()
+            if self._later:
+                self._submit_next()
+
+    def _submit_next(self) -> None:
+        request = self._later.popleft()
+        self._submissions[request.id] = self._engine.generate(request, self)
+
+    def _end_submissions(self) -> None:
+        self._later.clear()
+        for submission in self._submissions.values():
+            submission.end()
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _failure(event: OutputEvent) -> Exception | None:
+    """What a client gets to know of the end of a sequence that did not end well."""
+    if event.finish_reason is FinishReason.ABORT:
+        return EngineStopped("The server is stopping; the request was not completed.")
+    if event.finish_reason is FinishReason.ERROR:
+        message = event.error or "The request failed while it was computed."
+        if event.param is not None:
+            return refused_field(event.param, message, code="grammar_failed")
+        return ApiError(500, message, type=SERVER, code="generation_failed")
+    return None
+
+
+@contextmanager
+def generating(
+    engine: Engine,
+    requests: Sequence[Request],
+    unsent: Unsent,
+    record: RequestRecord,
+    tracker: RequestTracker,
+) -> Iterator[Inbox]:
+    """Have the requests computed while the block runs. Gives their events, with choices numbered
+    across all requests.
+
+    The tracker follows them, and adds their tokens to the record.
+    """
+    inbox = Inbox(engine, requests, unsent)
+    with (
+        tracker.answering(record, requests, inbox.abort_with) as tracked,
+        unsent.ended_by(inbox.abort_with),
+        inbox.submitted(tracked.note),
+    ):
+        yield inbox

@@ -1,0 +1,231 @@
+"""Families whose arguments are literals: Gemma's, in quotes of their own, and Python's."""
+
+import re
+
+from server.parsing.answer import ReadCalls, ToolFormat, all_calls
+from server.parsing.json_text import decoded_string, json_string
+from server.parsing.lark import CallSyntax
+from server.parsing.literals import (
+    Notation,
+    WriteJson,
+    braced_call,
+    keyword_call,
+    quoted,
+    read_members,
+)
+from server.parsing.parts import Calls, NotACall
+from server.parsing.reader import Reader, Reading, held_back
+
+
+def _read_plain(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:
+    """Text up to the next quote, in which nothing is escaped."""
+    yield part('"')
+    while True:
+        end = reader.text.find(quote)
+        held = 0 if reader.is_closed else held_back(reader.text, [quote])
+        if text := reader.take(end if end >= 0 else len(reader.text) - held):
+            yield part(quoted(text))
+        if end >= 0:
+            reader.take(len(quote))
+            yield part('"')
+            return True
+        if reader.is_closed:
+            return False
+        yield None
+
+
+def _read_json(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:
+    """A string as JSON writes it, when it is complete."""
+    reader.give_back(quote)
+    text, ended = yield from json_string(reader)
+    if ended:
+        try:
+            text = f'"{quoted(decoded_string(text))}"'
+        except NotACall:
+            text = f'"{quoted(text)}"'
+        yield part(text)
+    return ended
+
+
+def _gemma(name: str, begin: str, end: str, quote: str, answers: str) -> ToolFormat:
+    """Calls between `begin` and `end`. `answers` is what a model writes after the last of them,
+    where it expects the results.
+    """
+    return ToolFormat(
+        name,
+        [begin],
+        _gemma_reader(Notation({quote: _read_plain, '"': _read_json}), end, answers),
+        CallSyntax(braced_call(quote), begin=f"{begin}call:", end=end),
+    )
+
+
+def _gemma_reader(notation: Notation, end: str, answers: str) -> ReadCalls:
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        if (yield from all_calls(reader, calls, end, _read_calls(reader, notation, calls))):
+            yield from reader.starts([end])
+            yield from reader.skip_space()
+            yield from reader.starts([answers])
+
+    return read
+
+
+def _read_calls(reader: Reader, notation: Notation, calls: Calls) -> Reading[None]:
+    """One call, and those side by side with it."""
+    yield from reader.skip_space()
+    if not (yield from reader.starts(["call:"])):
+        raise NotACall
+    while True:
+        name, _ = yield from reader.name(["{"])
+        yield calls.begin(name)
+        yield from read_members(reader, notation, "}", ":", calls.arguments)
+        yield from reader.skip_space()
+        if not (yield from reader.starts(["call:"])):
+            return
+
+
+GEMMA4 = _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>")
+"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>`."""
+
+FUNCTION_GEMMA = _gemma(
+    "functiongemma",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<start_function_response>",
+)
+"""`<start_function_call>call:name{key:<escape>text<escape>,other:1}<end_function_call>`."""
+
+
+_PIECE = re.compile(  # plain text, an escape, or what may be a quote
+    r"[^\\'\"]+"
+    r"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[\s\S]?)"
+    r"|['\"]"
+)
+_UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|[0-7]{1,2})?")
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
+_SAME = "\\'\"/"  # the slash as in JSON, which some write
+_FOLLOWING = re.compile(r"\s{0,64}(?:([,)\]}:=])|\Z)")
+
+
+def read_python_string(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:
+    """See ReadString.
+
+    Templates do not escape what they put between quotes. So a quote ends a string only where a
+    comma, a colon, a bracket or `=` follows, as it does in all of Python's literals.
+    """
+    yield part('"')
+    while True:
+        text, end, is_over = _scan(reader.text, quote, reader.is_closed)
+        reader.take(end)
+        if text:
+            yield part(quoted(text))
+        if is_over:
+            yield part('"')
+            return True
+        if reader.is_closed:
+            return False
+        yield None
+
+
+def _scan(text: str, quote: str, is_closed: bool) -> tuple[str, int, bool]:
+    """What the text says that is certain, where that ends, and whether the string does there."""
+    said: list[str] = []
+    at = 0
+    while match := _PIECE.match(text, at):
+        piece, end = match[0], match.end()
+        if piece[0] == "\\":
+            if not is_closed and _UNFINISHED.fullmatch(text, at):
+                break
+            piece = _unescaped(piece[1:])
+        elif text.startswith(quote, at):
+            if following := _FOLLOWING.match(text, at + len(quote)):
+                is_over = is_closed or bool(following[1])
+                return "".join(said), at + len(quote) if is_over else at, is_over
+        elif quote.startswith(text[at : at + len(quote)]) and not is_closed:
+            break
+        said.append(piece)
+        at = end
+    return "".join(said), at, False
+
+
+def _unescaped(escape: str) -> str:
+    """What an escape stands for, its backslash left out. One that is unknown stands for itself."""
+    if escape[:1] in ("x", "u", "U") and len(escape) > 1:
+        code = int(escape[1:], 16)
+        return chr(code) if code < 0x110000 else "\\" + escape
+    if escape.isascii() and escape.isdigit() and escape[0] < "8":
+        return chr(int(escape, 8))
+    if escape in _SAME:
+        return escape
+    return _SIMPLE.get(escape, "\\" + escape)
+
+
+_NOTATION = Notation(dict.fromkeys(['"', "'", '"""', "'''"], read_python_string), lists=("[", "("))
+_KEY = r"[^=()\[\]{},\"'<]{1,256}"
+_ODD_KEY = r"\"(?:[^\"\\]|\\.){0,256}"  # grammars write what Python has no form for
+_FIRST = re.compile(rf"\)|(?:{_KEY}|{_ODD_KEY}\"\s{{0,64}})=[^=]")
+_MAY_BE_FIRST = re.compile(rf"(?:{_KEY})?=?|{_ODD_KEY}\\?(?:\"\s{{0,64}}=?)?")
+
+
+def _pythonic_reader(end: str) -> ReadCalls:
+    """Reads a list of calls, and `end` after it."""
+
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        steps = _read_list(reader, marker, calls)
+        if marker == "[":
+            yield from steps
+        elif not (yield from all_calls(reader, calls, end, steps)):
+            return
+        yield from reader.skip_space()
+        yield from reader.starts([end])
+
+    return read
+
+
+def _read_list(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    yield from reader.skip_space()
+    if marker != "[" and not (yield from reader.starts(["["])):
+        raise NotACall
+    while True:
+        name, _ = yield from reader.name(["("])
+        if marker == "[" and not calls.declares(name):
+            raise NotACall  # text may begin with a bracket, too
+        yield from _check_arguments(reader)
+        yield calls.begin(name)
+        yield from read_members(reader, _NOTATION, ")", "=", calls.arguments)
+        yield from reader.skip_space()
+        if not (yield from reader.starts([","])):
+            break
+    yield from reader.starts(["]"])
+
+
+def _check_arguments(reader: Reader) -> Reading[None]:
+    """Raises NotACall unless there is none, or one with a keyword comes first."""
+    yield from reader.skip_space()
+    while not _FIRST.match(reader.text):
+        if reader.is_closed or not _MAY_BE_FIRST.fullmatch(reader.text):
+            raise NotACall
+        yield None
+
+
+LFM2 = ToolFormat(
+    "lfm2",
+    ["<|tool_call_start|>"],
+    _pythonic_reader("<|tool_call_end|>"),
+    CallSyntax(
+        keyword_call,
+        opens="<|tool_call_start|>[",
+        between=", ",
+        closes="]<|tool_call_end|>",
+    ),
+)
+"""`<|tool_call_start|>[name(key="value")]<|tool_call_end|>`: Liquid's LFM2."""
+
+PYTHONIC = ToolFormat(
+    "pythonic",
+    ["<|python_start|>"],
+    _pythonic_reader("<|python_end|>"),
+    CallSyntax(keyword_call, opens="[", between=", ", closes="]"),
+    leading=["["],
+)
+"""The list in place of an answer: Llama 4, and 3.2's small ones."""
