@@ -8,10 +8,12 @@ from anyio import create_task_group
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from engine.api import EngineError
 from server import __version__
-from server.access.refusals import Refusals
+from server.access.policy import Policy
+from server.access.web import Hosts, Origins
 from server.activity.tracker import RequestTracker
 from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
@@ -23,7 +25,7 @@ from server.dialects.completions import routes as completions
 from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
-    handle_client_left,
+    handle_client_disconnected,
     handle_unknown_url,
     handle_wrong_method,
 )
@@ -32,12 +34,11 @@ from server.dialects.ollama import routes as ollama
 from server.dialects.responses import routes as responses
 from server.dialects.responses.background import BackgroundResponses
 from server.dialects.responses.store import ResponseStore
-from server.errors import ApiError, ClientLeft
-from server.http.unsent import UnsentBudget
-from server.http.waiting import task_scope
+from server.errors import ApiError, ClientDisconnected
+from server.gateway import Gateway, body_budget, output_budget
+from server.http.stream import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
 from server.metrics.tables import TABLES, vllm_tables
-from server.middleware import middleware
 from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
 from server.service import create_service
@@ -66,12 +67,15 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
     """The application. Whoever runs it runs and drains the models; `agents` are those that the page
     says how to launch.
     """
-    answers = HttpAnswers()
-    unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
-    refusals = Refusals()
-    tracker = RequestTracker()
+    answers, output, tracker = HttpAnswers(), output_budget(settings), RequestTracker()
+    policy = Policy(
+        settings.keys,
+        Hosts(settings.host, settings.allowed_host),
+        Origins(settings.cors_origin),
+        has_namespaces=settings.cache_namespace == "key",
+    )
     tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
-    metrics_page = Metrics(answers, unsent, refusals, tables)
+    metrics_page = Metrics(answers, output, policy.refusals, tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,7 +88,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 settings.max_stored_responses, settings.max_stored_bytes
             )
             app.state.background_responses = BackgroundResponses(
-                tasks, unsent, service.workers, service.tracker, settings.max_background_responses
+                tasks, output, service.workers, service.tracker, settings.max_background_responses
             )
             async with task_scope() as samplers:
                 samplers.start_soon(app.state.series.run, models.stats)
@@ -95,14 +99,23 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, whose pages load scripts from elsewhere
-        middleware=middleware(settings, answers, unsent, refusals),
+        middleware=[
+            Middleware(
+                Gateway,
+                settings=settings,
+                policy=policy,
+                bodies=body_budget(settings),
+                output=output,
+                answers=answers,
+            )
+        ],
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, handle)
     app.add_exception_handler(404, handle_unknown_url)
     app.add_exception_handler(405, handle_wrong_method)
-    app.add_exception_handler(ClientLeft, handle_client_left)
+    app.add_exception_handler(ClientDisconnected, handle_client_disconnected)
     sections = SECTIONS | (DASHBOARD if settings.dashboard else {})
     for section, routers in sections.items():
         for router in routers:

@@ -91,8 +91,8 @@ class ModelNotFound(ApiError):
         self.name = name
 
 
-class ClientLeft(Exception):
-    """The client closed its connection before the answer was complete."""
+class ClientDisconnected(Exception):
+    """The client has closed its connection before the answer was complete."""
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
@@ -184,13 +184,7 @@ def busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiE
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    codes = {
-        404: "unknown_url",
-        405: "method_not_allowed",
-        408: "body_timeout",
-        413: "body_too_large",
-        503: "overloaded",
-    }
+    codes = {404: "unknown_url", 405: "method_not_allowed"}
     kind = SERVER if error.status_code >= 500 else INVALID
     headers = dict(error.headers or {})
     code = codes.get(error.status_code)

@@ -1,95 +1,228 @@
-"""Middleware of all requests: the request id, the access log, errors, the time limit."""
+"""The ASGI application around all routes: what every request passes before and after them."""
 
 import logging
 import math
+from collections.abc import Sequence
 from uuid import uuid4
 
 from anyio import current_time
 from anyio.lowlevel import checkpoint_if_cancelled
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.policy import Policy, peer_address
+from server.access.web import Origins
+from server.budget import Budget, Reservation
 from server.dialects.errors import error_response
-from server.errors import ApiError
-from server.http.http_middleware import HttpMiddleware
+from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
+from server.http.arriving import ArrivingBody, body_too_large
+from server.http.connections import Connection, connection_of
 from server.metrics.metrics import HttpAnswers
-from server.record import RequestRecord, request_record
+from server.record import Principal, RequestRecord, request_record
+from server.settings import Settings
+
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
+
+ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
+RETRY_AFTER_SECONDS = 5
 
 log = logging.getLogger("rootstock.access")
 
 
-class RequestLog(HttpMiddleware):
-    """Gives each request an id and a deadline, writes its line of the access log, and counts it.
+class Gateway:
+    """Gives each request an id and a deadline, lets it in or refuses it, limits its body, answers
+    what is raised, writes its line of the access log, and counts it.
 
     The id is always the server's own: one chosen by a client could collide with another's.
     """
 
-    def __init__(self, app: ASGIApp, answers: HttpAnswers, timeout_seconds: float) -> None:
-        super().__init__(app)
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        policy: Policy,
+        bodies: Budget,
+        output: Budget,
+        answers: HttpAnswers,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._policy = policy
+        self._bodies = bodies
+        self._output = output
         self._answers = answers
-        self._timeout_seconds = timeout_seconds
+        # Errors are answered inside CORS: a web page must be able to read them.
+        self._answer = _with_cors(self._answer_errors, settings.cors_origin)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = current_time()
-        deadline = started + self._timeout_seconds
-        record = RequestRecord(uuid4().hex, _address(scope), deadline, scope["path"])
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the application's start and end
+            await self._app(scope, receive, send)
+            return
+        began = current_time()
+        deadline = began + (self._settings.request_timeout_seconds or math.inf)
+        record = RequestRecord(
+            uuid4().hex, Principal(peer_address(scope)), deadline, path=scope["path"]
+        )
         scope.setdefault("state", {})["record"] = record
+        connection = connection_of(scope)
 
-        async def watched() -> Message:
+        async def receive_watched() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect" and not record.is_answered:
-                record.leave()
+                record.client_left = True
+                record.status = record.status or CLIENT_LEFT_STATUS
             return message
 
-        async def send_with_id(message: Message) -> None:
+        async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.answer(message["status"])
-                record.slot.release()  # no other request waits for a client that does not read
+                await checkpoint_if_cancelled()  # a thread is not ended, and may end too late
+                record.begin_answer(message["status"])
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = record.id  # Anthropic's name
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
-                record.is_answered = True  # ASGI says `http.disconnect` behind a whole answer, too
+                record.is_answered = True  # ASGI has `http.disconnect` after a whole answer, too
             await send(message)
 
+        if connection is not None:
+            connection.request_began()
         try:
-            await self.app(scope, watched, send_with_id)
+            await self._answer(scope, receive_watched, send_recorded)
+            if connection is not None:
+                await connection.flushed()
         finally:
+            if connection is not None:
+                connection.request_ended()
             self._answers.count(_route(scope), scope["method"], record.status)
-            log.info("%s", _access_line(scope, record, current_time() - started))
+            log.info("%s", _access_line(scope, record, current_time() - began))
 
-
-class Errors(HttpMiddleware):
-    """Answers what the middleware inside raises, and any other exception with a 500."""
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is raised with an error. An answer that has begun is cut off instead."""
         record = request_record(scope)
         try:
-            await self.app(scope, receive, send)
+            await self._answer_in_time(record, scope, receive, send)
         except Exception as error:
             if not isinstance(error, ApiError | HTTPException):
                 log.exception("request %s failed", record.id)
             if record.status == 0:
                 await error_response(scope, error)(scope, receive, send)
+            elif not record.is_answered and (connection := connection_of(scope)) is not None:
+                connection.abort()
+
+    async def _answer_in_time(
+        self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let the request in and pass it on. Raises ApiError for one that is refused, or whose
+        answer has not begun by its deadline.
+
+        Its output is counted until the client has read it.
+        """
+        record.principal = self._policy.identify(scope)
+        connection = connection_of(scope)
+
+        def evict(error: ApiError) -> None:
+            if not record.end(error) and connection is not None:
+                connection.abort()
+
+        with self._output.reserve(record.client, evict) as record.output:
+            with record.time_limit() as record.limit:
+                async with record.held as held:
+                    reserved = self._bodies.reserve(record.client, record.end)
+                    record.body = held.enter_context(reserved)
+                    await self._policy.admit(record, scope)
+                    body = self._arriving_body(scope, receive, record.body, connection)
+                    await self._app(scope, body.receive, send)
+            if connection is not None:
+                await connection.flushed()
+
+    def _arriving_body(
+        self,
+        scope: Scope,
+        receive: Receive,
+        reservation: Reservation,
+        connection: Connection | None,
+    ) -> ArrivingBody:
+        """Raises ApiError for a body that is too large (413), and where as many requests as there
+        may be are in progress (503).
+        """
+
+        def complete() -> None:
+            if connection is None:
+                return
+            if connection.is_crowded and scope["path"] not in ALWAYS_ANSWERED:
+                message = "The server answers as many requests as it has connections for."
+                raise busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
+            connection.request_complete()
+
+        settings = self._settings
+        body = ArrivingBody(
+            receive, reservation, complete, settings.max_body_bytes, settings.body_timeout_seconds
+        )
+        body.check_head(Headers(scope=scope))
+        return body
 
 
-class TimeLimit(HttpMiddleware):
-    """Ends a request whose answer has not begun by its deadline. Raises ApiError (504).
-
-    An answer that has begun ends by itself, in its dialect.
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """The application with CORS headers for the pages of these origins, if there are any. Pages
+    send their key themselves: there are no credentials in the sense of CORS.
     """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origin_regex=Origins(origins).pattern,
+        allow_methods=METHODS,
+        allow_headers=("*",),
+        expose_headers=READABLE_HEADERS,
+        allow_private_network=True,  # public pages, and a daemon in their visitor's network
+    )
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with request_record(scope).time_limit() as limit:
 
-            async def send_in_time(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    await checkpoint_if_cancelled()  # a thread is not ended, and may end too late
-                    limit.deadline = math.inf
-                await send(message)
+def body_budget(settings: Settings) -> Budget:
+    """The memory of all bodies that arrive or are being prepared."""
 
-            await self.app(scope, receive, send_in_time)
+    def too_large() -> ApiError:
+        return body_too_large(settings.max_body_bytes)
+
+    def too_much() -> ApiError:
+        message = (
+            "The bodies of all requests are too large together, and this was the largest "
+            "(max_total_body_bytes)."
+        )
+        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
+
+    total_bytes = settings.max_total_body_bytes
+    return Budget(total_bytes, total_bytes, too_large=too_large, too_much=too_much)
+
+
+def output_budget(settings: Settings) -> Budget:
+    """The memory of all output that clients have not read."""
+
+    def too_large() -> ApiError:
+        return ApiError(
+            400,
+            f"More than {settings.max_unsent_bytes} bytes of this answer were waiting to be sent "
+            "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, "
+            "logprobs.",
+            code="answer_too_large",
+        )
+
+    def too_much() -> ApiError:
+        message = (
+            "The server holds too many unsent answers, and this was the largest "
+            "(max_total_unsent_bytes). Read a stream as it comes, or try again later."
+        )
+        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
+
+    return Budget(
+        settings.max_unsent_bytes,
+        settings.max_total_unsent_bytes,
+        too_large=too_large,
+        too_much=too_much,
+    )
 
 
 def _route(scope: Scope) -> str | None:
@@ -98,14 +231,10 @@ def _route(scope: Scope) -> str | None:
     return route.path if isinstance(route, Route) else None
 
 
-def _address(scope: Scope) -> str:
-    """Of the peer, without its port. Empty where the transport has none."""
-    peer = scope.get("client")
-    return str(peer[0]) if peer else ""
-
-
 def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
-    """The path goes in as it was sent, percent-encoded, so that it cannot forge a line."""
+    """A line of the access log. The path goes in as it was sent, percent-encoded, so that it cannot
+    forge a line.
+    """
     path = scope["raw_path"].decode("ascii", "backslashreplace")
     parts = [scope["method"], path, str(record.status), f"{seconds:.3f}s"]
     if record.usage is not None:

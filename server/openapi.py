@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from server.access.areas import is_limited, needed_role
 from server.access.keys import Role
+from server.access.policy import is_limited, needed_role
 from server.dialects.endpoint import SCHEMAS, Document, Endpoints, error_answer, json_content
 from server.dialects.errors import ErrorResponse, error_shape
 from server.settings import Settings

@@ -1,7 +1,7 @@
-"""What is known of one HTTP request, shared by the middleware, the routes and the workers."""
+"""What is known of one HTTP request, shared by the gateway, the routes and the workers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,34 +10,49 @@ from anyio import CancelScope
 from starlette.types import Scope
 
 from engine.values.output import Usage
-from server.errors import CLIENT_LEFT_STATUS, timed_out
+from server.budget import Reservation
+from server.errors import ApiError, timed_out
 from server.fair_limiter import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sends a request, and what they may use."""
+
+    client: str  # for fairness: an address, or a key's name where there are several keys
+    key: str = ""  # the name of its API key; what is stored under one is not seen under another
+    is_admin: bool = False  # by its key
+    namespace: str = ""  # of the prefix cache, if keys share nothing
+    allowed_models: frozenset[str] | None = None  # of its key, by name; None: all
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: its id, its client, its limits, and what the access log writes.
+    """One HTTP request: its id, its sender, its limits, and what the access log writes.
 
     `status` is 0 until the answer begins, or the client leaves before it.
     """
 
     id: str
-    client: str  # for fairness: an address, or a key's name where there are several keys
+    principal: Principal
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     path: str = ""  # of its URL
     model: str = ""  # the name by which it asked for its model, when it has that
     own_model: str = ""  # its model's own name, which may differ from that one
-    key: str = ""  # the name of its API key; what is stored under one is not seen under another
-    has_admin_key: bool = False
     keep_alive_seconds: float | None = None
     """How long it wishes its model to stay loaded afterwards. None: the model's `ttl_seconds`."""
     n_bytes: int = 0  # of its body, and of what that names
+    body: Reservation | None = None
+    """Memory of its body as it arrives, and of what is made of it, until the engine has the
+    request."""
     slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests
-    allowed_models: frozenset[str] | None = None  # of its key, by name; None: all
-    cache_namespace: str = ""  # of its key, if the keys share nothing
+    output: Reservation | None = None  # memory of its answer, until the client has read it
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Shares of its key's limits and of the body budget. RequestLimits closes it at the end of the
+    """Its model, and its places in its key's limits. The gateway closes it at the end of the
     request, unless background work has taken it over."""
+    on_end: Callable[[ApiError], object] | None = None  # of the innermost time limit
+    ended: tuple[int, str | None] | None = None  # status and code of the error of `end`
+    limit: CancelScope | None = None  # which ends it where its answer has not begun by its deadline
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
     cache_marks: int = 0  # `cache_control` fields of the body
@@ -45,26 +60,80 @@ class RequestRecord:
     is_answered: bool = False  # to its last byte
     client_left: bool = False  # before that
 
+    @property
+    def client(self) -> str:
+        """The principal's client."""
+        return self.principal.client
+
+    @property
+    def key(self) -> str:
+        """The name of the principal's API key, or nothing."""
+        return self.principal.key
+
+    def never_ends(self) -> None:
+        """Its answer is a stream that goes on for as long as its client reads: only the beginning
+        has a time limit.
+        """
+        self.deadline = math.inf
+
     def cache_salt(self, chosen: str) -> str:
         """The salt that the client chose, within the namespace of its key. No name has a NUL."""
-        return f"{self.cache_namespace}\0{chosen}" if self.cache_namespace else chosen
+        namespace = self.principal.namespace
+        return f"{namespace}\0{chosen}" if namespace else chosen
+
+    def end(self, error: ApiError) -> bool:
+        """End the request with an error, whatever it waits for. False where nothing is to be ended:
+        its answer is complete.
+        """
+        if self.on_end is None:
+            return False
+        self.on_end(error)
+        return True
+
+    def begin_answer(self, status: int) -> None:
+        """The answer begins: neither the worker nor the time limit matters any longer."""
+        self.status = self.status or status
+        self.end_preparation()  # no other request waits for a client that does not read
+        if self.limit is not None:
+            self.limit.deadline = math.inf
+
+    def end_preparation(self, kept_bytes: int = 0) -> None:
+        """Release the worker and the memory of the body, but for what is kept of it: the engine has
+        the request, or it needs none.
+        """
+        self.slot.release()
+        if self.body is not None and not self.body.is_evicted:
+            self.body.resize(kept_bytes)
 
     @contextmanager
     def time_limit(self) -> Iterator[CancelScope]:
-        """Ends the block at the deadline, whatever it waits for. Raises ApiError (504) then."""
+        """End the block at the deadline, or with `end`, whatever it waits for. Raises ApiError
+        then: 504 at the deadline.
+        """
+        errors: list[ApiError] = []
         with CancelScope(deadline=self.deadline) as limit:
-            yield limit
+
+            def end(error: ApiError) -> None:
+                self.ended = error.status, error.code
+                errors.append(error)
+                limit.cancel()
+
+            before, self.on_end = self.on_end, end
+            try:
+                yield limit
+            finally:
+                if self.on_end is end:  # else a background response has taken the record over
+                    self.on_end = before
         if limit.cancelled_caught:
-            raise timed_out()
-
-    def leave(self) -> None:
-        self.client_left = True
-        self.answer(CLIENT_LEFT_STATUS)
-
-    def answer(self, status: int) -> None:
-        self.status = self.status or status
+            raise errors.pop() if errors else timed_out()  # in no cycle with its traceback
 
 
 def request_record(scope: Scope) -> RequestRecord:
-    """The record that RequestLog made for this request."""
+    """The record that the gateway made for this request."""
     return cast(RequestRecord, scope["state"]["record"])
+
+
+def output_of(record: RequestRecord) -> Reservation:
+    """The memory of its answer. Only for a request that has come through the gateway."""
+    assert record.output is not None
+    return record.output

@@ -44,7 +44,7 @@ class Service:
         Raises ApiError: 404 where there is none, 403 where the request's key may not use it.
         """
         await self.models.discover(name)
-        return self.models.find(name, record.allowed_models)
+        return self.models.find(name, record.principal.allowed_models)
 
     async def hold(self, name: str, record: RequestRecord) -> ServedModel:
         """Hold the model of a name that `chosen` has looked up until the request is over."""
@@ -55,7 +55,7 @@ class Service:
 
     def is_admin(self, record: RequestRecord) -> bool:
         """Whether the request may do what admins may: without API keys, every request may."""
-        return record.has_admin_key or not self.settings.keys
+        return record.principal.is_admin or not self.settings.keys
 
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""

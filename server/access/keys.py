@@ -71,7 +71,7 @@ class Keyring:
         return bool(self.keys)
 
     @property
-    def tells_apart(self) -> bool:
+    def identifies_clients(self) -> bool:
         """Whether keys identify clients: a single key shared by all does not."""
         return len(self.keys) > 1
 

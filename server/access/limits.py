@@ -1,111 +1,105 @@
-"""The limits of each API key: concurrent requests, requests and tokens a minute."""
+"""The limits of one API key: concurrent requests, requests and tokens a minute."""
 
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from limits import RateLimitItemPerMinute, WindowStats
+from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
+from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
 from server.access.keys import ApiKey
-from server.access.refusals import Reason
+from server.errors import ApiError
 from server.record import RequestRecord
 
 CONCURRENCY_RETRY_AFTER_SECONDS = 1
 
 
-class LimitReached(Exception):
-    """A limit is reached. The text names it, for the client."""
+class LimitReached(ApiError):
+    """429: a limit of the request's key is reached. `limit` is the name of the key's field."""
 
-    def __init__(self, reason: Reason, limit: str, retry_after_seconds: int) -> None:
-        super().__init__(f"The limit of this API key is {limit}.")
-        self.reason = reason
-        self.retry_after_seconds = retry_after_seconds
-
-
-class Limit(Protocol):
-    """One limit of one key. Belongs to one event loop."""
-
-    def held(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
-        """Count a request, while it lasts or by the minute. Raises LimitReached."""
-        ...
+    def __init__(self, limit: str, most: str, retry_after_seconds: int) -> None:
+        super().__init__(
+            429,
+            f"The limit of this API key is {most}.",
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(retry_after_seconds)},
+        )
+        self.limit = limit
 
 
-class Concurrency:
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._running = 0
+class KeyLimits:
+    """Counts the requests of one key. Belongs to one event loop.
 
-    @asynccontextmanager
-    async def held(self, record: RequestRecord) -> AsyncIterator[None]:
-        if self._running >= self._most:
-            limit = f"{self._most} requests at a time"
-            raise LimitReached(Reason.CONCURRENCY, limit, CONCURRENCY_RETRY_AFTER_SECONDS)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-
-class TokensPerMinute:
-    """The tokens of a request are known at its end, so it passes while any are left.
-
-    The window is fixed: it is one counter, which may exceed the limit. A moving window would keep
-    an entry for each token.
+    The tokens of a request are known at its end, so it passes while any are left. Their window is
+    fixed: it is one counter, which may exceed the limit. A moving window has an entry for each hit,
+    which is right for requests alone.
     """
 
-    def __init__(self, most: int) -> None:
-        self._item = RateLimitItemPerMinute(most)
-        self._window = FixedWindowRateLimiter(MemoryStorage())
+    def __init__(self, key: ApiKey) -> None:
+        self._most_at_once = key.concurrency
+        self._n_running = 0
+        self._requests = self._tokens = None
+        if key.requests_per_minute is not None:
+            self._requests = _Window(
+                "requests", key.requests_per_minute, MovingWindowRateLimiter(MemoryStorage())
+            )
+        if key.tokens_per_minute is not None:
+            self._tokens = _Window(
+                "tokens", key.tokens_per_minute, FixedWindowRateLimiter(MemoryStorage())
+            )
 
     @asynccontextmanager
-    async def held(self, record: RequestRecord) -> AsyncIterator[None]:
-        if not await self._window.test(self._item):
-            stats = await self._window.get_window_stats(self._item)
-            limit = f"{self._item.amount} tokens a minute"
-            raise LimitReached(Reason.TOKENS, limit, _seconds_until(stats))
+    async def hold(self, record: RequestRecord) -> AsyncIterator[None]:
+        """Count a request for as long as the block runs, and `record.tokens` at its end. Raises
+        LimitReached.
+
+        Requests a minute are last: only what passes the other limits is counted.
+        """
+        if self._most_at_once is not None and self._n_running >= self._most_at_once:
+            most = f"{self._most_at_once} requests at a time"
+            raise LimitReached("concurrency", most, CONCURRENCY_RETRY_AFTER_SECONDS)
+        self._n_running += 1
         try:
-            yield
+            if self._tokens is not None:
+                await self._tokens.check()
+            if self._requests is not None:
+                await self._requests.count_one()
+            try:
+                yield
+            finally:
+                if self._tokens is not None and record.tokens:
+                    await self._tokens.count(record.tokens)
         finally:
-            if record.tokens:
-                await self._window.hit(self._item, cost=record.tokens)
+            self._n_running -= 1
 
 
-class RequestsPerMinute:
-    def __init__(self, most: int) -> None:
+class _Window:
+    """A limit by the minute of `what`, requests or tokens."""
+
+    def __init__(self, what: str, most: int, limiter: RateLimiter) -> None:
+        self._what = what
         self._item = RateLimitItemPerMinute(most)
-        self._window = MovingWindowRateLimiter(MemoryStorage())
+        self._limiter = limiter
 
-    @asynccontextmanager
-    async def held(self, record: RequestRecord) -> AsyncIterator[None]:
-        if not await self._window.hit(self._item):
-            stats = await self._window.get_window_stats(self._item)
-            limit = f"{self._item.amount} requests a minute"
-            raise LimitReached(Reason.REQUESTS, limit, _seconds_until(stats))
-        yield
+    async def check(self) -> None:
+        """Raises LimitReached when nothing is left."""
+        if not await self._limiter.test(self._item):
+            raise await self._reached()
 
+    async def count_one(self) -> None:
+        """Raises LimitReached when nothing is left, and counts nothing then."""
+        if not await self._limiter.hit(self._item):
+            raise await self._reached()
 
-async def hold(limits: Sequence[Limit], record: RequestRecord) -> None:
-    """Count a request against all limits until `record.held` is closed. Raises LimitReached."""
-    for limit in limits:
-        await record.held.enter_async_context(limit.held(record))
+    async def count(self, cost: int) -> None:
+        """Count whatever is left."""
+        await self._limiter.hit(self._item, cost=cost)
 
-
-def limits_of(key: ApiKey) -> tuple[Limit, ...]:
-    """The key's limits, requests a minute last: it counts only what passes the others."""
-    found: list[Limit] = []
-    if key.concurrency is not None:
-        found.append(Concurrency(key.concurrency))
-    if key.tokens_per_minute is not None:
-        found.append(TokensPerMinute(key.tokens_per_minute))
-    if key.requests_per_minute is not None:
-        found.append(RequestsPerMinute(key.requests_per_minute))
-    return tuple(found)
-
-
-def _seconds_until(stats: WindowStats) -> int:
-    return max(1, math.ceil(stats.reset_time - time.time()))
+    async def _reached(self) -> LimitReached:
+        stats = await self._limiter.get_window_stats(self._item)
+        seconds = max(1, math.ceil(stats.reset_time - time.time()))
+        most = f"{self._item.amount} {self._what} a minute"
+        return LimitReached(f"{self._what}_per_minute", most, seconds)

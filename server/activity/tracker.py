@@ -11,15 +11,12 @@ from anyio import get_cancelled_exc_class
 from engine.values.output import OutputEvent, Usage
 from engine.values.request import Request
 from server.activity.sequences import FinishedSequences, SequenceTimes
-from server.errors import CLIENT_LEFT_STATUS, ApiError, ended_by_admin, timed_out, to_api_error
+from server.errors import CLIENT_LEFT_STATUS, ended_by_admin, timed_out, to_api_error
 from server.record import RequestRecord
 from server.schemas import FinishedRequest, RequestSummary
 
 KEPT = 300
 """Finished requests that are kept: some 100 KiB."""
-
-End = Callable[[ApiError], None]
-"""Ends an answer with an error, whatever it waits for."""
 
 
 class TrackedRequest:
@@ -32,13 +29,11 @@ class TrackedRequest:
         self,
         record: RequestRecord,
         requests: Sequence[Request],
-        end: End,
         clock: Callable[[], float],
         finished: FinishedSequences,
     ) -> None:
         self.record = record
         self.requests = requests
-        self.end = end
         self.began_seconds = clock()
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -135,14 +130,12 @@ class RequestTracker:
 
     @contextmanager
     def answering(
-        self, record: RequestRecord, requests: Sequence[Request], end: End
+        self, record: RequestRecord, requests: Sequence[Request]
     ) -> Iterator[TrackedRequest]:
         """Track the requests while the block answers them. An exception out of the block is the
         outcome.
         """
-        tracked = TrackedRequest(
-            record, requests, end, self._clock, self.sequences[record.own_model]
-        )
+        tracked = TrackedRequest(record, requests, self._clock, self.sequences[record.own_model])
         self._live[record.id] = tracked
         status, code = 200, None
         try:
@@ -163,7 +156,7 @@ class RequestTracker:
         tracked = self._live.get(id)
         if tracked is None:
             return False
-        tracked.end(ended_by_admin())
+        tracked.record.end(ended_by_admin())
         return True
 
     def _log(self, tracked: TrackedRequest, status: int, code: str | None) -> None:
@@ -180,9 +173,11 @@ class RequestTracker:
         )
 
     def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
-        """Status and code of a cancelled request: by its client, by its deadline, or by a call that
-        cancels a background response.
+        """Status and code of a cancelled request: by `RequestRecord.end`, by its client, by its
+        deadline, or by a call that cancels a background response.
         """
+        if record.ended is not None:
+            return record.ended
         if record.client_left:
             return CLIENT_LEFT_STATUS, "client_left"
         if self._clock() >= record.deadline:

@@ -16,12 +16,12 @@ from engine.values.stats import RequestInfo
 from server.activity.tracker import TrackedRequest
 from server.admin.models import pooled_models
 from server.admin.series import INTERVAL_SECONDS, SeriesDependency, SeriesPoint, SeriesRecord
-from server.admin.watch import EventStream, Watch, WatchDependency
+from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError
-from server.http.sse import sse_data
+from server.http.stream import sse_data
 from server.schemas import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
-from server.service import Service, ServiceDependency
+from server.service import RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin")
 stream_router = Endpoints(prefix="/admin/activity")
@@ -94,12 +94,15 @@ async def series(record: SeriesDependency) -> Series:
     "GET", "/stream", stream=unnamed_events(Activity), response_class=EventStream
 )
 async def activity_stream(
-    service: ServiceDependency, watch: WatchDependency, series: SeriesDependency
+    service: ServiceDependency,
+    record: RecordDependency,
+    watch: WatchDependency,
+    series: SeriesDependency,
 ) -> Response:
     """Live requests and the models each second, and with them what is new in the log and in the
     series.
     """
-    return EventStream(_activity(service, watch, series))
+    return event_stream(_activity(service, watch, series), service, record)
 
 
 async def _activity(

@@ -5,21 +5,20 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
-from anyio import move_on_after, to_thread
+from anyio import to_thread
 from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
 from engine.api import EngineStopped
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
-from server.admin.watch import EventStream, Watch, WatchDependency
+from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.dialects.delivery import json_response
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.dialects.responses.store import StoreDependency
 from server.errors import ApiError, InvalidField
 from server.generation.prompt import check_prompt
-from server.http.sse import KEEP_ALIVE
 from server.models.model import LoadedModel
 from server.schemas import CacheStatsResponse, CacheTree, ClearResponse, ProbeResponse, Remembered
 from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
@@ -169,30 +168,27 @@ async def cache_tree(loaded: LoadedDependency, watch: WatchDependency) -> Respon
     response_class=EventStream,
 )
 async def cache_tree_stream(
-    loaded: LoadedDependency, service: ServiceDependency, watch: WatchDependency
+    loaded: LoadedDependency,
+    service: ServiceDependency,
+    record: RecordDependency,
+    watch: WatchDependency,
 ) -> Response:
     """The cache as it is now and whenever it has changed, once a second at most.
 
     A slow reader gets the latest, and not all of them.
     """
-    return EventStream(_pictures(loaded, watch, service.settings.keepalive_seconds))
+    return event_stream(_pictures(loaded, watch), service, record)
 
 
-async def _pictures(
-    loaded: LoadedModel, watch: Watch, keepalive_seconds: float
-) -> AsyncGenerator[bytes, None]:
-    """Events until the engine has stopped, with comments after each silence."""
+async def _pictures(loaded: LoadedModel, watch: Watch) -> AsyncGenerator[bytes, None]:
+    """Events until the engine has stopped."""
     feed = watch.feed(loaded)
     async with watch.watching(loaded):
         frame = await feed.fresh()
-        yield frame.event
         with suppress(EngineStopped):  # there is nothing more to see
             while True:
-                later = None
-                with move_on_after(keepalive_seconds):
-                    later = await feed.next_after(frame.version)
-                frame = later or frame
-                yield KEEP_ALIVE if later is None else later.event
+                yield frame.event
+                frame = await feed.next_after(frame.version)
 
 
 @tree_router.endpoint("GET", "/nodes/{id}", errors=(400, 404, 409))

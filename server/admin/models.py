@@ -142,7 +142,7 @@ async def list_models(
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
     await service.models.discover_all()
-    allowed = record.allowed_models
+    allowed = record.principal.allowed_models
     listed = [_model(service, name, model) for name, model in service.models.named(allowed)]
     return ModelList(
         object="list",

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import thread_time
@@ -15,18 +15,16 @@ from anyio import Event, Lock, current_time, move_on_after, sleep, sleep_until, 
 from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import Engine, EngineStopped
 from engine.values.stats import EngineStats, RequestInfo
 from engine.values.tree import TreeChanges, TreeSnapshot
-from server.dialects.delivery import STREAM_HEADERS
-from server.errors import ClientLeft
-from server.http.sse import EVENT_STREAM, sse_data
-from server.http.waiting import client_waiting
+from server.http.stream import EVENT_STREAM, DeferredStream, sse_data, written
 from server.models.model import LoadedModel
 from server.models.registry import ModelRegistry
+from server.record import RequestRecord
 from server.schemas import CacheTree
+from server.service import Service
 
 INTERVAL_SECONDS = 1.0
 """Between two polls of an engine, however many watch."""
@@ -272,34 +270,14 @@ WatchDependency = Annotated[Watch, Depends(_watch)]
 
 
 class EventStream(Response):
-    """Server-sent events. The status line waits for the first one, so that a refusal has a status
-    of its own.
-    """
+    """Server-sent events, as FastAPI describes the routes that have `event_stream`."""
 
     media_type = EVENT_STREAM
 
-    def __init__(self, events: AsyncGenerator[bytes, None], status_code: int = 200) -> None:
-        self.status_code = status_code  # by whose default FastAPI describes the route
-        self.background = None
-        self.init_headers(STREAM_HEADERS)
-        self._events = events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientLeft):  # RequestLog has seen it leave
-            async with client_waiting(receive), aclosing(self._events) as events:
-                first = await anext(events)
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
-                await send(_part(first))
-                async for event in events:
-                    await send(_part(event))
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _part(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}
+def event_stream(
+    events: AsyncGenerator[bytes, None], service: Service, record: RequestRecord
+) -> DeferredStream:
+    """A stream that goes on for as long as its client reads, with comments after each silence."""
+    record.never_ends()
+    return DeferredStream(EVENT_STREAM, written(events), service.settings.keepalive_seconds)

@@ -15,12 +15,13 @@ from engine.values.model import Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
+from server.budget import Reservation
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.stream import generating
-from server.http.unsent import Unsent, kept_bytes
+from server.http.unsent import kept_bytes
 from server.parsing.json_text import whole_characters
 from server.record import RequestRecord
 
@@ -95,14 +96,14 @@ class Job:
 
 
 async def generate_all(
-    job: Job, unsent: Unsent, record: RequestRecord, tracker: RequestTracker
+    job: Job, output: Reservation, record: RequestRecord, tracker: RequestTracker
 ) -> list[Choice]:
     """All sequences, complete, in order. Raises ApiError where they are too large."""
     choices = job.choices()
-    with generating(job.model.engine, job.requests, unsent, record, tracker) as inbox:
+    with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
         async for batch in inbox:
             for index, events in batch.items():
-                unsent.add(sum(map(kept_bytes, events)))
+                output.add(sum(map(kept_bytes, events)))
                 choices[index].feed(events)
     record.usage = job.usage(choices)
     return choices

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from server.dialects.errors import ErrorResponse
-from server.http.sse import EVENT_STREAM, NDJSON
+from server.http.stream import EVENT_STREAM, NDJSON
 from server.json_model import RequestModel
 from server.service import JsonBody
 

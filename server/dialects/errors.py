@@ -17,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from server.errors import CLIENT_LEFT_STATUS, ApiError, ContextTooLong, ModelNotFound, to_api_error
-from server.http.sse import json_line, sse_data, sse_event
+from server.http.stream import json_line, sse_data, sse_event
 from server.record import request_record
 
 
@@ -213,6 +213,6 @@ def _is_served(scope: Scope) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
-async def handle_client_left(request: Request, error: Exception) -> Response:
-    """Exception handler for ClientLeft: the status is for the access log alone."""
+async def handle_client_disconnected(request: Request, error: Exception) -> Response:
+    """Exception handler for ClientDisconnected: the status is for the access log alone."""
     return Response(status_code=CLIENT_LEFT_STATUS)

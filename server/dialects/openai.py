@@ -17,7 +17,7 @@ from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage, Step
 from server.generation.models import ServedModel
 from server.generation.request_fields import GenerationRequest
-from server.http.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 from server.record import RequestRecord
 
 

@@ -11,16 +11,17 @@ from engine.api import Engine, EngineStopped, Submission
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
+from server.budget import Reservation
 from server.errors import SERVER, ApiError, refused_field
-from server.http.unsent import Unsent, queued_bytes
+from server.http.unsent import queued_bytes
 from server.record import RequestRecord
 
 Batch = dict[int, list[OutputEvent]]
 """Events that have come, by the index of their choice in the response."""
 
-EVENTS_AT_ONCE = 256
-"""Limit for a batch, a few milliseconds of rendering: a slow client that reads at last delays the
-others for no longer.
+EVENTS_AT_ONCE, ENTRIES_AT_ONCE = 256, 512
+"""Limits for a batch, in events and in tokens with log-probabilities: a few milliseconds of
+rendering. A slow client that reads at last delays the others for no longer.
 """
 
 REQUESTS_AT_ONCE = 128
@@ -33,13 +34,12 @@ class Inbox:
     """The events of some engine requests, for the one task that reads them. An EventSink.
 
     The engine waits for no client: the events of a slow one wait here. All but the first of them
-    count as unsent. Iterating gives batches, and raises what any request raised; the batch is empty
-    after `wake`.
+    count as unsent. Iterating gives batches, and raises what any request raised.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], unsent: Unsent) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request], output: Reservation) -> None:
         self._engine = engine
-        self._unsent = unsent
+        self._output = output
         self._later = deque(requests)  # not submitted yet
         self._first_choice = {one.id: index * one.n for index, one in enumerate(requests)}
         self._live = {one.id: one.n for one in requests}  # sequences that have not ended
@@ -48,7 +48,6 @@ class Inbox:
         self._note: Callable[[OutputEvent], None]
         self._failure: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_woken = False
 
     @contextmanager
     def submitted(self, note: Callable[[OutputEvent], None]) -> Iterator[None]:
@@ -74,10 +73,10 @@ class Inbox:
         n_bytes = 0
         if self._queue:  # a backlog
             n_bytes = queued_bytes(event)
-            with suppress(ApiError):  # which `abort_with` has had
-                self._unsent.add(n_bytes)
-            if self._failure is not None:
+            if self._output.is_evicted:  # and the reader is being cancelled
                 return
+            with suppress(ApiError):
+                self._output.add(n_bytes)
         self._queue.append((event, n_bytes))
         self._notify()
 
@@ -86,24 +85,10 @@ class Inbox:
         self._failure = self._failure or error
         self._notify()
 
-    def abort_with(self, error: ApiError) -> None:
-        """Raise the error in place of the events that wait. The engine's work for them ends at
-        once, whatever the reader does.
-        """
-        self._queue.clear()
-        self.fail(error)
-        self._end_submissions()
-
-    def wake(self) -> None:
-        """Give the reader that waits an empty batch."""
-        self._is_woken = True
-        self._notify()
-
     def __aiter__(self) -> "Inbox":
         return self
 
     async def __anext__(self) -> Batch:
-        self._is_woken = False
         if self._queue:
             await checkpoint()  # a reader that never waits lets other tasks run
         while not self._queue:
@@ -111,8 +96,6 @@ class Inbox:
                 raise self._failure
             if not self._live:
                 raise StopAsyncIteration
-            if self._is_woken:
-                return {}
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._take()
@@ -120,14 +103,18 @@ class Inbox:
     def _take(self) -> Batch:
         batch: Batch = {}
         charged_bytes = 0
+        left_entries = ENTRIES_AT_ONCE
         for _ in range(min(len(self._queue), EVENTS_AT_ONCE)):
+            if left_entries <= 0:
+                break
             event, n_bytes = self._queue.popleft()
+            left_entries -= len(event.logprobs) + len(event.prompt_logprobs)
             charged_bytes += n_bytes
             batch.setdefault(self._first_choice[event.request_id] + event.index, []).append(event)
             if event.finish_reason is not None:
                 self._finished(event.request_id)
         if charged_bytes:
-            self._unsent.give_back(charged_bytes)
+            self._output.give_back(charged_bytes)
         return batch
 
     def _finished(self, request_id: str) -> None:
@@ -169,7 +156,7 @@ def _failure(event: OutputEvent) -> Exception | None:
 def generating(
     engine: Engine,
     requests: Sequence[Request],
-    unsent: Unsent,
+    output: Reservation,
     record: RequestRecord,
     tracker: RequestTracker,
 ) -> Iterator[Inbox]:
@@ -178,10 +165,6 @@ def generating(
 
     The tracker follows them, and adds their tokens to the record.
     """
-    inbox = Inbox(engine, requests, unsent)
-    with (
-        tracker.answering(record, requests, inbox.abort_with) as tracked,
-        unsent.ended_by(inbox.abort_with),
-        inbox.submitted(tracked.note),
-    ):
+    inbox = Inbox(engine, requests, output)
+    with tracker.answering(record, requests) as tracked, inbox.submitted(tracked.note):
         yield inbox

@@ -8,8 +8,8 @@ import jiter
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import ClientLeft, invalid, invalid_field
-from server.http.waiting import client_waiting
+from server.errors import ClientDisconnected, invalid, invalid_field
+from server.http.stream import client_waiting
 from server.json_size import check_json_size, is_quick
 from server.record import request_record
 from server.workers import Workers
@@ -35,14 +35,14 @@ class BodyReader:
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """Sets the record's `n_bytes`. Raises ApiError (400), which names the field, and
-        ClientLeft.
+        ClientDisconnected.
         """
         record = request_record(request.scope)
         _check_content_type(request)
         try:
             body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
         except ClientDisconnect:
-            raise ClientLeft from None
+            raise ClientDisconnected from None
         record.n_bytes = len(body)
         if is_quick(body):
             return parse(body, model)

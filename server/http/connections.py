@@ -1,14 +1,14 @@
 """Limits that an ASGI server lacks: on silent clients, on clients that do not read, on connections.
 
-A `Connection` stands between the socket and the HTTP parser. The middleware of request_limits.py
-tells it when a request begins, when its body is complete, and when it ends.
+A `Connection` stands between the socket and the HTTP parser. The gateway tells it when a request
+begins, when its body is complete, and when it ends.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from starlette.types import Scope
 
@@ -28,52 +28,6 @@ class ConnectionLimits:
     def max_answering(self) -> int:
         """Below `max_connections`, so that `/health` is always answered."""
         return self.max_connections - max(1, self.max_connections // 16)
-
-
-class Guard(Protocol):
-    """The connection of a request, as request_limits.py uses it."""
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether as many requests are in progress as are allowed."""
-        ...
-
-    def request_began(self) -> None: ...
-
-    def request_complete(self) -> None:
-        """Head and body have come: from here on the client waits for the server."""
-        ...
-
-    def request_ended(self) -> None: ...
-
-    async def flushed(self) -> None:
-        """Return when the client has read all that was sent, or has left."""
-        ...
-
-    def abort(self) -> None:
-        """Close at once; what has not been sent is lost."""
-        ...
-
-
-class InProcess:
-    """The Guard of requests without a socket."""
-
-    is_crowded = False
-
-    def request_began(self) -> None: ...
-
-    def request_complete(self) -> None: ...
-
-    def request_ended(self) -> None: ...
-
-    async def flushed(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-
-def guard_of(scope: Scope) -> Guard:
-    """The connection's guard."""
-    return cast(Guard, scope["state"].get("connection", InProcess()))
 
 
 class Connections:
@@ -157,7 +111,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self._flushed.set()
-        self._inner.connection_lost(exc)
+        inner, self._inner = self._inner, asyncio.Protocol()  # which refer to each other
+        inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._requests == 0 and self._head_timer is None:
@@ -178,10 +133,11 @@ class Connection(asyncio.Protocol):
         self._flushes += 1
         self._inner.resume_writing()
 
-    # Called by the middleware of request_limits.py.
+    # Called by the gateway.
 
     @property
     def is_crowded(self) -> bool:
+        """Whether as many requests are in progress as are allowed."""
         return self._connections.is_crowded
 
     def request_began(self) -> None:
@@ -191,6 +147,7 @@ class Connection(asyncio.Protocol):
             self._connections.waits_for_client(self)
 
     def request_complete(self) -> None:
+        """Head and body have come: from here on the client waits for the server."""
         if not self._closed:
             self._connections.waits_for_server(self)
 
@@ -200,6 +157,7 @@ class Connection(asyncio.Protocol):
             self._connections.waits_for_client(self)
 
     async def flushed(self) -> None:
+        """Return when the client has read all that was sent, or has left."""
         await self._flushed.wait()
 
     def close(self) -> None:
@@ -207,6 +165,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
+        """Close at once; what has not been sent is lost."""
         self._leave()
         self._transport.abort()
 
@@ -245,3 +204,8 @@ class Connection(asyncio.Protocol):
             return
         log.warning("closed a connection whose client read nothing")
         self.abort()
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection of a request; None for one that comes without a socket."""
+    return cast(Connection | None, scope.get("state", {}).get("connection"))

@@ -30,6 +30,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Also ends the cycles of the protocol with its parser and its last request, which would
+        keep both until a full garbage collection.
+        """
+        super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]
+        del self.parser
+
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         if not self._offers_protocol:

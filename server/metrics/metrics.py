@@ -3,15 +3,14 @@
 A scrape never waits for the end of a step.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.access.refusals import Refusals
-from server.http.unsent import UnsentBudget
+from server.budget import Budget
 from server.metrics.rows import Table
 from server.models.model import Model
 
@@ -48,13 +47,13 @@ class Metrics:
     def __init__(
         self,
         answers: HttpAnswers,
-        unsent: UnsentBudget,
-        refusals: Refusals,
+        output: Budget,
+        refusals: Mapping[tuple[str, str], int],
         tables: Sequence[Table[Any]],
     ) -> None:
-        """`tables` are those of the models."""
+        """`refusals` are counts by reason and API key, `tables` those of the models."""
         self._answers = answers
-        self._unsent = unsent
+        self._output = output
         self._refusals = refusals
         self._tables = tables
 
@@ -66,14 +65,24 @@ class Metrics:
 
     def _families(self, models: Collection[Model]) -> Iterator[Metric]:
         yield from self._answers.collect()
-        yield from self._refusals.collect()
+        yield self._refused()
         yield CounterMetricFamily(
             "rootstock_answers_cut_off",
             "Answers ended because too much of them waited to be sent.",
-            self._unsent.n_ended,
+            self._output.n_evicted,
         )
         for table in self._tables:
             yield from table.families(models)
+
+    def _refused(self) -> Metric:
+        family = CounterMetricFamily(
+            "rootstock_access_refused",
+            "HTTP requests that were not let in, by reason and by the name of their API key.",
+            labels=["reason", "key"],
+        )
+        for labels, count in self._refusals.items():
+            family.add_metric(labels, count)
+        return family
 
 
 class _Collected(Collector):

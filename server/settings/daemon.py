@@ -8,9 +8,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.access.hosts import is_host_name
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
-from server.access.origins import ANY_ORIGIN, APP_SCHEMES, is_origin
+from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.addresses import is_loopback
 from server.settings.values import ENVIRONMENT_PREFIX, Texts
 
@@ -61,7 +60,8 @@ class DaemonSettings(BaseModel):
     max_total_body_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         gt=0,
-        description="All bodies together that are arriving or being parsed.",
+        description="All bodies together until the engine has their requests; beyond it the "
+        "largest of the client that holds most is refused.",
     )
     max_unsent_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
@@ -71,7 +71,8 @@ class DaemonSettings(BaseModel):
     max_total_unsent_bytes: ByteSize = Field(
         ByteSize(1024**3),
         gt=0,
-        description="The same of all answers together; beyond it the largest is ended.",
+        description="The same of all answers together; beyond it the largest of the client that "
+        "holds most is ended.",
     )
     max_stored_responses: int = Field(
         1000,

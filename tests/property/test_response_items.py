@@ -21,7 +21,7 @@ from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
 from server.generation.prompt import Roles
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import ByteTokenizer
 from tests.scripted_answers import events_of, scripted_choice
 
@@ -70,7 +70,7 @@ def form(summary: bool, sealed: bool) -> ResponseForm:
         with_summary=summary,
         with_sealed_reasoning=sealed,
         tokenizer=ByteTokenizer(),
-        record=RequestRecord("id", "client"),
+        record=RequestRecord("id", Principal("client")),
         context=StoredConversation(),
         store=None,
         is_background=False,

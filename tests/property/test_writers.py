@@ -46,7 +46,7 @@ from server.generation.conversation import Conversation
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan
 
@@ -276,7 +276,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
         )
 
     events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    record, store = RequestRecord("r", "client"), ResponseStore(9, 1 << 20)
+    record, store = RequestRecord("r", Principal("client")), ResponseStore(9, 1 << 20)
     deltas, logprobs = dict[int, str](), dict[int, list[Any]]()
     for number, data in enumerate(server_sent(streamed(job(record, store), play))):
         event = events.validate_python(documented(data, *RESPONSE_EVENTS))

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
 from server.dialects.completions.schema import CompletionRequest
-from server.errors import ApiError, ClientLeft
+from server.errors import ApiError, ClientDisconnected
 from server.http.body import BodyReader, parse
 from server.json_size import (
     MAX_DIGITS,
@@ -21,7 +21,7 @@ from server.json_size import (
     QUICK_BYTES,
     QUICK_PARTS,
 )
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
@@ -48,7 +48,7 @@ def request(*messages: Message) -> Request:
             await sleep_forever()
         return received.pop(0)
 
-    state = {"record": RequestRecord("r", "a")}
+    state = {"record": RequestRecord("r", Principal("a"))}
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
@@ -77,16 +77,16 @@ async def test_only_quick_bodies_are_read_on_the_event_loop(body: bytes, is_quic
 
 
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
 
 
 async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> None:
-    workers, other = Workers(), RequestRecord("o", "a", n_bytes=LARGE_BYTES + 1)
+    workers, other = Workers(), RequestRecord("o", Principal("a"), n_bytes=LARGE_BYTES + 1)
     async with other.held:
         await workers.prepare(other, lambda: None)  # holds the client's slot from here on
         body = chunk(b"{}".ljust(LARGE_BYTES + 1))
-        with fail_after(SECONDS), pytest.raises(ClientLeft):
+        with fail_after(SECONDS), pytest.raises(ClientDisconnected):
             await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
 
 

@@ -12,19 +12,20 @@ from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
 from engine.api import Engine, EventSink, Submission
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from server.activity.tracker import RequestTracker
+from server.budget import Budget, Reservation
 from server.dialects.base import Job
-from server.dialects.delivery import EventStreamResponse
-from server.errors import ApiError, ClientLeft
+from server.dialects.delivery import streamed
+from server.errors import ApiError, ClientDisconnected
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
-from server.generation.stream import REQUESTS_AT_ONCE, Inbox, generating
-from server.http.unsent import Unsent, UnsentBudget, queued_bytes
-from server.http.waiting import client_waiting
-from server.record import RequestRecord
+from server.generation.stream import ENTRIES_AT_ONCE, REQUESTS_AT_ONCE, Inbox, generating
+from server.http.stream import client_waiting
+from server.http.unsent import queued_bytes
+from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")
@@ -52,8 +53,16 @@ class Endless(FakeEngine):
         return await asyncio.to_thread(self.aborted.get, timeout=PATIENCE)
 
 
-def ignore(error: ApiError) -> None:
-    """An overrun that nobody needs to be told of."""
+@contextmanager
+def reserved(max_bytes: int = 10**9) -> Iterator[Reservation]:
+    """Memory for an answer that nobody else needs."""
+
+    def too_large() -> ApiError:
+        return ApiError(400, f"More than {max_bytes} bytes")
+
+    budget = Budget(max_bytes, 10**9, too_large=too_large, too_much=too_large)
+    with budget.reserve("client", lambda error: None) as reservation:
+        yield reservation
 
 
 async def nothing_comes() -> Message:
@@ -100,7 +109,7 @@ def endless_job(engine: Endless, n_requests: int) -> Job:
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
     engine, left = Endless(), asyncio.Event()
-    record = RequestRecord("r", "client")
+    record = RequestRecord("r", Principal("client"))
     requests = [Request(f"r{i}", (1,), 1) for i in range(8)]
 
     async def receive() -> Message:
@@ -108,13 +117,13 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
         return {"type": "http.disconnect"}
 
     async def read_until_left() -> None:
-        with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        with reserved() as output:
             async with client_waiting(receive):
-                with generating(engine, requests, unsent, record, RequestTracker()) as inbox:
+                with generating(engine, requests, output, record, RequestTracker()) as inbox:
                     async for _ in inbox:
                         left.set()
 
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         await read_until_left()
     assert {await engine.next_aborted() for _ in requests} == {r.id for r in requests}
 
@@ -122,12 +131,10 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
     engine = Endless()
     job = endless_job(engine, 3)
-    stream = EventStreamResponse(job, RequestTracker(), keepalive_seconds=3600)
-    record = RequestRecord("r", "client", deadline=current_time())
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        scope = {"state": {"record": record, "unsent": unsent}}
-        with pytest.raises(ApiError) as caught:
-            await stream(scope, nothing_comes, refuse)
+    record = RequestRecord("r", Principal("client"), deadline=current_time() + 0.1)
+    stream = streamed(job, job.choices(), SilentWriter(), record, RequestTracker(), 3600)
+    with reserved() as record.output, pytest.raises(ApiError) as caught:
+        await stream({"state": {"record": record}}, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
     aborted = {await engine.next_aborted() for _ in job.requests}
     assert aborted == {request.id for request in job.requests}
@@ -147,51 +154,54 @@ class PassiveEngine:
 
 @contextmanager
 def passive_inbox(
-    unsent: Unsent, n_requests: int = 1, engine: PassiveEngine | None = None
+    output: Reservation, n_requests: int = 1, engine: PassiveEngine | None = None
 ) -> Iterator[Inbox]:
     ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
     requests = [Request(id, (1,), 1) for id in ids]
-    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, unsent)
-    with unsent.ended_by(inbox.abort_with), inbox.submitted(lambda event: None):
+    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, output)
+    with inbox.submitted(lambda event: None):
         yield inbox
 
 
 async def test_only_a_backlog_counts() -> None:
-    budget = UnsentBudget(2 * EVENT_BYTES, 10**9)
-    with budget.answer(ignore) as unsent, passive_inbox(unsent) as inbox:
+    with reserved(2 * EVENT_BYTES) as output, passive_inbox(output) as inbox:
         for _ in range(10):
             inbox.put(EVENT)
-            assert unsent.n_bytes == 0
+            assert output.n_bytes == 0
             await anext(inbox)
         for _ in range(3):
             inbox.put(EVENT)
-        assert unsent.n_bytes == 2 * EVENT_BYTES
+        assert output.n_bytes == 2 * EVENT_BYTES
         assert await anext(inbox) == {0: [EVENT] * 3}
-        assert unsent.n_bytes == 0
+        assert output.n_bytes == 0
         for _ in range(4):
             inbox.put(EVENT)
-        with pytest.raises(ApiError, match=f"More than {2 * EVENT_BYTES} bytes"):
+        assert output.is_evicted
+        assert await anext(inbox) == {0: [EVENT] * 4}
+
+
+async def test_what_is_rendered_at_once_is_bounded_by_its_log_probabilities() -> None:
+    """A client that reads late has all of a scored prompt waiting for it."""
+    scored = replace(EVENT, prompt_logprobs=(TokenLogprob(1, -1.0, ()),) * (ENTRIES_AT_ONCE // 2))
+    with reserved() as output, passive_inbox(output) as inbox:
+        for _ in range(5):
+            inbox.put(scored)
+        inbox.put(LAST)
+        batches = [batch async for batch in inbox]
+    assert batches == [{0: [scored] * 2}, {0: [scored] * 2}, {0: [scored, LAST]}]
+
+
+async def test_a_failure_comes_after_the_events_that_wait() -> None:
+    with reserved() as output, passive_inbox(output) as inbox:
+        inbox.put(EVENT)
+        inbox.fail(ValueError("the engine broke"))
+        assert await anext(inbox) == {0: [EVENT]}
+        with pytest.raises(ValueError, match="the engine broke"):
             await anext(inbox)
 
 
-async def test_a_failure_waits_behind_the_events_and_an_abort_does_not() -> None:
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        with passive_inbox(unsent) as inbox:
-            inbox.put(EVENT)
-            inbox.fail(ValueError("the engine broke"))
-            assert await anext(inbox) == {0: [EVENT]}
-            with pytest.raises(ValueError, match="the engine broke"):
-                await anext(inbox)
-        with passive_inbox(unsent) as inbox:
-            inbox.put(EVENT)
-            inbox.abort_with(ApiError(400, "too much"))
-            inbox.put(EVENT)
-            with pytest.raises(ApiError, match="too much"):
-                await anext(inbox)
-
-
 async def test_waiting_in_vain_loses_no_event() -> None:
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent, passive_inbox(unsent) as inbox:
+    with reserved() as output, passive_inbox(output) as inbox:
         with move_on_after(0):
             await anext(inbox)
         inbox.put(EVENT)
@@ -201,36 +211,11 @@ async def test_waiting_in_vain_loses_no_event() -> None:
 
 async def test_the_engine_has_some_of_many_requests_at_a_time() -> None:
     engine, n_requests = PassiveEngine(), REQUESTS_AT_ONCE + 2
-    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        with passive_inbox(unsent, n_requests, engine) as inbox:
+    with reserved() as output:
+        with passive_inbox(output, n_requests, engine) as inbox:
             assert len(engine.submitted) == REQUESTS_AT_ONCE
             inbox.put(LAST)
             assert await anext(inbox) == {0: [LAST]}
             assert (engine.ended, len(engine.submitted)) == (["r"], REQUESTS_AT_ONCE + 1)
         assert sorted(engine.ended) == sorted(engine.submitted)
         assert len(engine.submitted) == REQUESTS_AT_ONCE + 1, "nothing is submitted at the end"
-
-
-def test_the_largest_answer_ends_where_all_hold_too_much() -> None:
-    budget = UnsentBudget(100, 200)
-    ended: list[Unsent] = []
-    with (
-        budget.answer(lambda error: ended.append(small)) as small,
-        budget.answer(lambda error: ended.append(large)) as large,
-        budget.answer(lambda error: ended.append(grown)) as grown,
-    ):
-        small.add(50)
-        large.add(90)
-        grown.add(60)
-        assert ended == []
-        grown.add(1)  # fits, because the largest has been ended for it
-        assert ended == [large]
-        assert budget.n_ended == 1
-        with pytest.raises(ApiError) as refused:
-            large.add(1)
-        assert refused.value.status == 503
-        grown.add(39)
-        small.add(50)
-    with budget.answer(ignore) as later, budget.answer(ignore) as last:
-        later.add(100)  # all that was held has come back
-        last.add(100)

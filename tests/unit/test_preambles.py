@@ -10,7 +10,7 @@ from mlx_lm.utils import load_tokenizer
 from server.errors import ApiError
 from server.generation.conversation import Message
 from server.generation.prompt import PromptEncoder
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from server.workers import Workers
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
@@ -37,7 +37,7 @@ NO_THOUGHTS = (
 )
 
 
-ASKED = RequestRecord("r", "a")
+ASKED = RequestRecord("r", Principal("a"))
 
 
 def encoder(directory: Path, template: str) -> PromptEncoder:

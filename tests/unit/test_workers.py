@@ -25,7 +25,7 @@ from server.dialects.responses.store import (
 )
 from server.errors import ApiError
 from server.fair_limiter import FairLimiter
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
@@ -143,7 +143,7 @@ async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> 
     workers, made = Workers(), list[str]()
 
     async def prepare(name: str) -> None:
-        record = RequestRecord(name, "one", n_bytes=LARGE_BYTES + 1)
+        record = RequestRecord(name, Principal("one"), n_bytes=LARGE_BYTES + 1)
         async with record.held:
             for step in ("parsed", "planned"):
                 await workers.prepare(record, partial(made.append, f"{name} {step}"))

@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
-from server.http.sse import EVENT_STREAM, sse_event
+from server.http.stream import EVENT_STREAM, sse_event
 
 SIGNATURE = "cm9vdHN0b2Nr"
 """The signature of all thinking blocks. Clients send it back, and it is never checked."""

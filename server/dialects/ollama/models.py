@@ -1,6 +1,6 @@
 """Models as Ollama lists, describes and pulls them."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from server.dialects.ollama.schema import (
 )
 from server.errors import SERVER, ApiError
 from server.generation.models import ServedModel
-from server.http.sse import json_line
+from server.http.stream import json_line
 from server.models.hub import Download
 from server.parsing.registry import chosen, detect
 from server.settings.models import ModelSettings
@@ -226,7 +226,7 @@ async def pulled(download: Download | None) -> None:
         raise ApiError(500, download.error, type=SERVER, code="pull_failed")
 
 
-async def pull_lines(download: Download | None) -> AsyncIterator[bytes]:
+async def pull_lines(download: Download | None) -> AsyncGenerator[bytes, None]:
     """Lines up to `success`, or to the error. None: there is nothing to fetch."""
     yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
     sent = (0, 0)

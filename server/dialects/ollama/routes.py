@@ -7,7 +7,7 @@ from functools import partial
 from anyio import current_time, to_thread
 from fastapi import Request
 from pydantic_core import to_json
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
@@ -67,7 +67,7 @@ from server.errors import ApiError
 from server.generation.models import ServedModel
 from server.generation.pooling import embedding_requests
 from server.generation.requests import prepare_chat, prepare_completion
-from server.http.sse import NDJSON
+from server.http.stream import NDJSON, DeferredStream, written
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
 from server.service import RecordDependency, Service, ServiceDependency
@@ -231,7 +231,7 @@ async def version() -> OllamaVersion:
 @models_router.endpoint("GET", "/api/tags")
 async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
     """The models that are served, under each of their names."""
-    allowed = list(service.models.named(record.allowed_models))
+    allowed = list(service.models.named(record.principal.allowed_models))
 
     def read() -> OllamaModels:
         return OllamaModels(models=[listed(name, model.settings.source) for name, model in allowed])
@@ -244,7 +244,7 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     """The models that are loaded and that the key may use, under the first of their names."""
     found = []
     for name, loaded in service.models.all_loaded().items():
-        if not loaded.model.is_allowed(name, record.allowed_models):
+        if not loaded.model.is_allowed(name, record.principal.allowed_models):
             continue
         promise = (await loaded.engine.stats()).memory.promise
         left = loaded.model.seconds_left(current_time())
@@ -268,13 +268,17 @@ async def show(
 @models_router.endpoint(
     "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
-async def pull(body: OllamaPullRequest, service: ServiceDependency) -> Response:
+async def pull(
+    body: OllamaPullRequest, service: ServiceDependency, record: RecordDependency
+) -> Response:
     """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
     The name is that of a repository, or of a served model, which may come from a directory.
     """
     download = await _download(service, named(service, body.named))
     if body.stream:
-        return StreamingResponse(pull_lines(download), media_type=NDJSON)
+        record.never_ends()
+        lines = written(pull_lines(download))
+        return DeferredStream(NDJSON, lines, service.settings.keepalive_seconds, keep_alive=bytes)
     await pulled(download)
     return json_response(wire_json(SUCCESS))
 

@@ -20,7 +20,7 @@ from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, S
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.pooling import vector
-from server.http.sse import NDJSON, json_line
+from server.http.stream import NDJSON, json_line
 
 Fields = dict[str, Any]
 """Of a JSON object."""

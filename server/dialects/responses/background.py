@@ -12,10 +12,11 @@ from fastapi import Depends, Request
 
 from engine.api import EngineError
 from server.activity.tracker import RequestTracker
+from server.budget import Budget
 from server.dialects.base import Job, generate_all
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError, busy, to_api_error
-from server.http.unsent import UnsentBudget, rendering_bytes
+from server.http.unsent import rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5
@@ -37,13 +38,13 @@ class BackgroundResponses:
     def __init__(
         self,
         tasks: TaskGroup,
-        unsent: UnsentBudget,
+        output: Budget,
         workers: Workers,
         tracker: RequestTracker,
         most: int,
     ) -> None:
         self._tasks = tasks
-        self._unsent = unsent
+        self._output = output
         self._workers = workers
         self._tracker = tracker
         self._most = most
@@ -53,7 +54,8 @@ class BackgroundResponses:
         """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
         record = form.record
         self._check_limit(record.client)
-        record.slot.release()
+        record.end_preparation(kept_bytes=record.n_bytes)
+        record.body = None  # what is kept of it counts until `held` is closed
         running = _Running(form, record.held.pop_all())
         self._running[record.key, form.id] = running
         self._tasks.start_soon(self._run, job, running)
@@ -104,10 +106,14 @@ class BackgroundResponses:
     async def _generate_and_store(self, job: Job, form: ResponseForm, scope: CancelScope) -> None:
         record = form.record
         try:
-            with scope, record.time_limit(), self._unsent.answer(lambda error: None) as unsent:
-                choices = await generate_all(job, unsent, record, self._tracker)
+            with (
+                scope,
+                record.time_limit(),
+                self._output.reserve(record.client, record.end) as output,
+            ):
+                choices = await generate_all(job, output, record, self._tracker)
                 whole = partial(job.render, choices, job.usage(choices))
-                await self._workers.run(record.client, rendering_bytes(unsent), whole)
+                await self._workers.run(record.client, rendering_bytes(output.n_bytes), whole)
             if scope.cancelled_caught:
                 form.stored("cancelled")
         except Exception as error:

@@ -54,8 +54,8 @@ async def responses_job(
     Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
     for too many bytes.
     """
-    named = partial(referenced_bytes, body, store, record.key)
-    record.n_bytes += await model.workers.prepare(record, named)
+    referenced = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, referenced)
     roles = model.prompts.roles
 
     def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:

@@ -7,7 +7,6 @@ import pytest
 from starlette.types import Message
 
 from server.app import create_app
-from server.http.connections import InProcess
 from server.settings import Settings
 from tests.contract.access.helpers import CHAT, bearer, refusals
 from tests.contract.daemon import registry_of, running
@@ -122,9 +121,11 @@ def test_a_browsers_question_needs_no_key(page: httpx.Client, path: str) -> None
 async def test_a_browsers_question_is_a_request_of_its_connection() -> None:
     """Which else would be closed as one that never sent any."""
 
-    class Said(InProcess):
+    class Said:
         def __init__(self) -> None:
             self.all: list[str] = []
+
+        async def flushed(self) -> None: ...
 
         def request_began(self) -> None:
             self.all.append("began")

@@ -170,8 +170,9 @@ def test_what_they_were_asked_counts_as_a_body_until_they_end() -> None:
         create = partial(small.client.responses.create, model="bytes", input="Hi")
         text = {"format": {"type": "text", "description": "x" * 90_000}}
         first = create(background=True, text=text)
+        larger = {"format": {"type": "text", "description": "x" * 95_000}}
         with pytest.raises(InternalServerError) as refused:
-            create(text=text)
+            create(text=larger)
         assert "bodies" in refused.value.message
         small.client.responses.cancel(first.id)
         gate.open()

@@ -98,8 +98,8 @@ def test_the_setting_and_the_file_add_up(tmp_path: Path) -> None:
     path.write_text(f"- name: alice\n  sha256: {DIGEST}\n")
     keys = load_settings({"api_key": "own", "api_keys_file": path}).keys
     assert [(key.name, key.role) for key in keys.keys] == [("api_key", "admin"), ("alice", "user")]
-    assert keys.tells_apart
-    assert not load_settings({"api_key": "own"}).keys.tells_apart
+    assert keys.identifies_clients
+    assert not load_settings({"api_key": "own"}).keys.identifies_clients
 
 
 def test_keys_are_found_by_what_was_sent_and_nothing_else() -> None:

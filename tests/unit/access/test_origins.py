@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.access.origins import Origins, is_origin, is_own
+from server.access.web import Origins, is_origin, is_own
 from server.settings import SettingsError, load_settings
 
 

@@ -1,7 +1,6 @@
 """What is kept of requests while they are answered and when that is over."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from server.activity.tracker import KEPT, RequestTracker, TrackedRequest
 from server.errors import ApiError
-from server.record import RequestRecord
+from server.record import Principal, RequestRecord
 
 
 class Clock:
@@ -31,12 +30,8 @@ def tracker(clock: Clock) -> RequestTracker:
     return RequestTracker(clock, lambda: 1e9 + clock.now)
 
 
-def ignore(error: ApiError) -> None:
-    """Nobody waits for this answer."""
-
-
 def record(id: str = "r", **fields: Any) -> RequestRecord:
-    return RequestRecord(id, "alice", path="/v1/completions", key="alice", **fields)
+    return RequestRecord(id, Principal("alice", "alice"), path="/v1/completions", **fields)
 
 
 def token(index: int = 0, n_tokens: int = 1, *, ends: bool = False) -> OutputEvent:
@@ -54,13 +49,13 @@ def prompts(n: int = 1, count: int = 1) -> list[Request]:
 
 
 def serve(tracker: RequestTracker, id: str = "r") -> None:
-    with tracker.answering(record(id), prompts(), ignore) as tracked:
+    with tracker.answering(record(id), prompts()) as tracked:
         tracked.note(admission())
         tracked.note(token(ends=True))
 
 
 def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Clock) -> None:
-    with tracker.answering(record(), prompts(), ignore) as tracked:
+    with tracker.answering(record(), prompts()) as tracked:
         assert list(tracker.live) == [tracked]
         assert tracker.finished() == []
         clock.now += 1
@@ -96,7 +91,7 @@ def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Cloc
 
 def test_outputs_of_one_prompt_count_it_once(tracker: RequestTracker) -> None:
     asked = record()
-    with tracker.answering(asked, prompts(n=3, count=2), ignore) as tracked:
+    with tracker.answering(asked, prompts(n=3, count=2)) as tracked:
         for _ in range(2):
             for index in range(3):
                 tracked.note(admission(index, cached_tokens=4))
@@ -109,7 +104,7 @@ def test_outputs_of_one_prompt_count_it_once(tracker: RequestTracker) -> None:
 
 
 def test_without_tokens_there_is_no_speed(tracker: RequestTracker, clock: Clock) -> None:
-    with tracker.answering(record(), prompts(), ignore) as tracked:
+    with tracker.answering(record(), prompts()) as tracked:
         assert speed(tracked) == (None, None)
         clock.now += 3
         tracked.note(token())
@@ -144,7 +139,7 @@ def test_the_log_is_bounded_and_numbered(tracker: RequestTracker) -> None:
 async def test_what_went_wrong_is_logged(
     tracker: RequestTracker, error: Exception, status: int, code: str
 ) -> None:
-    with pytest.raises(type(error)), tracker.answering(record(), prompts(), ignore):
+    with pytest.raises(type(error)), tracker.answering(record(), prompts()):
         raise error
     (over,) = tracker.finished()
     assert (over.status, over.code) == (status, code)
@@ -154,6 +149,7 @@ async def test_what_went_wrong_is_logged(
 @pytest.mark.parametrize(
     ("fields", "status", "code"),
     [
+        ({"ended": (503, "overloaded")}, 503, "overloaded"),
         ({"client_left": True}, 499, "client_left"),
         ({"deadline": 100.0}, 504, "request_timeout"),
         ({}, 499, "cancelled"),
@@ -164,7 +160,7 @@ async def test_who_has_cancelled_it_is_logged(
 ) -> None:
     with (
         pytest.raises(asyncio.CancelledError),
-        tracker.answering(record(**fields), prompts(), ignore),
+        tracker.answering(record(**fields), prompts()),
     ):
         raise asyncio.CancelledError
     (over,) = tracker.finished()
@@ -174,10 +170,9 @@ async def test_who_has_cancelled_it_is_logged(
 async def test_a_request_is_ended_by_its_id_alone(tracker: RequestTracker) -> None:
     ended: list[ApiError] = []
     other: list[ApiError] = []
-    end: Callable[[ApiError], None] = ended.append
     with (
-        tracker.answering(record("a"), prompts(), end),
-        tracker.answering(record("b"), prompts(), other.append),
+        tracker.answering(record("a", on_end=ended.append), prompts()),
+        tracker.answering(record("b", on_end=other.append), prompts()),
     ):
         assert tracker.end("a")
         assert not tracker.end("c")

@@ -44,7 +44,7 @@ async def test_the_error_of_an_abandoned_download_is_logged_and_ends_nothing_els
     async with create_task_group() as tasks:
         lines = pull_lines(Downloads(fetch, tasks).start("org/small"))
         await anext(lines)
-        await lines.aclose()  # type: ignore[attr-defined]
+        await lines.aclose()
     assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
 
 
