@@ -91,7 +91,7 @@ restarts: $(VENV)/.dev  ## daemons with a disk cache killed, their disks failing
 	$(BIN)/python -m tests.restart faults
 	$(BIN)/python -m tests.restart families
 
-hostile: $(VENV)/.dev  ## requests meant to harm, 2,000 of them random, beside a client that may not wait a second
+hostile: $(VENV)/.dev  ## requests meant to harm, in every field of every route, beside a client that may not wait a second
 	$(BIN)/python -m tests.hostile $(ARGS)
 
 conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md

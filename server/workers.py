@@ -91,6 +91,7 @@ class _Call(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._lock = threading.Lock()
         self._thread: int | None = None  # while it runs
+        self._is_overdue = False
 
     def run(self) -> Callable[[], T]:
         """Call the function. What it returns or raises, as a function that does so, and that no
@@ -100,32 +101,35 @@ class _Call(Generic[T]):
         assert function is not None
         with self._lock:
             self._thread = threading.get_ident()
+        outcomes = list[Callable[[], T]]()
         try:
-            try:
-                return _outcome(function)
-            finally:
-                self._finish()
+            outcomes.append(_outcome(function))
+            self._finish()
         except _Overdue:
-            self._finish()  # it may have been raised before the call above was done
-            return partial(_raise, invalid("This request takes too long to read.", None))
+            outcomes[:] = [partial(_raise, invalid("This request takes too long to read.", None))]
+        finally:
+            with self._lock:
+                self._thread = None
+        return outcomes.pop()
 
     def end(self) -> None:
         """End the call where it runs Python: calls of compiled functions are finished first."""
         with self._lock:
             if self._thread is not None:
+                self._is_overdue = True
                 _raise_in(self._thread, _Overdue)
 
     def _finish(self) -> None:
-        """From here on the call cannot be ended, and nothing is raised in its thread."""
+        """From here on the call cannot be ended. Raises _Overdue if it has been."""
         with self._lock:
-            if self._thread is not None:
-                _raise_in(self._thread, None)
             self._thread = None
+        while self._is_overdue:  # until it is raised: it would be raised in the thread's next call
+            pass
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have an exception raised in another thread; None takes one back that is still to come."""
-    raised = None if error is None else ctypes.py_object(error)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Have an exception raised in another thread."""
+    raised = ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 

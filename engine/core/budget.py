@@ -14,6 +14,7 @@ class StepShape(NamedTuple):
     decode_keys: int = 0  # positions that the decodes attend to, over all rows
     chunks: tuple[tuple[int, int], ...] = ()  # start and tokens of each
     drafts: tuple[tuple[int, int], ...] = ()  # position of the row's own token, draft tokens
+    scored_tokens: int = 0  # of the chunks: the log-probability of the next one is computed
 
 
 _FIRST_STEPS = 3
@@ -105,6 +106,7 @@ class StepCosts:
         self._gather = _Cost(6e-6)  # of a key, once for each chunk
         self._verify = _Cost(2e-3)
         self._draft_token = _Cost(0.7e-3)
+        self._score = _Cost(1e-3)
 
     def predict(self, shape: StepShape) -> float:
         """Predict the seconds of a step."""
@@ -118,9 +120,12 @@ class StepCosts:
         """Seconds to gather the keys and values of `n_keys` positions for a chunk."""
         return self._factor * self._gather.seconds * n_keys
 
-    def prompt_seconds(self, start: int, n_tokens: int) -> float:
-        """Seconds of `n_tokens` prompt tokens from `start` on, without `begin_seconds`."""
+    def prompt_seconds(self, start: int, n_tokens: int, n_scored: int = 0) -> float:
+        """Seconds of `n_tokens` prompt tokens from `start` on, `n_scored` of which are scored,
+        without `begin_seconds`.
+        """
         seconds = self._tokens.token.seconds * self._tokens.weighted(n_tokens)
+        seconds += self._score.seconds * n_scored
         seconds += self._gather.seconds * n_tokens + self._key.seconds * _attended(start, n_tokens)
         return self._factor * seconds
 
@@ -135,19 +140,22 @@ class StepCosts:
         parts = self._parts(StepShape(drafts=((start, n_tokens),)))
         return self._factor * (_total(parts) - self._verify.seconds)
 
-    def tokens_within(self, seconds: float, start: int, wanted: int) -> int:
+    def tokens_within(self, seconds: float, start: int, wanted: int, scored: float = 0.0) -> int:
         """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without
-        `begin_seconds`: all of them, or else one of eight lengths in each octave.
+        `begin_seconds`: all of them, or else one of eight lengths in each octave. `scored` is the
+        share of the tokens that are scored.
 
         MLX reuses buffers of the same size, and memory that is touched for the first time costs a
         page fault for each 4 KiB: a quarter of a step's time, if chunks may have any length.
         """
-        if self.prompt_seconds(start, wanted) <= seconds:
+
+        def taken_seconds(n_tokens: int) -> float:
+            return self.prompt_seconds(start, n_tokens, math.ceil(scored * n_tokens))
+
+        if taken_seconds(wanted) <= seconds:
             return wanted
         shorter = range(1, bisect_left(range(8 * wanted.bit_length()), wanted, key=_length))
-        return _length(
-            bisect_right(shorter, seconds, key=lambda n: self.prompt_seconds(start, _length(n)))
-        )
+        return _length(bisect_right(shorter, seconds, key=lambda n: taken_seconds(_length(n))))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step of at least one forward that took `seconds`.
@@ -206,7 +214,7 @@ class StepCosts:
 
     def _parts(self, shape: StepShape) -> _Parts:
         """The costs of a step's work, without the octaves' factors."""
-        rows, keys, chunks, drafts = shape
+        rows, keys, chunks, drafts, scored_tokens = shape
         parts = _Parts()
         if rows:
             tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
@@ -217,6 +225,8 @@ class StepCosts:
                 parts.append((self._tokens.token, self._tokens.weighted(n_tokens)))
                 parts.append((self._key, _attended(start, n_tokens)))
                 parts.append((self._gather, start + n_tokens))
+        if scored_tokens:
+            parts.append((self._score, scored_tokens))
         if drafts:
             parts.append((self._verify, 1))
             for start, n_tokens in drafts:
@@ -283,12 +293,19 @@ class StepBudget:
 
     def add_decodes(self, n_rows: int, n_keys: int) -> None:
         """Add `n_rows` decodes, which attend to `n_keys` positions in all."""
-        rows, keys, chunks, drafts = self.shape
-        self.shape = StepShape(rows + n_rows, keys + n_keys, chunks, drafts)
+        shape = self.shape
+        self.shape = shape._replace(
+            decode_rows=shape.decode_rows + n_rows, decode_keys=shape.decode_keys + n_keys
+        )
 
-    def add_chunk(self, start: int, n_tokens: int) -> None:
-        """Add a chunk of a prompt: positions [start, start + n_tokens)."""
-        self.shape = self.shape._replace(chunks=(*self.shape.chunks, (start, n_tokens)))
+    def add_chunk(self, start: int, n_tokens: int, n_scored: int = 0) -> None:
+        """Add a chunk of a prompt, positions [start, start + n_tokens), `n_scored` of which are
+        scored.
+        """
+        self.shape = self.shape._replace(
+            chunks=(*self.shape.chunks, (start, n_tokens)),
+            scored_tokens=self.shape.scored_tokens + n_scored,
+        )
 
     def add_draft(self, start: int, n_tokens: int) -> None:
         """Add `n_tokens` draft tokens to the row that decodes the token at position `start`."""
@@ -317,8 +334,9 @@ class StepBudget:
         most_seconds = min(self._aim_seconds - step_seconds, _TRANSFER_SHARE * step_seconds)
         return max(most_seconds - self._transfer_seconds, 0.0)
 
-    def chunk_tokens(self, start: int, wanted: int) -> int:
-        """How many of `wanted` prompt tokens from position `start` on may join.
+    def chunk_tokens(self, start: int, wanted: int, scored: float = 0.0) -> int:
+        """How many of `wanted` prompt tokens from position `start` on may join, of which a share of
+        `scored` is scored.
 
         At least one may, unless the step has a chunk already and the tokens that fit would take
         less time than beginning another chunk.
@@ -330,12 +348,12 @@ class StepBudget:
         spent_seconds = self._spent_seconds
         left_seconds = self._aim_seconds - spent_seconds - begin_seconds
         if self.shape.chunks:
-            n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted)
+            n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted, scored)
             return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0
         gather_seconds = costs.gather_seconds(start)
         least_seconds = _LEAST_SHARE * (spent_seconds + begin_seconds - gather_seconds)
         seconds = max(left_seconds, least_seconds, gather_seconds)
-        return max(costs.tokens_within(seconds, start, wanted), 1)
+        return max(costs.tokens_within(seconds, start, wanted, scored), 1)
 
     @property
     def _spent_seconds(self) -> float:

@@ -60,7 +60,6 @@ class Step:
     preempted: list[LiveSequence] = field(default_factory=list)
     n_drafts: int = 0  # rows that verify a draft
     is_reading: bool = False  # blocks are read to be written to disk
-    is_scoring: bool = False  # prompt logprobs are computed, which the cost model does not know
     is_loading: bool = False  # blocks are filled in from disk
     is_short_of_blocks: bool = False  # then no prompt begins
 
@@ -76,7 +75,9 @@ class Step:
         wanted = sequence.unplanned_tokens
         if wanted == 1:
             return 1
-        return self.budget.chunk_tokens(sequence.planned_tokens, min(wanted, self.budget_tokens))
+        wanted = min(wanted, self.budget_tokens)
+        scored = 1.0 if sequence.lacks_scores else 0.0
+        return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
 
     def add(self, sequence: LiveSequence, row: Row) -> None:
         """Add a row that the sequence computes, and the changes of its tables."""
@@ -238,7 +239,7 @@ class Scheduler:
             if not shape.chunks:  # predictions of chunks are off by more than the bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
                 self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
-        elif (shape.decode_rows or shape.chunks) and not step.is_scoring:
+        elif shape.decode_rows or shape.chunks:
             self.costs.observe(shape, seconds)
 
     def emit_unblocked(self) -> None:
@@ -357,8 +358,8 @@ class Scheduler:
         if n_tokens == 1:  # computed with the decodes
             step.budget.add_decodes(1, start + 1)
         else:
-            step.budget.add_chunk(start, n_tokens)
-        step.is_scoring |= row.score is not None
+            n_scored = len(row.score.next_tokens) if row.score is not None else 0
+            step.budget.add_chunk(start, n_tokens, n_scored)
         if not sequence.unplanned_tokens:
             self.sequences.planned(sequence)
 

@@ -185,7 +185,13 @@ class ConstraintWriter:
             return None
         # Behind a marker that not each call has, others may follow.
         many = parallel and marker.text not in tools.syntax.begin
-        first, *weaker = self._fallback_grammars(tools, functions, many=many, behind=marker.text)
+        grammars = self._fallback_grammars(tools, functions, many=many, behind=marker.text)
+        short = [grammar for grammar in grammars if not grammar.too_long]
+        if not short:
+            if is_promised:
+                raise _too_long(grammars[-1])
+            return None
+        first, *weaker = short
         return Constraint(
             first,
             "tools",
@@ -212,9 +218,12 @@ class ConstraintWriter:
 
     def _required(self, tools: ToolFormat, functions: Sequence[Function], *, many: bool) -> Grammar:
         try:
-            return self._calls(tools, functions, many=many)
+            grammar = self._calls(tools, functions, many=many)
         except NotASchema as error:
             raise _no_schema(error) from error
+        if grammar.too_long:
+            raise _too_long(grammar)
+        return grammar
 
     def _calls(
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
@@ -231,6 +240,10 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
     if len(marker.tokens) > 1:
         return None
     return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)
+
+
+def _too_long(grammar: Grammar) -> Exception:
+    return InvalidField("tools", grammar.too_long or "")
 
 
 def _no_schema(error: NotASchema) -> Exception:

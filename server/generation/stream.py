@@ -19,9 +19,9 @@ from server.record import RequestRecord
 Batch = dict[int, list[OutputEvent]]
 """Events that have come, by the index of their choice in the response."""
 
-EVENTS_AT_ONCE = 256
-"""Limit for a batch, a few milliseconds of rendering: a slow client that reads at last delays the
-others for no longer.
+EVENTS_AT_ONCE, ENTRIES_AT_ONCE = 256, 512
+"""Limits for a batch, in events and in tokens with log-probabilities: a few milliseconds of
+rendering. A slow client that reads at last delays the others for no longer.
 """
 
 REQUESTS_AT_ONCE = 128
@@ -103,8 +103,12 @@ class Inbox:
     def _take(self) -> Batch:
         batch: Batch = {}
         charged_bytes = 0
+        left_entries = ENTRIES_AT_ONCE
         for _ in range(min(len(self._queue), EVENTS_AT_ONCE)):
+            if left_entries <= 0:
+                break
             event, n_bytes = self._queue.popleft()
+            left_entries -= len(event.logprobs) + len(event.prompt_logprobs)
             charged_bytes += n_bytes
             batch.setdefault(self._first_choice[event.request_id] + event.index, []).append(event)
             if event.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""A client that harms nobody, and how long it waits: tiny chats, a held one, and a stream."""
+"""A client that harms nobody, and how long it waits: tiny chats, a held one, a stream, /health."""
 
 import asyncio
 import time
@@ -18,12 +18,19 @@ STREAM = {"messages": MESSAGES, "max_tokens": 400, "stream": True}  # each token
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds: of chats, of those that a grammar holds, and between two pieces of a stream."""
+    """Seconds: of chats, of those that a grammar holds, between two pieces of a stream, and of
+    /health.
+    """
 
     free: list[float] = field(default_factory=list)
     held: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def kinds(self) -> dict[str, list[float]]:
+        return {"free": self.free, "held": self.held, "gap": self.gaps, "health": self.health}
 
     async def note(self, waits: list[float], seconds: float) -> None:
         async with self.changed:
@@ -31,16 +38,16 @@ class Waits:
             self.changed.notify_all()
 
     def worst(self) -> dict[str, float]:
-        kinds = {"free": self.free, "held": self.held, "gap": self.gaps}
-        return {name: max(waits, default=0.0) for name, waits in kinds.items()}
+        """The longest of each kind."""
+        return {name: max(waits, default=0.0) for name, waits in self.kinds.items()}
 
     def begin_anew(self) -> None:
-        for waits in (self.free, self.held, self.gaps):
+        for waits in self.kinds.values():
             waits.clear()
 
     async def grow(self) -> None:
         """Until each kind has been answered once more: it began after this was called."""
-        kinds = [(waits, len(waits)) for waits in (self.free, self.held, self.gaps)]
+        kinds = [(waits, len(waits)) for waits in self.kinds.values()]
         async with self.changed:
             await self.changed.wait_for(lambda: all(len(waits) > n + 1 for waits, n in kinds))
 
@@ -54,6 +61,7 @@ async def probing(http: httpx.AsyncClient) -> AsyncIterator[Waits]:
             tasks.create_task(_again_and_again(lambda: _chat(http, FREE, waits, waits.free))),
             tasks.create_task(_again_and_again(lambda: _chat(http, HELD, waits, waits.held))),
             tasks.create_task(_again_and_again(lambda: _stream(http, waits))),
+            tasks.create_task(_again_and_again(lambda: _health(http, waits))),
         ]
         await waits.grow()  # what starts with the first request is nobody's fault
         waits.begin_anew()
@@ -75,6 +83,12 @@ async def _chat(
     answer = await http.post(CHAT, json=body)
     assert answer.status_code == httpx.codes.OK, answer.text
     await waits.note(kind, time.perf_counter() - began)
+
+
+async def _health(http: httpx.AsyncClient, waits: Waits) -> None:
+    began = time.perf_counter()
+    (await http.get("/health")).raise_for_status()
+    await waits.note(waits.health, time.perf_counter() - began)
 
 
 async def _stream(http: httpx.AsyncClient, waits: Waits) -> None:

@@ -23,7 +23,8 @@ def shapes(draw: st.DrawFn) -> StepShape:
     chunks = draw(spans)
     least_rows = 0 if chunks and not drafts else max(len(drafts), 1)
     rows = draw(st.integers(least_rows, 100_000))
-    return StepShape(rows, keys if rows else 0, chunks, drafts)
+    scored_tokens = draw(st.integers(0, sum(n_tokens for _, n_tokens in chunks)))
+    return StepShape(rows, keys if rows else 0, chunks, drafts, scored_tokens)
 
 
 histories = st.lists(st.tuples(shapes(), seconds), max_size=40)
@@ -51,7 +52,7 @@ def test_a_prediction_is_not_negative_and_grows_with_the_work(
 ) -> None:
     costs = _learned(history)
     rows, keys = shape.decode_rows + more_rows, shape.decode_keys + more_keys
-    more = StepShape(rows, keys, shape.chunks + more_chunks, shape.drafts)
+    more = StepShape(rows, keys, shape.chunks + more_chunks, shape.drafts, shape.scored_tokens)
     assert 0 <= costs.predict(shape) <= costs.predict(more) * (1 + 1e-9) < math.inf
 
 

@@ -110,6 +110,27 @@ def test_a_first_step_that_compiles_is_unlearned() -> None:
     assert machine.error(DECODES) < 0.2
 
 
+def test_scored_tokens_take_their_share_of_a_step() -> None:
+    """After some steps in which scoring a token takes four times what computing it does."""
+    budget = _with_decodes(StepCosts())
+    assert budget.chunk_tokens(0, 512, scored=1.0) < budget.chunk_tokens(0, 512)
+    costs, score_seconds = StepCosts(), 4 * CPU.token
+    for _ in range(3):
+        costs.observe(DECODES, CPU.seconds(DECODES))
+    for step in range(60):
+        n_scored = (step % 2) * 64
+        shape = DECODES._replace(chunks=((0, 64),), scored_tokens=n_scored)
+        costs.observe(shape, CPU.seconds(shape) + score_seconds * n_scored)
+    seconds = costs.prompt_seconds(0, 64, 64) - costs.prompt_seconds(0, 64)
+    assert abs(seconds / (64 * score_seconds) - 1) < 0.2
+    learned = StepBudget(costs, 6.0)
+    learned.add_decodes(*DECODES[:2])
+    plain, scored = learned.chunk_tokens(0, 512), learned.chunk_tokens(0, 512, scored=1.0)
+    assert scored < 0.4 * plain
+    learned.add_chunk(0, scored, scored)
+    assert learned.chunk_tokens(0, 512) < plain
+
+
 @pytest.mark.parametrize("profile", [CPU, SLOW_CPU], ids=["cpu", "slow cpu"])
 def test_decodes_alone_do_not_change_what_a_prompt_costs(profile: Profile) -> None:
     """While streams read ever more keys, nothing tells what a prompt costs (ADR 17)."""

@@ -12,7 +12,7 @@ from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
 from engine.api import Engine, EventSink, Submission
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from server.activity import RequestTracker
 from server.budget import Budget, Reservation
@@ -22,7 +22,7 @@ from server.errors import ApiError, ClientDisconnected
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.models import ServedModel
 from server.generation.replays import Replays
-from server.generation.stream import REQUESTS_AT_ONCE, Inbox, generating
+from server.generation.stream import ENTRIES_AT_ONCE, REQUESTS_AT_ONCE, Inbox, generating
 from server.http.stream import client_waiting
 from server.http.unsent import queued_bytes
 from server.record import Principal, RequestRecord
@@ -178,6 +178,17 @@ async def test_only_a_backlog_counts() -> None:
             inbox.put(EVENT)
         assert output.is_evicted
         assert await anext(inbox) == {0: [EVENT] * 4}
+
+
+async def test_what_is_rendered_at_once_is_bounded_by_its_log_probabilities() -> None:
+    """A client that reads late has all of a scored prompt waiting for it."""
+    scored = replace(EVENT, prompt_logprobs=(TokenLogprob(1, -1.0, ()),) * (ENTRIES_AT_ONCE // 2))
+    with reserved() as output, passive_inbox(output) as inbox:
+        for _ in range(5):
+            inbox.put(scored)
+        inbox.put(LAST)
+        batches = [batch async for batch in inbox]
+    assert batches == [{0: [scored] * 2}, {0: [scored] * 2}, {0: [scored, LAST]}]
 
 
 async def test_a_failure_comes_after_the_events_that_wait() -> None:

@@ -11,6 +11,7 @@ import pytest
 from engine.values.request import Constraint, Grammar, Request
 from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
+from server.errors import ApiError
 from server.generation.plan import AnswerPlanner
 from server.parsing.registry import TOOL_FORMATS, answer_format
 from server.settings.models import ConversationSettings
@@ -173,3 +174,27 @@ def test_no_mask_is_made_before_the_marker_and_one_after_it(name: str) -> None:
         assert state.choice is None
     state.accept(held.behind[-1])
     assert state.choice is not None
+
+
+def test_grammars_that_are_too_long_are_not_made_into_constraints() -> None:
+    """Without a promise the names of parameters are left, or nothing at all."""
+    wide = {"type": "object", "properties": {"city": {"enum": [f"{n:09d}" for n in range(3000)]}}}
+    many = {"type": "object", "properties": {f"{n:09d}": {} for n in range(3000)}}
+
+    def made(parameters: Mapping[str, Any], **fields: Any) -> Constraint | None:
+        function = {"name": "f", "parameters": parameters, "strict": fields.pop("strict", False)}
+        tools = [{"type": "function", "function": function}]
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, **fields}
+        chat = as_chat(ChatRequest.model_validate(body))
+        settings = ConversationSettings(tool_parser="hermes", reasoning_parser="auto")
+        return AnswerPlanner(tokenizer("hermes"), settings).plan(chat, ()).constraint
+
+    held = made(wide)
+    assert held is not None
+    assert held.weaker == (None,)
+    assert not held.grammar.too_long
+    assert made(many) is None
+    for refused in ({"strict": True}, {"tool_choice": "required"}):
+        with pytest.raises(ApiError, match="32768 are the most") as caught:
+            made(wide, **refused)
+        assert caught.value.param == "tools"
