@@ -14,10 +14,10 @@ from engine.api import EngineError
 from server import __version__
 from server.access.policy import Policy
 from server.access.web import Hosts, Origins
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
-from server.admin.series import SeriesRecord
+from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
 from server.dialects import tokens
 from server.dialects.chat import routes as chat

@@ -6,7 +6,7 @@ from typing import Annotated, Generic, cast
 
 from fastapi import Depends, Query, Request
 
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.generation.models import ServedModel
 from server.http.body import BodyReader

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from engine.values.model import Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.budget import Reservation
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage

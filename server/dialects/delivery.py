@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.budget import Reservation
 from server.dialects.base import Job, StreamWriter, generate_all, wire_json
 from server.dialects.errors import error_event

@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 from engine.api import Engine, EngineStopped, Submission
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.budget import Reservation
 from server.errors import SERVER, ApiError, refused_field
 from server.http.unsent import queued_bytes

@@ -13,8 +13,8 @@ from engine.values.stats import (
     Latencies,
     Latency,
 )
-from server.activity.sequences import FinishedSequences
-from server.metrics.rows import Counter, Distribution, Gauge, Info, Row, Table
+from server.activity import FinishedSequences
+from server.metrics.metrics import Counter, Distribution, Gauge, Info, Row, Table
 from server.models.model import Model
 from server.models.policy import need_of
 from server.schemas import State

@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from pydantic import SecretStr
 
 from engine.values.request import WaitReason
-from server.admin.series import INTERVAL_SECONDS
+from server.admin.activity import INTERVAL_SECONDS
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.conftest import Serve, Visit

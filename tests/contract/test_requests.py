@@ -14,8 +14,7 @@ import pytest
 
 from engine.api import QueueFull
 from engine.values.request import WaitReason
-from server.admin.activity import SHOWN_REQUESTS
-from server.admin.series import INTERVAL_SECONDS
+from server.admin.activity import INTERVAL_SECONDS, SHOWN_REQUESTS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.conftest import CLIENT_SECONDS

@@ -14,7 +14,7 @@ from starlette.types import Message
 from engine.api import Engine, EventSink, Submission
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.budget import Budget, Reservation
 from server.dialects.base import Job
 from server.dialects.delivery import streamed

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 
 from engine.api import EngineError
-from server.activity.tracker import RequestTracker
+from server.activity import RequestTracker
 from server.budget import Budget
 from server.dialects.base import Job, generate_all
 from server.dialects.responses.write import ResponseForm

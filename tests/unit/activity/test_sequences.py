@@ -2,7 +2,7 @@
 
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.stats import Histogram
-from server.activity.sequences import FinishedSequences, SequenceTimes
+from server.activity import FinishedSequences, SequenceTimes
 
 
 def admission(index: int = 0) -> OutputEvent:

@@ -8,7 +8,7 @@ import pytest
 from engine.api import QueueFull
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
-from server.activity.tracker import KEPT, RequestTracker, TrackedRequest
+from server.activity import KEPT, RequestTracker, TrackedRequest
 from server.errors import ApiError
 from server.record import Principal, RequestRecord
 

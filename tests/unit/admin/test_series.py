@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.values.stats import Latency
-from server.admin.series import INTERVAL_SECONDS, KEPT_SECONDS, N_POINTS, SeriesRecord
+from server.admin.activity import INTERVAL_SECONDS, KEPT_SECONDS, N_POINTS, SeriesRecord
 from tests.contract.fake_engine import FakeEngine, observed
 
 
@@ -89,7 +89,7 @@ async def test_a_fault_costs_one_point_and_not_the_rest(
     async def no_time(seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("server.admin.series.sleep", no_time)
+    monkeypatch.setattr("server.admin.activity.sleep", no_time)
     running = asyncio.create_task(series.run(stats))
     done, _ = await asyncio.wait(
         {running, asyncio.create_task(both_asked.wait())}, return_when=asyncio.FIRST_COMPLETED
