@@ -27,7 +27,7 @@ class Budget:
         all together are.
         """
         self._max_each_bytes = max_each_bytes
-        self._max_total_bytes = max_total_bytes
+        self.max_total_bytes = max_total_bytes
         self._too_large = too_large
         self._too_much = too_much
         self._held: defaultdict[str, set[Reservation]] = defaultdict(set)  # by client
@@ -63,7 +63,7 @@ class Budget:
         if n_bytes > 0:
             if reservation.n_bytes > self._max_each_bytes:
                 self._evict(reservation, self._too_large)
-            while self.total_bytes > self._max_total_bytes:
+            while self.total_bytes > self.max_total_bytes:
                 self._evict(self._largest(), self._too_much)
 
     def _largest(self) -> "Reservation":
@@ -100,6 +100,14 @@ class Reservation:
             self._budget.change(self, n_bytes)
         if self.refusal is not None:
             raise self.refusal()
+
+    def add_estimate(self, n_bytes: int) -> None:
+        """Hold about n_bytes more, at most half of the budget, and no more than the budget with
+        what is held already: no reservation is evicted for an estimate alone. Raises ApiError as
+        `add` does.
+        """
+        total_bytes = self._budget.max_total_bytes
+        self.add(min(n_bytes, total_bytes // 2, total_bytes - self.n_bytes))
 
     def give_back(self, n_bytes: int) -> None:
         """Hold fewer bytes."""

@@ -18,7 +18,7 @@ from server.access.web import Origins
 from server.budget import Budget, Reservation
 from server.dialects.errors import error_response
 from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
-from server.http.arriving import ArrivingBody, body_too_large
+from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
 from server.metrics.metrics import HttpAnswers
 from server.record import Principal, RequestRecord, request_record

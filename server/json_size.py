@@ -32,7 +32,7 @@ class JsonSize:
 
 def is_quick(text: bytes) -> bool:
     """Whether it takes less than a millisecond to read and validate the text, whatever it says."""
-    return len(text) <= QUICK_BYTES and _most_parts(text) <= QUICK_PARTS
+    return len(text) <= QUICK_BYTES and most_parts(text) <= QUICK_PARTS
 
 
 def check_json_size(*texts: bytes) -> None:
@@ -42,7 +42,7 @@ def check_json_size(*texts: bytes) -> None:
     nodes = commas = 0
     for text in texts:
         if len(text) <= MAX_DIGITS:
-            nodes += _most_parts(text)
+            nodes += most_parts(text)
             continue
         size = json_size(text)
         if size.has_long_number:
@@ -56,7 +56,7 @@ def check_json_size(*texts: bytes) -> None:
         raise ValueError(f"has too many parts: at most {MAX_ITEMS} items of lists")
 
 
-def _most_parts(text: bytes) -> int:
+def most_parts(text: bytes) -> int:
     """The nodes and commas at most: those within texts count, too."""
     return sum(map(text.count, (b"{", b"[", b":", b",")))
 

@@ -77,7 +77,7 @@ def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
 
 
 def _general_errors(method: str, path: str, settings: Settings) -> Iterator[int]:
-    """What the middleware answers, and what a crash does."""
+    """Statuses of what the gateway refuses, and of a crash."""
     yield 500
     if settings.request_timeout_seconds is not None:
         yield 504

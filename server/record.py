@@ -97,6 +97,16 @@ class RequestRecord:
         if self.limit is not None:
             self.limit.deadline = math.inf
 
+    def begin_preparation(self, n_bytes: int) -> None:
+        """Reserve about n_bytes for what is made of the body. Raises ApiError (503)."""
+        if self.body is not None:
+            self.body.add_estimate(n_bytes)
+
+    def forget_body(self) -> None:
+        """The body has been parsed: its own bytes are free again."""
+        if self.body is not None:
+            self.body.give_back(self.n_bytes)
+
     def end_preparation(self, kept_bytes: int = 0) -> None:
         """Release the worker and the memory of the body, but for what is kept of it: the engine has
         the request, or it needs none.

@@ -120,8 +120,7 @@ class PooledModelInfo(BaseModel):
     )
     progress_share: float | None = Field(
         description="The share of its repository that has been fetched, or the time that loading "
-        "has"
-        "taken as a share of the last time: 0 to 1. Null if that is not known."
+        "has taken as a share of the last time: 0 to 1. Null if that is not known."
     )
     requests: int = Field(description="Requests that use it.")
     waiting: int = Field(description="Requests that wait for it to be loaded.")

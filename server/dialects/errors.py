@@ -1,4 +1,4 @@
-"""The error object of each dialect. It follows the path, so a refusal of the middleware, an error
+"""The error object of each dialect. It follows the path, so a refusal of the gateway, an error
 of a route and a failure during a stream look alike to a client.
 """
 

@@ -6,7 +6,7 @@ answers from the blocks themselves.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -14,12 +14,19 @@ from engine.values.model import Replay, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from server.generation.plan import AnswerPlan
 from server.generation.replays import AssistantTurn, Call
-from server.parsing.parts import AnswerPart, CallBegun, Content, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 Remember = Callable[[AssistantTurn, Replay], None]
 """Called with an answer that has tool calls, and with its tokens."""
 
 BlockKind = Literal["text", "reasoning", "call"]
+
+_KINDS: Mapping[type[AnswerPart], BlockKind] = {
+    Content: "text",
+    Reasoning: "reasoning",
+    CallArguments: "call",
+}
+"""The kind of block that a part is added to."""
 
 
 @dataclass(slots=True)
@@ -80,28 +87,6 @@ class Choice:
     A token counts as reasoning if the text that it completes is reasoning or, where it completes
     none, if the text before was. The marker that ends reasoning counts.
     """
-
-    __slots__ = (
-        "_end_of_text",
-        "_is_thinking",
-        "_parser",
-        "_pending",
-        "_plan",
-        "_remember",
-        "_texts",
-        "_token_ids",
-        "_tokenizer",
-        "admission",
-        "blocks",
-        "finish_reason",
-        "first_output_ns",
-        "logprobs",
-        "pooled",
-        "prompt_logprobs",
-        "reasoning_tokens",
-        "stopped_by",
-        "usage",
-    )
 
     def __init__(
         self,
@@ -219,13 +204,7 @@ class Choice:
             self._open(Block("call", len(self.blocks), part.index, part.id, part.name), steps)
             self._pending.clear()
             return
-        kind: BlockKind = (
-            "text"
-            if isinstance(part, Content)
-            else "reasoning"
-            if isinstance(part, Reasoning)
-            else "call"
-        )
+        kind = _KINDS[type(part)]
         if not self.blocks or self.blocks[-1].kind != kind:
             self._open(Block(kind, len(self.blocks)), steps)
         block, text = self.blocks[-1], part.text

@@ -1,13 +1,14 @@
-"""The sockets that the daemon listens on: all addresses of its host, on one port."""
+"""Addresses and URLs of daemons, and the sockets that this one listens on: all addresses of its
+host, on one port.
+"""
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, TypeAlias
-
-from server.addresses import base_url
 
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
 
@@ -42,6 +43,19 @@ def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
         for listener in sockets:
             held.enter_context(listener)
         yield sockets
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address or name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def base_url(host: str, port: int) -> str:
+    """What OpenAI's clients call the base URL of a daemon at the host."""
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
 def url(listener: socket.socket) -> str:

@@ -15,7 +15,9 @@ of them in one read is not counted.
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """A connection's parser. Who sends more gets a 400, or is cut off in the midst of an answer."""
+    """A connection's parser. A head that is too large gets a 400; in the midst of an answer the
+    connection is aborted.
+    """
 
     _head_bytes = 0  # that have come since a head was complete, or a piece of a body
 

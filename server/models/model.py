@@ -123,6 +123,7 @@ class Model:
 
     @property
     def n_replays(self) -> int:
+        """Number of remembered answers with tool calls."""
         return sum(map(len, self.replays.values()))
 
     @property
@@ -167,8 +168,9 @@ class Model:
         return isinstance(self.state, Measuring | Loading)
 
     def is_allowed(self, name: str, allowed: frozenset[str] | None) -> bool:
-        """Whether an API key that allows these names allows this name of the model. A key that
-        allows one name allows all names that mean the same, with all adapters. None allows all.
+        """Whether an API key that allows these names may use this name of the model. A key that
+        allows a model by any of its names may use all its names and adapters, and a key that allows
+        an adapter may use that adapter. None allows all.
         """
         alias = self.aliases[name]
         return allowed is None or any(
@@ -203,7 +205,7 @@ class Model:
         self.progress = line
         log.info("%s: %s", self.name, line)
 
-    def fetching(self, done_bytes: int, total_bytes: int) -> None:
+    def report_fetched(self, done_bytes: int, total_bytes: int) -> None:
         """Keep the progress of a fetch. It is not logged: a terminal shows a bar of it."""
         self.progress = f"{done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB fetched"
         self.fetched_share = min(done_bytes / total_bytes, 1.0) if total_bytes else None

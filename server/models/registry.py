@@ -222,7 +222,7 @@ class ModelRegistry:
         config = self.settings.config_of(model.settings)
         model.progress, model.fetched_share = f"looking for {model.settings.source}", None
         if await to_thread.run_sync(local_checkpoint, config.model) is None:
-            await self._fetch(config.model, model.fetching)
+            await self._fetch(config.model, model.report_fetched)
         model.progress, model.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)

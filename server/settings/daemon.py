@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
-from server.addresses import is_loopback
+from server.http.listening import is_loopback
 from server.settings.values import ENVIRONMENT_PREFIX, Texts
 
 

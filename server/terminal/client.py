@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
-from server.addresses import is_loopback
+from server.http.listening import is_loopback
 from server.terminal.console import (
     KeyRefused,
     NotFound,

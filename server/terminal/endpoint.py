@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server.addresses import base_url, is_loopback
+from server.http.listening import base_url, is_loopback
 from server.settings import CLIENT_KEY_VARIABLE, Settings, variable_of
 from server.terminal.admin_client import Admin, admin_client
 from server.terminal.client import Endpoint, parse_url, served_models

@@ -14,11 +14,15 @@ from engine.api import ModelError
 from engine.launch import launch
 from server.app import create_app
 from server.http.listening import listening
-from server.lifecycle import SWITCH_SECONDS, DrainingServer, spare_full_collections
-from server.log import configure_logging
 from server.models.pool import LoadFailed, PoolError
 from server.models.registry import ModelRegistry, StartEngine
-from server.not_ready import answering_not_ready
+from server.serve import (
+    SWITCH_SECONDS,
+    DrainingServer,
+    answering_not_ready,
+    configure_logging,
+    freeze_gc,
+)
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command
@@ -63,7 +67,7 @@ async def serve_models(
             tasks.cancel_scope.cancel()
             return False
         server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
-        spare_full_collections()
+        freeze_gc()
         sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()

@@ -14,9 +14,9 @@ from engine.api import Engine, ModelError
 from engine.values.settings import EngineConfig
 from server.app import create_app
 from server.http.listening import listening, url
-from server.lifecycle import DrainingServer
 from server.models.model import public_name
 from server.models.registry import ModelRegistry
+from server.serve import DrainingServer
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 

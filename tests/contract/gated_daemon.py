@@ -5,7 +5,7 @@ import sys
 import threading
 
 from server.http.listening import listening
-from server.log import configure_logging
+from server.serve import configure_logging
 from server.settings import load_settings
 from server.terminal.serve import serve_models
 from tests.contract.daemon import Starts

@@ -1,16 +1,19 @@
 """Clients that are silent, slow, many, or deaf: they end, and nobody else is harmed."""
 
 import json
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from server.settings import Settings
+from tests.contract.access.helpers import client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.test_disconnect import posted
@@ -237,6 +240,32 @@ def test_more_requests_than_connections_are_refused_but_health_is_told() -> None
         assert is_healthy(base_url)
         gate.open()
         assert [status(connection) for connection in answered] == [200] * 7
+
+
+def test_a_client_that_fills_the_budget_of_bodies_loses_its_own(tmp_path: Path) -> None:
+    """Its bodies stop short of their end. None is as large as that of another client, which goes
+    through.
+    """
+    keys = key_file(tmp_path, flood={}, other={})
+    limit = 3_000_000
+    settings = Settings(
+        port=0, max_body_bytes=200_000, max_total_body_bytes=limit, api_keys_file=keys
+    )
+    head = request_head(b" " * 45_000, length=200_000)
+    key = f"\r\nAuthorization: Bearer {secret_of('flood')}\r\n".encode()
+    with (
+        running(FakeEngine(), settings) as base_url,
+        ExitStack() as stack,
+        client_of(base_url, "other") as other,
+    ):
+        flood = [stack.enter_context(connected(base_url)) for _ in range(60)]
+        for connection in flood:
+            connection.sendall(head.replace(b"\r\n", key, 1))
+        body = json.dumps(CHAT).encode().ljust(60_000)
+        kind = {"Content-Type": "application/json"}
+        assert other.post("/v1/chat/completions", content=body, headers=kind).status_code == 200
+        evicted, _, _ = select.select(flood, [], [], WAIT_SECONDS)
+        assert {status(connection) for connection in evicted} == {503}
 
 
 def test_the_largest_body_gives_way() -> None:

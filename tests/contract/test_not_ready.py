@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from engine.api import Engine
 from engine.values.settings import EngineConfig
 from server.http.listening import listening, url
-from server.not_ready import answering_not_ready
+from server.serve import answering_not_ready
 from server.settings import Settings
 from server.terminal.client import Endpoint, served_models
 from server.terminal.console import TerminalError

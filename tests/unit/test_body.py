@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
 
+from server.budget import Budget
 from server.dialects.chat.schema import ChatRequest
 from server.dialects.completions.schema import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
-from server.http.body import BodyReader, parse
+from server.http.body import BodyReader, parse, parsed_bytes
 from server.json_size import (
     MAX_DIGITS,
     MAX_ITEMS,
@@ -88,6 +90,40 @@ async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> N
         body = chunk(b"{}".ljust(LARGE_BYTES + 1))
         with fail_after(SECONDS), pytest.raises(ClientDisconnected):
             await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
+
+
+def bodies(total_bytes: int) -> Budget:
+    def too_much() -> ApiError:
+        return ApiError(503, "too much")
+
+    return Budget(total_bytes, total_bytes, too_large=too_much, too_much=too_much)
+
+
+async def test_what_is_made_of_a_body_counts_in_place_of_its_bytes() -> None:
+    body = b'{"x": [' + MOST + b"," + MOST + b"]}"
+    asked = request(chunk(body))
+    record, budget = asked.scope["state"]["record"], bodies(10**9)
+    with budget.reserve("a", record.end) as record.body:
+        record.body.add(len(body))
+        await BodyReader(Workers()).read(asked, Anything)
+        assert budget.total_bytes == parsed_bytes(body) > 10 * len(body)
+        record.end_preparation()
+        assert budget.total_bytes == 0
+
+
+async def test_a_body_that_becomes_too_much_is_not_parsed() -> None:
+    """It alone never fills the budget, however much it is estimated to take."""
+    body = b'{"x": [' + MOST + b"]}"
+    budget = bodies(5 * len(body))
+    for others_bytes, is_refused in ((0, False), (3 * len(body), True)):
+        asked = request(chunk(body))
+        record = asked.scope["state"]["record"]
+        with budget.reserve("a", record.end) as record.body, budget.reserve("a", id) as other:
+            record.body.add(len(body))
+            other.add(others_bytes)
+            with pytest.raises(ApiError, match="too much") if is_refused else nullcontext():
+                await BodyReader(Workers()).read(asked, Anything)
+            assert not other.is_evicted
 
 
 def refusal(body: bytes) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.http.descriptors import AcceptErrors, allowed_connections
+from server.http.connections import AcceptErrors, allowed_connections
 
 
 class MacLimits:

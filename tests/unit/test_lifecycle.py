@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from server.lifecycle import DrainingServer
+from server.serve import DrainingServer
 from server.settings import Settings
 from server.terminal import serve
 from tests.contract.daemon import registry_of

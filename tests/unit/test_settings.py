@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.values.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.disk.types import DiskLimits
-from server.addresses import is_loopback
+from server.http.listening import is_loopback
 from server.settings import Settings, SettingsError, load_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -125,15 +125,22 @@ def without_answer(model: str, shape: Shape, reason: DoneReason) -> bytes:
 
 def empty_line(model: str, shape: Shape) -> bytes:
     """A line of a stream that goes on, without text: every client adds nothing to its answer."""
-    return _line(model, shape("", "", ()))
+    return _line(to_json(model), _members(shape("", "", ())))
 
 
 def _head(model: str) -> Fields:
     return {"model": model, "created_at": datetime.now(UTC)}
 
 
-def _line(model: str, fields: Fields) -> bytes:
-    return json_line(to_json({**_head(model), "done": False, **fields}))
+def _line(model: bytes, members: bytes) -> bytes:
+    """A line of a stream that goes on, with these members. All are JSON."""
+    created = to_json(datetime.now(UTC))
+    return json_line(b'{"model":%b,"created_at":%b,"done":false,%b}' % (model, created, members))
+
+
+def _members(fields: Fields) -> bytes:
+    """The JSON of an object without its braces."""
+    return to_json(fields)[1:-1]
 
 
 _BLANK = "\0"
@@ -147,34 +154,25 @@ class OllamaWriter:
     def __init__(self, form: OllamaForm, choice: Choice, model: str) -> None:
         self._form = form
         self._choice = choice
-        self._model = model
-        self._head = b'{"model":%b,"created_at":' % to_json(model)
+        self._model = to_json(model)
+        self._empty = _members(form.shape("", "", ()))
         self._around = {
-            "text": self._template(form.shape(_BLANK, "", ())),
-            "reasoning": self._template(form.shape("", _BLANK, ())),
+            "text": _members(form.shape(_BLANK, "", ())).split(to_json(_BLANK)),
+            "reasoning": _members(form.shape("", _BLANK, ())).split(to_json(_BLANK)),
         }
+        """What stands before and after a block's text in the JSON of a line, by its kind."""
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         """See StreamWriter. The first line has the log-probabilities of all of them."""
         logprobs = self._form.logprobs(self._choice)
+        first = b"%b," % _members(logprobs) if logprobs else b""
         lines = list[bytes]()
         for step in steps:
-            block = step.block
-            is_call, fields = block.kind == "call", dict[str, Any]()
-            if isinstance(step, Grew) and not is_call:
-                if not logprobs:
-                    lines.append(self._text_line(block, step.text))
-                    continue
-                text = step.text
-                fields = self._form.shape(*((text, "") if block.kind == "text" else ("", text)), ())
-            elif isinstance(step, Closed) and is_call:
-                fields = self._form.shape("", "", [block])
-            else:
-                continue
-            lines.append(_line(self._model, {**logprobs, **fields}))
-            logprobs = {}
-        if logprobs:
-            lines.append(_line(self._model, {**logprobs, **self._form.shape("", "", ())}))
+            if members := self._step(step):
+                lines.append(_line(self._model, first + members))
+                first = b""
+        if first:
+            lines.append(_line(self._model, first + self._empty))
         return b"".join(lines)
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
@@ -182,7 +180,7 @@ class OllamaWriter:
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""
-        return empty_line(self._model, self._form.shape)
+        return _line(self._model, self._empty)
 
     def failure(self, error: ApiError) -> bytes:
         return json_line(wire_json(ollama_error(error)))
@@ -191,15 +189,15 @@ class OllamaWriter:
         last = {**self._form.last(self._choice, usage), **self._form.shape("", "", ())}
         return json_line(to_json(last))
 
-    @staticmethod
-    def _template(fields: Fields) -> Sequence[bytes]:
-        """What stands before and after the text in the JSON of a line's fields."""
-        return to_json({"done": False, **fields})[1:].split(to_json(_BLANK))
-
-    def _text_line(self, block: Block, text: str) -> bytes:
+    def _step(self, step: Step) -> bytes:
+        """The members of a line that have the step; empty where it has no line."""
+        block = step.block
+        if block.kind == "call":
+            return _members(self._form.shape("", "", [block])) if isinstance(step, Closed) else b""
+        if not isinstance(step, Grew):
+            return b""
         before, after = self._around[block.kind]
-        created = to_json(datetime.now(UTC))
-        return json_line(b"%b%b,%b%b%b" % (self._head, created, before, to_json(text), after))
+        return before + to_json(step.text) + after
 
 
 Vectors = Sequence[Sequence[float]]

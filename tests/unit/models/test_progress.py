@@ -19,10 +19,10 @@ def test_of_a_repository_it_is_what_has_been_fetched(model: Model) -> None:
     assert model.begin_measuring()
     assert model.is_coming
     assert model.progress_share(BEGAN) is None
-    model.fetching(1_250_000_000, 5_000_000_000)
+    model.report_fetched(1_250_000_000, 5_000_000_000)
     assert model.progress_share(BEGAN) == 0.25
     assert model.progress == "1.25 of 5.00 GB fetched"
-    model.fetching(10, 0)
+    model.report_fetched(10, 0)
     assert model.progress_share(BEGAN) is None
 
 

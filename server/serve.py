@@ -1,4 +1,4 @@
-"""The server's start and shutdown: the first signal drains, the second ends the process."""
+"""The server of the daemon: while models load, while it serves, and while it drains."""
 
 import asyncio
 import faulthandler
@@ -6,45 +6,129 @@ import gc
 import logging
 import signal
 import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Protocol, cast
+from uuid import uuid4
 
 import uvicorn
-from anyio import create_task_group
+from anyio import create_task_group, move_on_after, sleep
+from anyio.abc import TaskGroup
 from fastapi import FastAPI
 
-from server.http.connections import ConnectionLimits, Connections
-from server.http.descriptors import AcceptErrors, allowed_connections
+from engine.values.settings import LOG_FORMAT
+from server.dialects.errors import error_shape
+from server.errors import busy
+from server.http.connections import (
+    AcceptErrors,
+    ConnectionLimits,
+    Connections,
+    allowed_connections,
+)
 from server.http.listening import LISTEN_BACKLOG, url
 from server.http.protocol import BoundedHttp
 from server.settings import Settings
 
-LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
-LAST_RESORT_SECONDS = 5  # behind all that is waited for, the last bytes included
+LAST_BYTES_SECONDS = 3  # for clients to read the last output of a drained engine
+LAST_RESORT_SECONDS = 5  # after all that is waited for, the last bytes included
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
 STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
 FULL_COLLECTIONS_SPARED = 100  # then some seven million objects, their dead taken off, make one due
-
-log = logging.getLogger("rootstock")
-
 
 SWITCH_SECONDS = 0.001
 """How long a worker thread goes on that computes in Python while the event loop waits to. The loop
 waits for that anew whenever it has waited for a socket; Python's default is five times as long."""
 
+RETRY_AFTER_SECONDS = 5
+CLIENT_SECONDS = 5.0  # for a client to send its request, and to read the answer
+ACCEPT_RETRY_SECONDS = 1.0  # after an error, such as too many open files
+MAX_HEAD_BYTES = 65_536
+HEAD_END = b"\r\n\r\n"
 
-def spare_full_collections() -> None:
+log = logging.getLogger("rootstock")
+
+
+def configure_logging(level: str) -> None:
+    """Send everything to standard error; of uvicorn and HTTP clients warnings alone."""
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+    for noisy in ("uvicorn", "httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def freeze_gc() -> None:
     """Exempt all current objects from garbage collection, and make full collections of all others a
     hundred times as rare.
 
     A full collection stops every thread, and takes long with the objects of loading: modules, model
-    and routes, which live to the end. Large bodies would trigger full collections, and have no
-    cycles to be collected.
+    and routes, which live to the end. Large bodies would trigger full collections, and no request
+    leaves cycles to be collected.
     """
     gc.collect()
     gc.freeze()
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, middle, full * FULL_COLLECTIONS_SPARED)
+
+
+@asynccontextmanager
+async def answering_not_ready(
+    sockets: Sequence[socket.socket], tasks: TaskGroup
+) -> AsyncIterator[None]:
+    """Answer every request with a 503 until the context ends; the sockets go on listening. Without
+    it clients would wait as long as loading takes, and a router could not try another replica.
+    `tasks` finish what has been accepted by then.
+    """
+    accepting = [asyncio.create_task(_accept(listener, tasks)) for listener in sockets]
+    try:
+        yield
+    finally:
+        for task in accepting:
+            task.cancel()
+        await asyncio.wait(accepting)
+
+
+async def _accept(listener: socket.socket, tasks: TaskGroup) -> None:
+    loop = asyncio.get_running_loop()
+    listener.setblocking(False)
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except OSError:
+            await sleep(ACCEPT_RETRY_SECONDS)
+        else:
+            tasks.start_soon(_answer, connection)
+
+
+async def _answer(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with connection, suppress(OSError), move_on_after(CLIENT_SECONDS):
+        head = b""
+        while HEAD_END not in head and len(head) < MAX_HEAD_BYTES:
+            received = await loop.sock_recv(connection, MAX_HEAD_BYTES)
+            if not received:
+                return
+            head += received
+        await loop.sock_sendall(connection, _response(head))
+        connection.shutdown(socket.SHUT_WR)
+        while await loop.sock_recv(connection, MAX_HEAD_BYTES):
+            continue  # to close before the client has sent all would reset the connection
+
+
+def _response(head: bytes) -> bytes:
+    """The error as the client of the request's path can read it."""
+    words = head.split(maxsplit=2)
+    path = words[1].decode("latin-1") if len(words) > 1 else ""
+    message = "The server is starting: its models are being loaded."
+    error = busy(503, message, "server_starting", RETRY_AFTER_SECONDS)
+    body = error_shape(path).of(error, uuid4().hex).model_dump_json().encode()
+    headers = {
+        **error.headers,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    return "".join(["HTTP/1.1 503 Service Unavailable\r\n", *lines, "\r\n"]).encode() + body
 
 
 class Drained(Protocol):

@@ -1,0 +1,139 @@
+"""A stream whose status line waits for its first bytes."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from anyio import Event, create_task_group, current_time, sleep, sleep_forever
+from starlette.types import Message
+
+from server.errors import ApiError
+from server.http.stream import EVENT_STREAM, DeferredStream
+from server.record import Principal, RequestRecord
+
+NEVER = 3600.0
+SOON = 0.02
+FAILED = b"failed"
+
+Send = Callable[[Message], Awaitable[None]]
+
+
+def record(seconds: float = NEVER) -> RequestRecord:
+    return RequestRecord("r", Principal("a"), deadline=current_time() + seconds)
+
+
+def stream(
+    fill: Callable[[DeferredStream], Awaitable[None]], keepalive_seconds: float = NEVER
+) -> DeferredStream:
+    return DeferredStream(
+        EVENT_STREAM,
+        fill,
+        keepalive_seconds,
+        keep_alive=lambda: b"alive",
+        failure=lambda error: FAILED,
+    )
+
+
+async def sent(response: DeferredStream, record: RequestRecord, send: Send | None = None) -> bytes:
+    """The body that is sent, after "begun|" if there was a status line."""
+    said: list[bytes] = []
+
+    async def receive() -> Message:
+        await sleep_forever()
+        raise AssertionError("it was cancelled")
+
+    async def note(message: Message) -> None:
+        said.append(b"begun" if message["type"] == "http.response.start" else message["body"])
+        if send is not None:
+            await send(message)
+
+    await response({"type": "http", "state": {"record": record}}, receive, note)
+    return b"|".join(said)
+
+
+async def test_the_status_line_waits_for_the_first_bytes() -> None:
+    async def fill(stream: DeferredStream) -> None:
+        await stream.write(b"")
+        await stream.write(b"one")
+        await stream.write(b"two")
+
+    assert await sent(stream(fill), record()) == b"begun|one|two|"
+
+
+async def test_an_error_before_the_first_bytes_is_raised() -> None:
+    async def fill(stream: DeferredStream) -> None:
+        raise ApiError(429, "too many")
+
+    with pytest.raises(ApiError, match="too many"):
+        await sent(stream(fill), record())
+
+
+async def test_an_error_after_them_is_the_last_part() -> None:
+    async def fill(stream: DeferredStream) -> None:
+        await stream.write(b"one")
+        raise ApiError(500, "broken")
+
+    assert await sent(stream(fill), record()) == b"begun|one|failed|"
+
+
+async def test_silence_is_broken_and_that_begins_the_answer() -> None:
+    async def fill(stream: DeferredStream) -> None:
+        await sleep(5 * SOON)
+        raise ApiError(500, "broken")
+
+    parts = (await sent(stream(fill, SOON), record())).split(b"|")
+    assert parts[0] == b"begun"
+    assert parts[-2:] == [FAILED, b""]
+    assert set(parts[1:-2]) == {b"alive"}
+
+
+async def test_nothing_is_added_for_a_client_that_does_not_read() -> None:
+    async def fill(stream: DeferredStream) -> None:
+        await stream.write(b"one")
+
+    async def slow(message: Message) -> None:
+        if message.get("body") == b"one":
+            await sleep(5 * SOON)
+
+    assert await sent(stream(fill, SOON), record(), slow) == b"begun|one|"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_missed_deadline_is_an_error_as_others_are(has_begun: bool) -> None:
+    async def fill(stream: DeferredStream) -> None:
+        await stream.write(b"one" if has_begun else b"")
+        await sleep_forever()
+
+    if has_begun:
+        assert await sent(stream(fill), record(SOON)) == b"begun|one|failed|"
+    else:
+        with pytest.raises(ApiError, match="request_timeout_seconds"):
+            await sent(stream(fill), record(SOON))
+
+
+async def test_a_request_is_ended_although_its_client_does_not_read() -> None:
+    """The work ends at once; the client gets the error when it reads on."""
+    is_full, ended, reads = Event(), Event(), Event()
+    request = record()
+
+    async def fill(stream: DeferredStream) -> None:
+        try:
+            await stream.write(b"one")
+        finally:
+            ended.set()
+
+    async def full(message: Message) -> None:
+        if message.get("body") == b"one":
+            is_full.set()
+        if message["type"] == "http.response.body":
+            await reads.wait()
+
+    async def serve() -> None:
+        assert await sent(stream(fill), request, full) == b"begun|one|failed|"
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(serve)
+        await is_full.wait()
+        assert request.end(ApiError(503, "too much"))
+        await ended.wait()
+        reads.set()
+    assert not request.end(ApiError(503, "too late"))
