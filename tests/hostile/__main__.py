@@ -1,6 +1,7 @@
 """The whole run: `python -m tests.hostile`. Parts of it: `--share 0.05`, `--only responses`."""
 
 import asyncio
+import json
 import random
 import sys
 import tempfile
@@ -43,6 +44,9 @@ and so is each that makes somebody wait that long."""
 MEMORY_SECONDS, MEMORY_BYTES = 10.0, 96 << 20
 """The daemon's process is back within that time to what it had after the first attacks, and so many
 bytes more: what the allocator keeps, and stored responses, of which there may be 64 MiB."""
+
+MAX_TEXT_TOKENS = 2048
+"""Of the texts that are embedded and ranked: those of the named attacks have up to 940."""
 
 KINDS = ("free", "held", "gap", "health")
 
@@ -119,6 +123,9 @@ def _pooling_models(parent: Path) -> tuple[str, ...]:
         folder.mkdir()
         model, _ = write(folder)
         renamed = model.rename(folder / name)
+        config = renamed / "config.json"
+        longer = json.loads(config.read_text()) | {"max_position_embeddings": MAX_TEXT_TOKENS}
+        config.write_text(json.dumps(longer))
         flags += ["--model", str(renamed)]
     return tuple(flags)
 
