@@ -21,8 +21,7 @@ from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage
 from engine.mlx_backend.backend import load_backend
-from engine.output.detokenizer import detokenizer_factory
-from engine.output.text import output_factory
+from engine.output.text import detokenizer_factory, output_factory
 from engine.values.model import Task
 from engine.values.settings import EngineConfig
 from kvstore.pool import BlockPool

@@ -1,12 +1,215 @@
-"""Turns the sampled tokens of a sequence into text, and decides when and why the sequence ends."""
+"""Turns the sampled tokens of a sequence into text, one at a time, and decides when and why the
+sequence ends.
+"""
 
+import json
+from codecs import utf_8_decode
 from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from engine.output.detokenizer import Detokenizer
+from engine.text.tokenizer import byte_level_bytes
 from engine.values.output import FinishReason
 from engine.values.request import Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Decode = Callable[[Sequence[int]], str]
+"""Decodes a run of tokens in one call of the tokenizer."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Decoders write it for bytes that are not UTF-8, or that begin an unfinished character."""
+
+UNFINISHED_CHARACTERS = 3
+"""The most replacement characters that an unfinished character decodes to: one for each byte."""
+
+MAX_PENDING_TOKENS = 32
+"""More tokens than this without complete text are invalid bytes or special tokens."""
+
+KEPT_PENDING_TOKENS = 16
+"""Tokens that are kept of invalid bytes: they cover every character that may still change."""
+
+MAX_CONTEXT_TOKENS = 8
+"""The most tokens before a sequence that are decoded to find whole characters."""
+
+
+class Detokenizer(Protocol):
+    """Decodes the tokens of one sequence as they come. Never raises.
+
+    All pieces together equal the tokenizer's text of all tokens. An incomplete character is held
+    back. The clean-up of spaces that some checkpoints configure is never applied.
+    """
+
+    def add(self, token_id: int) -> str:
+        """Return the text that this token completes: whole characters, or nothing."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text that is held back, with U+FFFD for bytes that are no character."""
+        ...
+
+
+def detokenizer_factory(
+    tokenizer: "PreTrainedTokenizerBase",
+) -> Callable[[Request], Detokenizer]:
+    """Return a function that makes a request's detokenizer in a few microseconds.
+
+    Ids without a token have no text, nor have special tokens if the request skips them.
+    """
+    if tokenizer.is_fast and _joins_bytes(tokenizer.backend_tokenizer):
+        pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
+        return lambda request: ByteLevelDetokenizer(pieces[request.skip_special_tokens])
+    decodes = {skip: _decode_function(tokenizer, skip) for skip in (True, False)}
+    return lambda request: WindowDetokenizer(
+        decodes[request.skip_special_tokens], request.text_before
+    )
+
+
+class TokenPieces(dict[int, str | bytes]):
+    """The piece of text of each token of a byte-level vocabulary, computed at its first use.
+
+    A token of whole characters is a `str`; one that begins or ends within a character is `bytes`.
+    """
+
+    def __init__(self, backend: Any, skip_special_tokens: bool) -> None:
+        """`backend` is the Rust tokenizer, a `tokenizers.Tokenizer`."""
+        super().__init__()
+        self._id_to_token = backend.id_to_token
+        added = backend.get_added_tokens_decoder().values()
+        self._skipped = {each.content for each in added if each.special and skip_special_tokens}
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        token: str | None = self._id_to_token(token_id)
+        data = b"" if token is None or token in self._skipped else byte_level_bytes(token)
+        try:
+            piece: str | bytes = data.decode()
+        except UnicodeDecodeError:
+            piece = data
+        self[token_id] = piece
+        return piece
+
+
+class ByteLevelDetokenizer:
+    """Decodes the bytes of a byte-level vocabulary as UTF-8.
+
+    The bytes of a token do not depend on its neighbours. So the tokenizer is not called, and text
+    after whole characters needs no context.
+    """
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, pieces: TokenPieces) -> None:
+        self._pieces = pieces
+        self._pending = b""  # the first bytes of a character
+
+    def add(self, token_id: int) -> str:
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            if not self._pending:
+                return piece
+            piece = piece.encode()
+        data = self._pending + piece
+        text, n_decoded = utf_8_decode(data, "replace", False)
+        self._pending = data[n_decoded:]
+        return text
+
+    def finish(self) -> str:
+        rest, self._pending = self._pending, b""
+        return rest.decode(errors="replace")
+
+
+class WindowDetokenizer:
+    """Decodes a short window of tokens at each token and returns the text that is new in it.
+
+    A token's text may depend on its neighbours (leading spaces, characters of several tokens). So
+    the window holds the tokens of the last piece returned and the incomplete tokens after them, as
+    in Text Generation Inference. `tokenizers.decoders.DecodeStream` takes 1 us less a token, but it
+    cannot be flushed, and it raises if an invalid byte changes the text before it.
+    """
+
+    __slots__ = ("_decode", "_given", "_pending", "_window")
+
+    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+        """`before` are the tokens of the text before the sequence's first token."""
+        self._decode = decode
+        self._window = _context(decode, before)
+        self._pending = len(self._window)  # index of the first incomplete token in the window
+        self._given = decode(self._window)  # the beginning of the window's text, returned already
+
+    def add(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._text()
+        complete = _complete(text)
+        piece = complete[len(self._given) :]
+        self._given += piece
+        if piece and complete == text:  # the last piece's tokens are the context of the next
+            del self._window[: self._pending]
+            self._pending = len(self._window)
+            self._given = self._decode(self._window)
+        elif len(self._window) - self._pending > MAX_PENDING_TOKENS:
+            # The first of these tokens cannot become a character any more.
+            del self._window[self._pending : -KEPT_PENDING_TOKENS]
+            self._given = _complete(self._decode(self._window))
+        return piece
+
+    def finish(self) -> str:
+        text = self._text()
+        rest, self._given = text[len(self._given) :], text
+        return rest
+
+    def _text(self) -> str:
+        """The window's text. It begins with the text that was returned."""
+        text = self._decode(self._window)
+        if text.startswith(self._given):
+            return text
+        # With byte fallback an invalid byte makes the characters of the bytes before it U+FFFD.
+        del self._window[: self._pending]
+        self._pending, self._given = 0, ""
+        return self._decode(self._window)
+
+
+def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """The fewest last tokens whose text is whole characters; none if MAX_CONTEXT_TOKENS are not.
+
+    A word after these tokens keeps its space, which many decoders drop at the beginning of a text.
+    """
+    for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
+        text = decode(last := list(token_ids[-count:]))
+        if text and REPLACEMENT not in text:
+            return last
+    return []
+
+
+def _complete(text: str) -> str:
+    """The text without the replacement characters at its end that the next bytes may change."""
+    replacements = len(text) - len(text.rstrip(REPLACEMENT))
+    return text[: len(text) - min(replacements, UNFINISHED_CHARACTERS)]
+
+
+def _joins_bytes(backend: Any) -> bool:
+    """Whether the Rust tokenizer's decoder only joins the bytes of byte-level tokens.
+
+    That is so if it is ByteLevel alone, or ByteLevel and then Fuse, which joins the one string that
+    ByteLevel returns. Other decoders may change the text.
+    """
+    if backend.decoder is None:
+        return False
+    decoder = json.loads(backend.decoder.__getstate__())
+    kinds = [part["type"] for part in decoder.get("decoders", [decoder])]
+    return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
+
+
+def _decode_function(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
+    if tokenizer.is_fast:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
+    known_tokens = len(tokenizer)  # a model's vocabulary may be padded beyond its tokenizer's
+    return lambda token_ids: tokenizer.decode(
+        [token_id for token_id in token_ids if token_id < known_tokens],
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 class TextDelta(NamedTuple):

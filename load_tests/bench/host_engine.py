@@ -28,8 +28,7 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.drafts.policy import DraftPolicy
-from engine.output.detokenizer import detokenizer_factory
-from engine.output.text import output_factory
+from engine.output.text import detokenizer_factory, output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from kvstore.disk.store import DiskStore

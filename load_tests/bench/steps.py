@@ -32,8 +32,7 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.output.detokenizer import Detokenizer
-from engine.output.text import output_factory
+from engine.output.text import Detokenizer, output_factory
 from engine.values.request import Request, SamplingParams
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup

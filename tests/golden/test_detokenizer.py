@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from engine.output.detokenizer import (
+from engine.output.text import (
     REPLACEMENT,
     ByteLevelDetokenizer,
     Detokenizer,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from engine.output.detokenizer import REPLACEMENT, detokenizer_factory
+from engine.output.text import REPLACEMENT, detokenizer_factory
 from engine.values.request import Request
 
 CORPUS = [

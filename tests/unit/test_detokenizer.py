@@ -3,7 +3,7 @@
 import pytest
 from transformers import ByT5Tokenizer
 
-from engine.output.detokenizer import WindowDetokenizer, detokenizer_factory
+from engine.output.text import WindowDetokenizer, detokenizer_factory
 from engine.values.request import Request
 
 FOX = "🦊".encode()

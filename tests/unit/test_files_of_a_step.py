@@ -20,8 +20,7 @@ from engine.core.request import Limits, prepare
 from engine.core.scheduler import Scheduler
 from engine.core.step import Decode, StepPlan, Verify
 from engine.drafts.policy import DraftPolicy
-from engine.output.detokenizer import detokenizer_factory
-from engine.output.text import output_factory
+from engine.output.text import detokenizer_factory, output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from kvstore.pool import BlockPool
@@ -100,7 +99,7 @@ def test_a_plain_decode_passes_few_files() -> None:
     files = _files_of_turns(engine, _request("plain"), Decode)
     assert "engine/core/loop.py" in files
     assert "kvstore/store.py" in files
-    assert "engine/output/detokenizer.py" in files
+    assert "engine/output/text.py" in files
     assert len(files) <= MOST_FILES_OF_A_DECODE, "\n".join(sorted(files))
 
 
