@@ -4,8 +4,7 @@ The engine is the real one behind its thread; the model is hashes whose steps th
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from server.settings import Settings
-from tests.contract.daemon import running
+from tests.contract.daemon import eventually, running
 from tests.contract.test_disconnect import posted
 from tests.contract.test_service_routes import metric_families, value
 from tests.unit.threaded_harness import Setup
@@ -81,14 +80,6 @@ def watched() -> Iterator[Watched]:
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"prompt": [1, 2, 3, 4, 5], "max_tokens": 4, **fields}
-
-
-def eventually(actual: Callable[[], object], expected: object) -> None:
-    """Wait for what the daemon does when there is nobody left whom it could tell."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while (found := actual()) != expected and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert found == expected
 
 
 def test_a_long_step_holds_up_nobody_who_watches(watched: Watched) -> None:
