@@ -153,10 +153,10 @@ def test_a_gpus_longer_check_finds_the_same(
     assert more_bytes > n_bytes
 
 
-def test_a_gpus_check_has_a_chunk_of_512_tokens_and_passes_windows_of_1024() -> None:
+def test_a_gpus_check_has_a_chunk_of_512_tokens_and_passes_windows_of_512() -> None:
     shape = LayerShape(1, 4, 4, mx.float16, mx.float16)
-    full, windows = KVCacheSpec(shape), [KVCacheSpec(shape, n) for n in (128, 1024, 4096)]
-    for caches, on_cpu, on_gpu in (((full,), 0, 512), ((full, *windows), 128, 1024)):
+    full, windows = KVCacheSpec(shape), [KVCacheSpec(shape, n) for n in (128, 512, 4096)]
+    for caches, on_cpu, on_gpu in (((full,), 0, 512), ((full, *windows), 128, 512)):
         layout = Layout(caches, mx.float32, 10)
         assert (longer_by(layout, mx.Device(mx.cpu)), longer_by(layout, mx.Device(mx.gpu))) == (
             on_cpu,

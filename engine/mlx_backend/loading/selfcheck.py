@@ -54,7 +54,7 @@ _UNREAD_STEP, _UNREAD_ROW = 1, 0
 """The logits of this row are not read in this step, as in all chunks of a prompt but the last."""
 
 _BLOCK_SIZE = 4
-_CPU_WINDOW_TOKENS, _GPU_WINDOW_TOKENS = 128, 1024
+_CPU_WINDOW_TOKENS, _GPU_WINDOW_TOKENS = 128, 512
 """The longest window that is checked beyond its end: longer ones would take long prompts."""
 
 _GPU_CHUNK_TOKENS = 512
@@ -141,12 +141,11 @@ def check_bytes(layout: Layout) -> int:
     layout = layout.within(longest)
     stored = footprint(layout, _BLOCK_SIZE).storage_bytes(_sizes(layout, rows))
     n_read = sum(chunk.is_read for step in _steps(rows) for chunk in step)
-    n_own = max(len(row.tokens) - stops[0] + 1 for row, stops in _read_stops(rows))
     return (
         stored.arenas
         + stored.states
         + activation_bytes(longest, n_read, layout.vocab_size)
-        + n_own * layout.vocab_size * _OWN_LOGIT_BYTES
+        + longest * layout.vocab_size * _OWN_LOGIT_BYTES
     )
 
 
@@ -241,28 +240,19 @@ def _sizes(layout: Layout, rows: Sequence[_Row]) -> StorageSizes:
 def _own_logits(model: Module, adapters: RowAdapters, rows: Sequence[_Row]) -> mx.array:
     """The logits that are read, through the model's own caches: float32 `[chunks, vocabulary]`.
 
-    The tokens before the first logits that are read are a chunk of their own, since a model
-    computes logits of all tokens of a chunk.
+    Each row is one chunk: there are models in mlx-lm that compute a second chunk of several tokens
+    otherwise, such as plamo3 in its windows.
     """
+    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
     found = dict[tuple[int, int], mx.array]()
-    for index, (row, stops) in enumerate(_read_stops(rows)):
-        cache, n_unread = make_prompt_cache(model), stops[0] - 1
+    for index, row in enumerate(rows):
         with adapters.of([row.adapter]):
-            model(mx.array([row.tokens[:n_unread]]), cache=cache)
-            mx.eval([layer.state for layer in cache])
-            logits = model(mx.array([row.tokens[n_unread:]]), cache=cache)[0]
-        own = logits[mx.array(stops) - stops[0]].astype(mx.float32)
+            logits = model(mx.array([row.tokens]), cache=make_prompt_cache(model))[0]
+        stops = [chunk.stop for chunk in read if chunk.row == index]
+        own = logits[mx.array(stops) - 1].astype(mx.float32)
         mx.eval(own)
         found.update(((index, stop), of_stop) for stop, of_stop in zip(stops, own, strict=True))
-    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
     return mx.stack([found[chunk.row, chunk.stop] for chunk in read])
-
-
-def _read_stops(rows: Sequence[_Row]) -> Iterator[tuple[_Row, list[int]]]:
-    """Each row, and the tokens before each of its logits that are read."""
-    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
-    for index, row in enumerate(rows):
-        yield row, [chunk.stop for chunk in read if chunk.row == index]
 
 
 def _logits_through_storage(
