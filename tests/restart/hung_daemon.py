@@ -13,7 +13,7 @@ from server.terminal.cli import app
 
 HANGING = {
     "step": "engine.mlx_backend.runner.MlxRunner.submit",
-    "worker": "server.generation.requests._requests",
+    "worker": "server.generation.requests._checked_requests",
     "writer": "kvstore.disk.space.Space.create",
 }
 """What is called in its place does not come back, in the server or in the engine's process."""
