@@ -114,6 +114,7 @@ class RemoteSubmission:
         """Pass on an event, unless its sequence has ended."""
         if event.index not in self._live:
             return
+        self._is_accepted = True  # its acceptance may come later, or be lost with the process
         if event.finish_reason is not None:
             self._live.remove(event.index)
             self._engine.counters.finished(event.finish_reason)
@@ -124,6 +125,9 @@ class RemoteSubmission:
         the process has accepted it.
         """
         if not self._live:
+            return
+        if self._is_accepted and isinstance(error, EngineStopped):
+            self.engine_stopped()
             return
         if isinstance(error, EngineError):
             self._engine.counters.refused(error, len(self._live))

@@ -157,3 +157,23 @@ async def test_an_engine_that_stops_ends_what_it_has_accepted(
         (1, FinishReason.ERROR),
     ]
     assert len(connection.sent) == 1
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+async def test_a_request_with_events_was_accepted_whatever_is_lost_with_the_process(
+    engine: RemoteEngine, connection: FakeConnection, *, refused_first: bool
+) -> None:
+    sink = Sink()
+    submission = engine.generate(REQUEST, sink)
+    engine.submissions.deliver([OutputEvent("r", 0, text="a")])
+    ends = [
+        lambda: connection.answer.set_exception(EngineStopped("the engine has stopped")),
+        engine.submissions.engine_stopped,
+    ]
+    for end in ends if refused_first else reversed(ends):
+        end()
+    await turn()
+    submission.end()
+    reasons = [event.finish_reason for event in sink.events]
+    assert (reasons, sink.errors) == ([None, FinishReason.ERROR, FinishReason.ERROR], [])
+    assert engine.counters.counts().finished[FinishReason.ERROR] == 2
