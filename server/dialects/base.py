@@ -19,9 +19,9 @@ from server.budget import Reservation
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.models import ServedModel
+from server.generation.output_size import kept_bytes
 from server.generation.plan import AnswerPlan
 from server.generation.stream import generating
-from server.http.unsent import kept_bytes
 from server.parsing.json_text import whole_characters
 from server.record import RequestRecord
 

@@ -20,9 +20,9 @@ from server.dialects.errors import error_event
 from server.errors import to_api_error
 from server.generation.choice import Choice
 from server.generation.models import ServedModel
+from server.generation.output_size import rendering_bytes
 from server.generation.stream import Batch, generating
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
-from server.http.unsent import rendering_bytes
 from server.record import RequestRecord, output_of, request_record
 from server.service import Service
 

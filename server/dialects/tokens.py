@@ -15,9 +15,9 @@ from server.dialects.openai import token_text
 from server.dialects.prompt import PromptOrChat, prompt_tokens
 from server.errors import UNSUPPORTED
 from server.generation.models import ServedModel
+from server.generation.output_size import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import TokenId, parse_token_ids
-from server.http.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import RequestModel
 from server.service import ModelName, RecordDependency, ServiceDependency
 

@@ -210,7 +210,7 @@ class Conversation(PromptRequest):
 
 
 Structure = tuple[str, Grammar]
-"""What an answer must be, behind the name of the field that says so, for errors."""
+"""The field that asked for a grammar, for errors, and the grammar that the answer must match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,8 +235,9 @@ class ConstraintWriter:
 
 
 def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
-    """Calls in place of an answer: the first token tells, so that has to be all of the marker. It
-    comes behind the reasoning."""
+    """Calls in place of an answer, after the reasoning. None if their marker has several tokens:
+    the first token decides which alternative it is.
+    """
     if len(marker.tokens) > 1:
         return None
     return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)

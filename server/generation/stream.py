@@ -13,7 +13,7 @@ from engine.values.request import Request
 from server.activity import RequestTracker
 from server.budget import Reservation
 from server.errors import SERVER, ApiError, refused_field
-from server.http.unsent import queued_bytes
+from server.generation.output_size import queued_bytes
 from server.record import RequestRecord
 
 Batch = dict[int, list[OutputEvent]]

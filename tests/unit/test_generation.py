@@ -21,10 +21,10 @@ from server.dialects.delivery import streamed
 from server.errors import ApiError, ClientDisconnected
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.models import ServedModel
+from server.generation.output_size import queued_bytes
 from server.generation.replays import Replays
 from server.generation.stream import ENTRIES_AT_ONCE, REQUESTS_AT_ONCE, Inbox, generating
 from server.http.stream import client_waiting
-from server.http.unsent import queued_bytes
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 

@@ -17,8 +17,8 @@ from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints,
 from server.dialects.openai import RenderedRequest, check_requests, rendered_request
 from server.generation.conversation import Chat
 from server.generation.models import ServedModel
+from server.generation.output_size import TOKEN_BYTES
 from server.generation.requests import prepare_chat
-from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

@@ -14,8 +14,8 @@ from server.dialects.delivery import (
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.openai import RenderedRequests, check_requests, rendered_request
 from server.generation.models import ServedModel
+from server.generation.output_size import TOKEN_BYTES
 from server.generation.requests import prepare_completion
-from server.http.unsent import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

@@ -16,7 +16,7 @@ from server.budget import Budget
 from server.dialects.base import Job, generate_all
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError, busy, to_api_error
-from server.http.unsent import rendering_bytes
+from server.generation.output_size import rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5

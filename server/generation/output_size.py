@@ -7,15 +7,15 @@ from engine.values.output import OutputEvent, TokenLogprob
 # Bytes of memory on CPython 3.11, measured with tracemalloc and rounded up.
 CHARACTER_BYTES = 4
 EVENT_BYTES = 300  # an OutputEvent in a queue
-LOGPROB_BYTES = 150  # a TokenLogprob ...
-ALTERNATIVE_BYTES = 110  # ... and each of its alternatives
-RENDERED_LOGPROB_BYTES = 1000  # what rendering a whole answer adds to the one ...
-RENDERED_ALTERNATIVE_BYTES = 800  # ... and to the other
-RENDERED_PROMPT_LOGPROB_BYTES = 650  # the same for those of an echoed prompt, whose ...
-RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # ... shape is leaner
-RENDERED_PER_VECTOR_BYTE = 19  # numbers as Python has them, and as JSON
-TOKEN_BYTES = 65  # a token's id in an answer that lists them ...
-TOKEN_TEXT_BYTES = 100  # ... and its text beside it
+LOGPROB_BYTES = 150  # a TokenLogprob without its alternatives
+ALTERNATIVE_BYTES = 110  # an alternative of a TokenLogprob
+RENDERED_LOGPROB_BYTES = 1000  # added for a TokenLogprob when a whole answer is rendered
+RENDERED_ALTERNATIVE_BYTES = 800  # added for an alternative then
+RENDERED_PROMPT_LOGPROB_BYTES = 650  # for a TokenLogprob of an echoed prompt: its shape is leaner
+RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # for an alternative of one
+RENDERED_PER_VECTOR_BYTE = 19  # numbers as Python objects, and as JSON
+TOKEN_BYTES = 65  # a token's id in an answer that lists ids
+TOKEN_TEXT_BYTES = 100  # a token's text in such an answer
 
 RENDER_TO_PARSE_COST = 16
 """Bytes that are rendered, logprobs included, in the time in which one byte of a body is parsed."""
