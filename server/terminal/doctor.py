@@ -58,20 +58,15 @@ def doctor(
     """
     config = settings.config_of(settings.each_model()[0])
     with errors_printed():
-        report = _described(config)
+        try:
+            report = describe_machine(config)
+        except ModelError as error:  # MLX does not start
+            raise TerminalError(str(error)) from error
     show(machine_table(report))
     if report.problem:
         raise typer.Exit(1)
     if measure:
         _measure(config, into)
-
-
-def _described(config: EngineConfig) -> MachineReport:
-    """Raises TerminalError where MLX does not start."""
-    try:
-        return describe_machine(config)
-    except ModelError as error:
-        raise TerminalError(str(error)) from error
 
 
 def _measure(config: EngineConfig, into: Path) -> None:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 HAS_MKL = platform.system() == "Linux" and platform.machine() == "x86_64"
 HAS_NVIDIA = Path("/dev/nvidiactl").exists()
 BACKEND = "metal" if platform.system() == "Darwin" else "cpu"
-PORT = ("PORT=0", "BACKEND=" if BACKEND == "metal" else "BACKEND=cpu")
-"""The daemon finds a free port itself, and no card is looked for."""
+NO_CARD = "BACKEND=" if BACKEND == "metal" else "BACKEND=cpu"
+"""What tells make not to look for an NVIDIA card."""
 
 
 def commands(environment: Path, target: str, *variables: str) -> str:
@@ -56,7 +56,7 @@ def test_the_daemon_is_started_with_large_pages(
     clean.pop("GLIBC_TUNABLES", None)
     before = {"GLIBC_TUNABLES": set_before} if set_before else {}
     said = subprocess.run(
-        ["make", target, f"VENV={tmp_path}", "MKL=", *PORT],
+        ["make", target, f"VENV={tmp_path}", "MKL=", "PORT=0", NO_CARD],
         cwd=ROOT,
         env=clean | before,
         capture_output=True,
@@ -109,7 +109,7 @@ def test_a_tier_has_its_tests_and_its_profile(
     clean.pop("HYPOTHESIS_PROFILE", None)
     for chosen in ({}, {"HYPOTHESIS_PROFILE": "nightly"}):
         done = subprocess.run(
-            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last", PORT[1]],
+            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last", NO_CARD],
             cwd=ROOT,
             env=clean | chosen,
             capture_output=True,
