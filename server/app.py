@@ -107,6 +107,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 bodies=body_budget(settings),
                 output=output,
                 answers=answers,
+                tracker=tracker,
             )
         ],
         redirect_slashes=False,
