@@ -174,7 +174,8 @@ def attention_workspace(
     kernel takes shorter rows with heads of 64, 96 or 128 and at most 32 queries for each KV head.
     On CUDA cuDNN takes half precision and heads of up to 128 in steps of 8. There `mlx/fast.cpp`
     turns a boolean mask into an additive one for each head, from two arrays of that size. Windows
-    have such a mask; rows of full attention do not, see `RowByRowAttention`.
+    have such a mask; rows of full attention do not, except rows of one token, whose scores MLX then
+    keeps, too: see `RowByRowAttention`.
     """
     layers, scores_bytes = layout.kv_layers, query_heads * _SCORE_BYTES
     dims = {*(shape.key_dim for shape in layers), *(shape.value_dim for shape in layers)}
@@ -190,7 +191,8 @@ def attention_workspace(
         and dims <= _CUDNN_DIMS
         and {*layout.dtypes} <= {mx.float16, mx.bfloat16}
     ):
-        pair_bytes, masked_bytes = _MASK_BYTES, scores_bytes  # two arrays in half precision
+        # Of a mask there are two arrays in half precision.
+        pair_bytes, short_bytes, masked_bytes = _MASK_BYTES, scores_bytes, scores_bytes
     window_slots = (
         lease_slots(window, config.block_size, config.step_tokens) for window in layout.windows
     )
