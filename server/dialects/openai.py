@@ -3,20 +3,37 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel
-from pydantic_core import to_json
+from pydantic import (
+    BaseModel,
+    Field,
+    RootModel,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError, to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
-from server.dialects.base import wire_json
 from server.dialects.errors import openai_error
-from server.errors import SERVER, ApiError
+from server.dialects.job import wire_json
+from server.errors import SERVER, UNSUPPORTED, ApiError
 from server.generation.choice import AnswerUsage, Step
-from server.generation.models import ServedModel
-from server.generation.request_fields import GenerationRequest
+from server.generation.conversation import Conversation
+from server.generation.request_fields import GenerationRequest, Unsupported
+from server.generation.requests import ServedModel
+from server.generation.tools import (
+    MAX_TOOLS,
+    ChatFunctionTool,
+    FunctionChoice,
+    FunctionDeclaration,
+    NamedFunction,
+    NamedToolChoice,
+    ToolChoice,
+)
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 from server.record import RequestRecord
 
@@ -258,3 +275,54 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
         cache_salt=body.cache_salt or None,
         priority=request.priority,
     )
+
+
+class ChatConversation(Conversation):
+    """What a chat body has of it. What vLLM has beyond it is refused, as it would be another
+    prompt.
+    """
+
+    functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
+        Field(default_factory=list, description="What was there before tools.")
+    )
+    function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
+    chat_template: SkipJsonSchema[str] = ""
+    documents: Unsupported = None
+
+    @field_validator("functions")
+    @classmethod
+    def _not_beside_tools(
+        cls, functions: list[FunctionDeclaration], info: ValidationInfo
+    ) -> list[FunctionDeclaration]:
+        if functions and info.data.get("tools"):
+            raise PydanticCustomError("functions", "give either tools or functions")
+        return functions
+
+    @field_validator("function_call")
+    @classmethod
+    def _callable(cls, choice: FunctionChoice, info: ValidationInfo) -> FunctionChoice:
+        names = {function.name for function in info.data.get("functions", ())}
+        if isinstance(choice, NamedFunction) and choice.name not in names:
+            message = "functions has no '{name}'"
+            raise PydanticCustomError("function_call", message, {"name": choice.name})
+        return choice
+
+    @field_validator("chat_template")
+    @classmethod
+    def _models_own_template(cls, value: str) -> str:
+        if value:
+            raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
+        return value
+
+    @property
+    def conversation(self) -> Conversation:
+        """The value: `functions` are tools like any others."""
+        if not self.functions:
+            return self
+        tools = [ChatFunctionTool(type="function", function=each) for each in self.functions]
+        choice: ToolChoice
+        if isinstance(self.function_call, NamedFunction):
+            choice = NamedToolChoice(type="function", function=self.function_call)
+        else:
+            choice = self.function_call
+        return self.model_copy(update={"tools": tools, "tool_choice": choice})

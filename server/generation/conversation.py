@@ -27,8 +27,7 @@ from server.generation.tools import (
     Tools,
     chosen_names,
 )
-from server.json_model import RequestModel
-from server.json_size import check_json_size
+from server.json_model import RequestModel, check_json_size
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000

@@ -21,8 +21,7 @@ from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
 from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
-from server.parsing.parts import Calls, NewId, openai_id
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
 from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
 from server.parsing.schemas import closed
 from server.parsing.typed_values import check_work

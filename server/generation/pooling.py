@@ -14,10 +14,9 @@ from engine.api import PromptTooLong
 from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import InvalidField
-from server.generation.models import ServedModel
 from server.generation.prompt import check_prompt, too_long
 from server.generation.request_fields import Prompt, PromptRequest, WirePrompt, parse_prompts
-from server.generation.requests import check_task
+from server.generation.requests import ServedModel, check_task
 from server.record import RequestRecord
 
 Vector: TypeAlias = npt.NDArray[np.float32]

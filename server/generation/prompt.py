@@ -12,7 +12,7 @@ from engine.api import PromptTooLong
 from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message
-from server.generation.replays import AssistantTurn, Call, Replays
+from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
 from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.record import RequestRecord

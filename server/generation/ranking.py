@@ -13,7 +13,6 @@ from pydantic import Field
 from engine.values.model import Embedder, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import InvalidField
-from server.generation.models import ServedModel
 from server.generation.pooling import (
     PooledRequest,
     Tokens,
@@ -25,7 +24,7 @@ from server.generation.pooling import (
     token_limit,
     vector,
 )
-from server.generation.requests import check_task
+from server.generation.requests import ServedModel, check_task
 from server.record import RequestRecord
 
 Instruction = Annotated[

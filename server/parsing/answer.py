@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.parsing.lark import CallSyntax
-from server.parsing.parts import CallBegun, Calls, Content, NewId, NotACall, Reasoning, openai_id
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import (
+    CallBegun,
+    Calls,
+    Content,
+    NewId,
+    NotACall,
+    Reader,
+    Reading,
+    Reasoning,
+    openai_id,
+)
 
 ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 """Parses the calls after a marker, which is given, up to where content may follow.

@@ -24,8 +24,7 @@ from server.parsing.lark import (
     required,
     undeclared,
 )
-from server.parsing.parts import AnswerPart, Content
-from server.parsing.reader import Reader, Reading, gathered
+from server.parsing.reader import AnswerPart, Content, Reader, Reading, gathered
 
 WriteJson: TypeAlias = Callable[[str], AnswerPart]
 ReadString: TypeAlias = Callable[[Reader, str, WriteJson], Reading[bool]]

@@ -15,8 +15,17 @@ from typing import Any, Literal, TypeAlias
 from server.parsing.answer import ReadCalls, all_calls
 from server.parsing.json_text import read_arguments
 from server.parsing.lark import ANY_TEXT
-from server.parsing.parts import AnswerPart, CallArguments, Calls, Content, NotACall
-from server.parsing.reader import Reader, Reading, gathered, held_back
+from server.parsing.reader import (
+    AnswerPart,
+    CallArguments,
+    Calls,
+    Content,
+    NotACall,
+    Reader,
+    Reading,
+    gathered,
+    held_back,
+)
 from server.parsing.typed_values import as_json, kinds
 
 Attributes: TypeAlias = Mapping[str, str]

@@ -26,11 +26,11 @@ from pydantic import BaseModel, TypeAdapter
 
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
-from server.dialects.base import Job
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
 from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
+from server.dialects.job import Job
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
 from server.dialects.messages.schema import MessagesRequest
 from server.dialects.messages.write import messages_job
@@ -43,9 +43,9 @@ from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import ResponseStore
 from server.dialects.responses.tools import RequestTools
 from server.generation.conversation import Conversation
-from server.generation.models import ServedModel
-from server.generation.replays import Replays
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.generation.history import Replays
+from server.generation.requests import ServedModel
+from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan

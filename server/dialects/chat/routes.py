@@ -7,18 +7,17 @@ from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.chat.write import chat_job
-from server.dialects.delivery import (
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.job import (
     COMMENTS,
     respond,
     respond_without_engine,
     when_loaded,
 )
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.openai import RenderedRequest, check_requests, rendered_request
 from server.generation.conversation import Chat
-from server.generation.models import ServedModel
-from server.generation.output_size import TOKEN_BYTES
-from server.generation.requests import prepare_chat
+from server.generation.requests import ServedModel, prepare_chat
+from server.generation.stream import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from engine.values.request import Request
-from server.dialects.base import Job
 from server.dialects.chat.schema import ChatRequest
+from server.dialects.job import Job
 from server.dialects.openai import (
     ChunkWriter,
     chat_logprobs,
@@ -16,8 +16,8 @@ from server.dialects.openai import (
     wire_finish_reason,
 )
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
-from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.requests import ServedModel
 from server.generation.tools import ChatCustomTool, custom_input
 
 

@@ -5,17 +5,16 @@ from starlette.responses import Response
 
 from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
 from server.dialects.completions.write import completion_job
-from server.dialects.delivery import (
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.job import (
     COMMENTS,
     respond,
     respond_without_engine,
     when_loaded,
 )
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
 from server.dialects.openai import RenderedRequests, check_requests, rendered_request
-from server.generation.models import ServedModel
-from server.generation.output_size import TOKEN_BYTES
-from server.generation.requests import prepare_completion
+from server.generation.requests import ServedModel, prepare_completion
+from server.generation.stream import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Request
-from server.dialects.base import Job
 from server.dialects.completions.schema import CompletionRequest
+from server.dialects.job import Job
 from server.dialects.openai import (
     LOWEST_LOGPROB,
     ChunkWriter,
@@ -23,7 +23,7 @@ from server.dialects.openai import (
     wire_finish_reason,
 )
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
-from server.generation.models import ServedModel
+from server.generation.requests import ServedModel
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 

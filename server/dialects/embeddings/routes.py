@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond, when_loaded
 from server.dialects.embeddings.schema import (
     EmbeddingList,
     RerankRequest,
@@ -20,10 +19,11 @@ from server.dialects.embeddings.write import (
     score_job,
 )
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
+from server.dialects.job import respond, when_loaded
 from server.errors import InvalidField
-from server.generation.models import ServedModel
 from server.generation.pooling import EmbeddingRequest, embedding_requests
 from server.generation.ranking import Pair, prepare_ranking
+from server.generation.requests import ServedModel
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

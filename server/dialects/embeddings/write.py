@@ -10,13 +10,13 @@ from pydantic_core import to_json
 
 from engine.values.model import Embedder
 from engine.values.request import Request
-from server.dialects.base import Job
 from server.dialects.embeddings.schema import RerankRequest
+from server.dialects.job import Job
 from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
-from server.generation.models import ServedModel
 from server.generation.pooling import EmbeddingRequest, Vector, base64, vector
 from server.generation.ranking import Scores
+from server.generation.requests import ServedModel
 
 
 def check_not_empty(body: EmbeddingRequest) -> None:

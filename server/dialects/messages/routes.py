@@ -5,14 +5,13 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from server.dialects.delivery import COMMENTS, respond, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.job import COMMENTS, respond, when_loaded
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.dialects.messages.write import messages_job
-from server.generation.models import ServedModel
-from server.generation.requests import chat_tokens, prepare_chat
+from server.generation.requests import ServedModel, chat_tokens, prepare_chat
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints()

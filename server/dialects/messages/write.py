@@ -7,14 +7,14 @@ from pydantic_core import to_json
 
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
-from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import messages_error
+from server.dialects.job import Job, as_arguments, wire_json
 from server.dialects.messages.answer import StopReason
 from server.dialects.messages.schema import MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
-from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.requests import ServedModel
 from server.http.stream import EVENT_STREAM, sse_event
 
 SIGNATURE = "cm9vdHN0b2Nr"

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
-from server.dialects.base import Job
+from server.dialects.job import Job
 from server.dialects.responses.read import (
     ReadInput,
     as_chat,
@@ -24,8 +24,7 @@ from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError
 from server.generation.conversation import Chat, Conversation
-from server.generation.models import ServedModel
-from server.generation.requests import chat_tokens, prepare_chat
+from server.generation.requests import ServedModel, chat_tokens, prepare_chat
 from server.record import RequestRecord
 
 ECHOED = (

@@ -8,8 +8,8 @@ from pydantic_core import to_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from server.dialects.delivery import COMMENTS, json_response, respond, when_loaded
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.job import COMMENTS, json_response, respond, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -27,7 +27,7 @@ from server.dialects.responses.store import (
     StoredResponse,
 )
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
-from server.generation.models import ServedModel
+from server.generation.requests import ServedModel
 from server.service import RecordDependency, ServiceDependency
 
 router = Endpoints(prefix="/v1/responses")

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.json_text import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
-from server.parsing.parts import AnswerPart, Calls, Content, Reasoning
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import AnswerPart, Calls, Content, Reader, Reading, Reasoning
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -13,8 +13,7 @@ from server.parsing.literals import (
     quoted,
     read_members,
 )
-from server.parsing.parts import Calls, NotACall
-from server.parsing.reader import Reader, Reading, held_back
+from server.parsing.reader import Calls, NotACall, Reader, Reading, held_back
 
 
 def _read_plain(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from server.parsing.answer import ReadCalls, ToolFormat
 from server.parsing.formats.json_calls import enclosed_object
 from server.parsing.lark import CallSyntax, Function, Lark, WriteCall
-from server.parsing.parts import Calls
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import Calls, Reader, Reading
 from server.parsing.tagged_calls import (
     BARE,
     CDATA,

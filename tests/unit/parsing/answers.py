@@ -7,8 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 from server.parsing.answer import AnswerFormat
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Calls, Content, Reasoning
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import (
+    AnswerPart,
+    AnswerStream,
+    CallArguments,
+    CallBegun,
+    Calls,
+    Content,
+    Reader,
+    Reasoning,
+)
 
 
 @dataclass

@@ -14,8 +14,7 @@ from server.parsing.formats import harmony
 from server.parsing.formats.json_calls import HERMES, MISTRAL_ARGS
 from server.parsing.formats.literal_calls import GEMMA4, LFM2
 from server.parsing.formats.xml_calls import GLM45, QWEN3_CODER
-from server.parsing.parts import AnswerPart, Calls, Content, openai_id
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import AnswerPart, AnswerStream, Calls, Content, Reader, openai_id
 from server.parsing.registry import TOOL_FORMATS
 
 THINK = ReasoningFormat("<think>", "</think>")
