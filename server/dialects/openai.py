@@ -23,7 +23,7 @@ from server.dialects.job import wire_json
 from server.errors import SERVER, UNSUPPORTED, ApiError
 from server.generation.choice import AnswerUsage, Step
 from server.generation.conversation import Conversation
-from server.generation.request_fields import GenerationRequest, Unsupported
+from server.generation.request_fields import GenerationRequest, StreamOptions, Unsupported
 from server.generation.requests import ServedModel
 from server.generation.tools import (
     MAX_TOOLS,
@@ -92,9 +92,9 @@ class ChunkWriter(ABC):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, fields: dict[str, Any], *, with_usage: bool) -> None:
+    def __init__(self, fields: dict[str, Any], options: StreamOptions) -> None:
         self._fields = {**fields, "choices": []}
-        self._with_usage = with_usage
+        self._options = options
         self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
 
     @abstractmethod
@@ -114,7 +114,7 @@ class ChunkWriter(ABC):
         return sse_data(wire_json(openai_error(error)))
 
     def end(self, usage: AnswerUsage) -> bytes:
-        if not self._with_usage:
+        if not self._options.include_usage:
             return DONE
         return sse_data(to_json({**self._fields, "usage": usage_fields(usage)})) + DONE
 

@@ -298,8 +298,9 @@ class GenerationRequest(SampledRequest):
             yield "guided_grammar", of_lark(self.guided_grammar)
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def options(self) -> StreamOptions:
+        """The `stream_options`, or what they are by default."""
+        return self.stream_options or StreamOptions()
 
 
 MAX_PROMPTS = 256

@@ -33,7 +33,9 @@ class Harmony:
     tools: ToolFormat | None
 
     def read(self, reader: Reader, calls: Calls, *, is_open: bool = False) -> Reading[None]:
-        """Everything up to the end of the text. `is_open` is not needed: each message has a header."""
+        """Everything up to the end of the text. Each message says what it is, whatever `is_open`
+        is.
+        """
         content, reasoning = _Messages(Content), _Messages(Reasoning)
         while True:
             space = yield from reader.skip_space()
