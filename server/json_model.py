@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -20,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from server.errors import UNSUPPORTED
 
 NULL: JsonSchemaValue = {"type": "null"}
+OBJECT: JsonSchemaValue = {"type": "object"}
 
 
 class RequestModel(BaseModel):
@@ -72,6 +75,45 @@ class SparseModel(BaseModel):
             if field.default is None:
                 model["properties"][name] = _never_null(model["properties"][name])
         return schema
+
+
+def any_of(*schemas: JsonSchemaValue) -> ConfigDict:
+    """The configuration of a model whose JSON also fits one of these schemas: what a validator sees
+    to in Python.
+    """
+    return ConfigDict(json_schema_extra={"anyOf": list(schemas)})
+
+
+def of_type(*types: str | None) -> JsonSchemaValue:
+    """The JSON schema of an object with one of these types; None: with none."""
+    return {"properties": {"type": {"enum": list(types)} if types[1:] else {"const": types[0]}}}
+
+
+def present(**members: JsonSchemaValue) -> JsonSchemaValue:
+    """The JSON schema of an object that has all of these members."""
+    return {"properties": members, "required": list(members)}
+
+
+def refused(message: str = "not supported") -> AfterValidator:
+    """Refuses a field that is not supported, in these words: only empty values pass, and false."""
+
+    def check(value: Any) -> Any:
+        if value:
+            raise PydanticCustomError(UNSUPPORTED, message)
+        return value
+
+    return AfterValidator(check)
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Limits the entries of an object before they are validated: a dict has no `fail_fast`."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > limit:
+            raise PydanticCustomError("too_many", "at most {limit} entries", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
 
 
 def integral_to_int(value: object) -> object:

@@ -12,7 +12,6 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError, to_json
 
 from engine.values.model import Tokenizer
@@ -20,10 +19,14 @@ from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
 from server.dialects.errors import openai_error
 from server.dialects.job import wire_json
-from server.errors import SERVER, UNSUPPORTED, ApiError
+from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage, Step
 from server.generation.conversation import Conversation
-from server.generation.request_fields import GenerationRequest, StreamOptions, Unsupported
+from server.generation.request_fields import (
+    GenerationRequest,
+    ModelsTemplate,
+    Unsupported,
+)
 from server.generation.requests import ServedModel
 from server.generation.tools import (
     MAX_TOOLS,
@@ -92,9 +95,9 @@ class ChunkWriter(ABC):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, fields: dict[str, Any], options: StreamOptions) -> None:
+    def __init__(self, fields: dict[str, Any], *, include_usage: bool) -> None:
         self._fields = {**fields, "choices": []}
-        self._options = options
+        self._include_usage = include_usage
         self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
 
     @abstractmethod
@@ -114,7 +117,7 @@ class ChunkWriter(ABC):
         return sse_data(wire_json(openai_error(error)))
 
     def end(self, usage: AnswerUsage) -> bytes:
-        if not self._options.include_usage:
+        if not self._include_usage:
             return DONE
         return sse_data(to_json({**self._fields, "usage": usage_fields(usage)})) + DONE
 
@@ -286,7 +289,7 @@ class ChatConversation(Conversation):
         Field(default_factory=list, description="What was there before tools.")
     )
     function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
-    chat_template: SkipJsonSchema[str] = ""
+    chat_template: ModelsTemplate = ""
     documents: Unsupported = None
 
     @field_validator("functions")
@@ -306,13 +309,6 @@ class ChatConversation(Conversation):
             message = "functions has no '{name}'"
             raise PydanticCustomError("function_call", message, {"name": choice.name})
         return choice
-
-    @field_validator("chat_template")
-    @classmethod
-    def _models_own_template(cls, value: str) -> str:
-        if value:
-            raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
-        return value
 
     @property
     def conversation(self) -> Conversation:

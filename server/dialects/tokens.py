@@ -6,14 +6,12 @@ from typing import Annotated, ClassVar, Self
 from fastapi import Request
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
@@ -33,7 +31,7 @@ from server.generation.request_fields import (
 )
 from server.generation.requests import ServedModel, chat_tokens
 from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
-from server.json_model import NULL, RequestModel
+from server.json_model import NULL, RequestModel, any_of
 from server.record import RequestRecord
 from server.service import ModelName, RecordDependency, ServiceDependency
 
@@ -51,8 +49,12 @@ WireOnePrompt = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max
 OnePrompt = Annotated[Prompt, PlainValidator(_parse_prompt, json_schema_input_type=WireOnePrompt)]
 
 
-ONE_OF_BOTH: JsonSchemaValue = {
-    "anyOf": [
+class PromptOrChat(ChatConversation):
+    """A prompt as text or token ids, or a chat body."""
+
+    EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
+
+    model_config = any_of(
         {
             "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
             "required": ["messages"],
@@ -61,16 +63,7 @@ ONE_OF_BOTH: JsonSchemaValue = {
             "properties": {"messages": NULL, "prompt": {"type": ["string", "array"]}},
             "required": ["prompt"],
         },
-    ]
-}
-
-
-class PromptOrChat(ChatConversation):
-    """A prompt as text or token ids, or a chat body."""
-
-    EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
-
-    model_config = ConfigDict(json_schema_extra=ONE_OF_BOTH)
+    )
 
     messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
     prompt: OnePrompt | None = None

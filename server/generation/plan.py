@@ -30,8 +30,7 @@ from server.parsing.registry import (
     reasoning_format,
     tool_format,
 )
-from server.parsing.schemas import closed
-from server.parsing.typed_values import check_work
+from server.parsing.schemas import check_work, closed
 from server.settings.models import ConversationSettings
 
 

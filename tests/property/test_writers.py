@@ -35,8 +35,8 @@ from server.dialects.messages.routes import MessageForm
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
 from server.dialects.responses.answer import RESPONSE_EVENTS, ResponseBody
-from server.dialects.responses.job import response_form
 from server.dialects.responses.read import ReadInput
+from server.dialects.responses.routes import response_form
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import ResponseStore
 from server.dialects.responses.tools import RequestTools

@@ -29,7 +29,6 @@ from server.dialects.openai import (
 )
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
-from server.generation.request_fields import StreamOptions
 from server.generation.requests import ServedModel, prepare_chat
 from server.generation.stream import TOKEN_BYTES
 from server.generation.tools import ChatCustomTool, ChatFunctionTool, custom_input
@@ -42,7 +41,7 @@ class ChatForm:
     def __init__(self, body: ChatRequest, model: ServedModel, id: str) -> None:
         self._fields = response_fields("chatcmpl", id, model)
         self._tier = {} if body.service_tier is None else {"service_tier": "default"}
-        self._options = body.options
+        self._include_usage = body.include_usage
         self._tokenizer = model.engine.tokenizer if body.logprobs else None
         self._calls = FunctionCallForm() if body.functions else ToolCallsForm(body.tools)
 
@@ -67,9 +66,9 @@ class ChatForm:
 
     def writer(self, choices: Sequence[Choice]) -> "ChatWriter":
         """The writer of a stream of the choices."""
-        usage = {"usage": None} if self._options.include_usage else {}
+        usage = {"usage": None} if self._include_usage else {}
         fields = {**self._fields, "object": "chat.completion.chunk", **self._tier, **usage}
-        return ChatWriter(self, choices, fields, self._options)
+        return ChatWriter(self, choices, fields, include_usage=self._include_usage)
 
     def finish_reason(self, choice: Choice) -> str:
         """Raises ApiError (500) for a choice that has not finished."""
@@ -183,9 +182,10 @@ class ChatWriter(ChunkWriter):
         form: ChatForm,
         choices: Sequence[Choice],
         fields: dict[str, Any],
-        options: StreamOptions,
+        *,
+        include_usage: bool,
     ) -> None:
-        super().__init__(fields, options)
+        super().__init__(fields, include_usage=include_usage)
         self._form = form
         self._choices = choices
         self._begun = set[int]()

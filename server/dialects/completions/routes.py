@@ -35,7 +35,6 @@ from server.dialects.openai import (
     wire_finish_reason,
 )
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
-from server.generation.request_fields import StreamOptions
 from server.generation.requests import ServedModel, prepare_completion
 from server.generation.stream import TOKEN_BYTES
 from server.service import RecordDependency, ServiceDependency
@@ -58,7 +57,7 @@ class CompletionForm:
         self._n = body.n
         self._requests = requests
         self._echoes = echoes
-        self._options = body.options
+        self._include_usage = body.include_usage
         self._tokenizer = None if body.logprobs is None else model.engine.tokenizer
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
@@ -87,7 +86,7 @@ class CompletionForm:
     def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
         """The writer of a stream of the choices, of which each prompt has n."""
         texts = [self.text_of(index // self._n) for index in range(len(choices))]
-        return CompletionWriter(self._fields, choices, texts, self._options)
+        return CompletionWriter(self._fields, choices, texts, include_usage=self._include_usage)
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A new choice of the prompt with that index."""
@@ -172,9 +171,10 @@ class CompletionWriter(ChunkWriter):
         fields: dict[str, Any],
         choices: Sequence[Choice],
         texts: Sequence[ChoiceText],
-        options: StreamOptions,
+        *,
+        include_usage: bool,
     ) -> None:
-        super().__init__(fields, options)
+        super().__init__(fields, include_usage=include_usage)
         self._choices = choices
         self._texts = texts
 

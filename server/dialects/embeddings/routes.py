@@ -24,8 +24,16 @@ from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
 from server.dialects.job import Job, respond, when_loaded
 from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
-from server.generation.pooling import EmbeddingRequest, Vector, base64, embedding_requests, vector
-from server.generation.ranking import Pair, Scores, prepare_ranking
+from server.generation.pooling import (
+    EmbeddingRequest,
+    Pair,
+    Scores,
+    Vector,
+    base64,
+    embedding_requests,
+    prepare_ranking,
+    vector,
+)
 from server.generation.requests import ServedModel
 from server.service import RecordDependency, ServiceDependency
 
