@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    create_model,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -75,6 +76,18 @@ class SparseModel(BaseModel):
             if field.default is None:
                 model["properties"][name] = _never_null(model["properties"][name])
         return schema
+
+
+def wire_event(
+    name: str, /, *types: str, about: str | None = None, **fields: Any
+) -> type[BaseModel]:
+    """The model of an event, or of another object, of one of these types, with these fields. It is
+    only described: what is sent is written as plain JSON.
+    """
+    fields = {"type": Literal.__getitem__(types), **fields}
+    required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
+    model: type[BaseModel] = create_model(name, __doc__=about, **required)
+    return model
 
 
 def any_of(*schemas: JsonSchemaValue) -> ConfigDict:

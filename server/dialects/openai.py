@@ -221,6 +221,13 @@ class RenderedSampling(BaseModel):
     skip_special_tokens: bool
 
 
+_SAME = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of a RenderedSampling that SamplingParams has under the same name."""
+
+
 class RenderedRequest(BaseModel):
     """What the engine would be asked."""
 
@@ -255,18 +262,10 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
         sampling_params=RenderedSampling(
             n=request.n,
             max_tokens=request.max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
+            **{name: getattr(sampling, name) for name in _SAME},
             logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
             allowed_token_ids=None if allowed is None else sorted(allowed),
             bad_words=body.bad_words,
-            seed=sampling.seed,
             stop=list(request.stop),
             stop_token_ids=sorted(request.stop_token_ids),
             ignore_eos=request.ignore_eos,

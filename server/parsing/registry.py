@@ -17,31 +17,11 @@ from server.parsing.formats import (
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     format.name: format
-    for format in (
-        json_calls.HERMES,
-        json_calls.LLAMA3,
-        json_calls.MISTRAL,
-        json_calls.MISTRAL_ARGS,
-        json_calls.KIMI_K2,
-        json_calls.DEEPSEEK_V3,
-        json_calls.DEEPSEEK_V31,
-        xml_calls.DEEPSEEK_V32,
-        xml_calls.GLM45,
-        xml_calls.GLM47,
-        xml_calls.KIMI_K3,
-        xml_calls.LAGUNA,
-        xml_calls.LONGCAT,
-        xml_calls.MINICPM5,
-        xml_calls.MINIMAX_M2,
-        xml_calls.MUSE_SPARK,
-        xml_calls.QWEN3_CODER,
-        literal_calls.FUNCTION_GEMMA,
-        literal_calls.GEMMA4,
-        literal_calls.LFM2,
-        literal_calls.PYTHONIC,
-        harmony.TOOLS,
-    )
+    for module in (json_calls, xml_calls, literal_calls, harmony)
+    for format in vars(module).values()
+    if isinstance(format, ToolFormat)
 }
+"""All that these modules define."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
