@@ -29,7 +29,7 @@ from server.generation.request_fields import (
     parse_prompts,
     parse_token_ids,
 )
-from server.generation.requests import ServedModel, chat_tokens
+from server.generation.requests import ServedModel
 from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import NULL, RequestModel, any_of
 from server.record import RequestRecord
@@ -88,7 +88,7 @@ async def prompt_tokens(
     """
     if body.prompt is None:
         chat = await model.workers.prepare(record, lambda: body.conversation)
-        return await chat_tokens(chat, model, record)
+        return await model.prompts.chat(record, chat, model.replays)
     return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)
 
 

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PlainValidator
 
-from engine.api import PromptTooLong
 from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import InvalidField
-from server.generation.prompt import check_prompt, too_long
+from server.generation.prompt import bounded, check_prompt
 from server.generation.request_fields import Prompt, PromptRequest, WirePrompt, parse_prompts
 from server.generation.requests import ServedModel, check_task
 from server.record import RequestRecord
@@ -90,16 +89,9 @@ def token_limit(body: PooledRequest, card: ModelCard) -> int | None:
     return most if asked == WHOLE_CONTEXT else asked
 
 
-def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> Tokens:
+def prompt_of(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> Tokens:
     """The tokens, which are the model's and not too many. Raises ApiError (400)."""
-    try:
-        tokens = tuple(encode())
-    except PromptTooLong as error:
-        raise too_long(f"at least {error.at_least_tokens}", card, param) from error
-    except ValueError as error:
-        raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
-    if len(tokens) > card.max_sequence_tokens:
-        raise too_long(str(len(tokens)), card, param)
+    tokens = bounded(encode, card, param)
     check_prompt(tokens, card, param)
     return tokens
 
@@ -229,10 +221,10 @@ def _tokens(
     card = model.engine.card
     if isinstance(one, str):
         tokenizer, text = model.engine.tokenizer, prompt + one
-        return bounded(lambda: text_tokens(tokenizer, text, limit) or _end(card), card, param)
+        return prompt_of(lambda: text_tokens(tokenizer, text, limit) or _end(card), card, param)
     if body.prompt_name is not None:
         raise InvalidField("prompt_name", "goes before texts, and this input is tokens")
-    return bounded(lambda: one[:limit], card, param)
+    return prompt_of(lambda: one[:limit], card, param)
 
 
 def _end(card: ModelCard) -> list[int]:
@@ -374,7 +366,7 @@ class _Texts:
         if text not in self._places:
             encode = partial(text_tokens, self._model.engine.tokenizer, text, self._limit)
             self._places[text] = len(self.tokens)
-            self.tokens.append(bounded(encode, self._model.engine.card, param))
+            self.tokens.append(prompt_of(encode, self._model.engine.card, param))
         return self._places[text]
 
 
@@ -402,12 +394,12 @@ def _pair_tokens(
     limit, document = token_limit(body, card), _document(body, pair, model)
     encode = partial(_joined, tokenizer, reranker, body.instruction, pair.query)
     if limit is None:
-        return bounded(partial(encode, document), card, pair.document_param)
-    kept = limit - len(bounded(partial(encode, ""), card, pair.query_param))
+        return prompt_of(partial(encode, document), card, pair.document_param)
+    kept = limit - len(prompt_of(partial(encode, ""), card, pair.query_param))
     while kept > 0:
         tokens = encode(_cut(tokenizer, document, kept))
         if len(tokens) <= limit:
-            return bounded(partial(tuple, tokens), card, pair.document_param)
+            return prompt_of(partial(tuple, tokens), card, pair.document_param)
         kept -= len(tokens) - limit  # cut text may have a token more than it was cut to
     raise InvalidField(
         "truncate_prompt_tokens", f"a pair takes {limit} tokens without its document"

@@ -8,15 +8,13 @@ from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
+from server.generation.conversation import Chat, Structure
 from server.generation.history import CommonPrefixTracker, Replays
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import (
     PromptEncoder,
     check_prompt,
     check_token_ids,
-    found_replays,
-    template_arguments,
     too_long,
 )
 from server.generation.request_fields import MAX_PROMPTS, NO_LIMIT, Prompt, SampledRequest
@@ -323,16 +321,6 @@ def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, par
     return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
-async def chat_tokens(
-    conversation: Conversation, model: ServedModel, record: RequestRecord
-) -> tuple[int, ...]:
-    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
-    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
-    replays = partial(found_replays, model.replays, messages, salt)
-    arguments = partial(template_arguments, conversation)
-    return await model.prompts.chat(record, messages, arguments, replays)
-
-
 async def prepare_chat(
     chat: Chat, model: ServedModel, record: RequestRecord
 ) -> tuple[Request, AnswerPlan]:
@@ -341,7 +329,7 @@ async def prepare_chat(
     Raises ApiError (400) for what the model cannot serve.
     """
     check_task(model, Task.GENERATE)
-    prompt = await chat_tokens(chat.conversation, model, record)
+    prompt = await model.prompts.chat(record, chat.conversation, model.replays)
     prediction = await _predicted_tokens(chat.prediction, model, record)
     planned = partial(_planned, chat, prompt, prediction, model, record)
     return await model.workers.prepare(record, planned)

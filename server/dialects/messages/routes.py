@@ -20,7 +20,7 @@ from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
-from server.generation.requests import ServedModel, chat_tokens, prepare_chat
+from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import EVENT_STREAM, sse_event
 from server.service import RecordDependency, ServiceDependency
 
@@ -222,4 +222,4 @@ async def count_tokens(
     model, settings = await service.model(body.model, record), service.settings
     strip = settings.strip_billing_header
     prompt = await conversation(body, model, record, strip_billing_header=strip)
-    return TokenCount(input_tokens=len(await chat_tokens(prompt, model, record)))
+    return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

@@ -42,7 +42,7 @@ from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.generation.conversation import Chat, Conversation
-from server.generation.requests import ServedModel, chat_tokens, prepare_chat
+from server.generation.requests import ServedModel, prepare_chat
 from server.record import RequestRecord
 from server.service import RecordDependency, ServiceDependency
 
@@ -152,7 +152,7 @@ async def input_tokens(
         return read_input(body, tools, roles, store, record.key, max_bytes).prompt
 
     prompt = await model.workers.prepare(record, read)
-    return len(await chat_tokens(prompt, model, record))
+    return len(await model.prompts.chat(record, prompt, model.replays))
 
 
 def _head(
