@@ -13,10 +13,10 @@ from starlette.responses import Response
 from engine.api import EngineStopped
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
-from server.dialects.delivery import json_response
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
-from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
+from server.dialects.tokens import PromptOrChat, prompt_tokens
 from server.errors import ApiError, InvalidField
 from server.generation.prompt import check_prompt
 from server.models.model import LoadedModel
