@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.values import tree
 from engine.values.request import WaitReason
-from engine.values.stats import CacheStats, EngineStats, MemoryStats, RecentHits
+from engine.values.stats import CacheStats, EngineStats, MemoryStats, ModelMemory, RecentHits
 
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
@@ -124,12 +124,14 @@ class PooledModelInfo(BaseModel):
     )
     requests: int = Field(description="Requests that use it.")
     waiting: int = Field(description="Requests that wait for it to be loaded.")
-    memory_bytes: int | None = Field(
-        description="Bytes that it takes of the budget while it is loaded. "
-        "Null before they are known."
+    needed_bytes: int | None = Field(
+        description="Bytes of the budget that loading it takes; all of it for the only model. Null "
+        "before they are known, and without a budget."
     )
-    resident_bytes: int | None = Field(
-        description="Memory of its process, as the operating system counts."
+    memory: ModelMemory | None = Field(
+        description="What it takes while it is loaded: `workspace_bytes` are reserved for the "
+        "largest step, `process_bytes` are resident now, `total_bytes` are charged to the budget. "
+        "Null while it is not loaded."
     )
     decode: str | None = Field(
         description="Whether steady decodes are compiled or eager, and why. Null while it is not "

@@ -255,11 +255,10 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
 
 
 def _memory_text(memory: MemoryStats) -> str:
-    promise = memory.promise
-    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
-        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
-        f"of {most} promised; {bytes_text(memory.resident)} resident"
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, of "
+        f"{bytes_text(memory.model.total_bytes)} reserved; "
+        f"{bytes_text(memory.model.process_bytes)} resident"
     )
 
 

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from engine.api import Engine, ModelError
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats, Latency, MemoryPromise, MemoryStats, RequestInfo
+from engine.values.stats import EngineStats, Latency, MemoryStats, ModelMemory, RequestInfo
 from server.models import hub, registry
 from server.models.registry import ModelRegistry
 from server.settings import Settings
@@ -31,7 +31,7 @@ from tests.contract.test_service_routes import metric_families, value
 
 HI = {"role": "user", "content": "hi"}
 MIB = 1 << 20
-PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB, cache=30 * MIB)
+MEMORY = ModelMemory(20 * MIB, 50 * MIB, 0, 330 * MIB, process_bytes=0, total_bytes=400 * MIB)
 
 
 class Small(FakeEngine):
@@ -39,7 +39,7 @@ class Small(FakeEngine):
 
     async def stats(self) -> EngineStats:
         stats = await super().stats()
-        return replace(stats, memory=MemoryStats(0, 0, 0, 0, PROMISE))
+        return replace(stats, memory=MemoryStats(MEMORY, 0, 0, 0))
 
 
 class Engines:
@@ -75,9 +75,10 @@ def settings_of(**more: Any) -> Settings:
     return Settings(**(given | more))
 
 
-def needs(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
+def needs(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
     """In place of a process that asks MLX."""
-    return 300 * MIB + (config.kv_cache_bytes or storage_bytes)
+    kv_bytes = config.kv_cache_bytes or storage_bytes
+    return ModelMemory(20 * MIB, kv_bytes, 0, 280 * MIB, 0, total_bytes=300 * MIB + kv_bytes)
 
 
 @pytest.fixture
@@ -149,6 +150,19 @@ def test_each_name_has_its_model(serve: Serve, engines: Engines) -> None:
     assert states(client) == {"one": "ready", "two": "ready", "three": "unloaded"}
     assert said(chat(client, "two")) == "I am load 2"
     assert len(engines.started) == 2
+
+
+def test_a_model_has_memory_by_parts_while_it_is_loaded_and_none_before(serve: Serve) -> None:
+    loaded, unloaded, _ = serve().get("/admin/models").json()["models"]
+    assert loaded["memory"] == {
+        "weights_bytes": 20 * MIB,
+        "kv_bytes": 50 * MIB,
+        "states_bytes": 0,
+        "workspace_bytes": 330 * MIB,
+        "process_bytes": 0,
+        "total_bytes": 400 * MIB,
+    }
+    assert unloaded["memory"] is None
 
 
 def test_the_least_recently_used_gives_way_within_the_budget(
@@ -334,7 +348,9 @@ def test_what_never_fits_is_refused_at_once(serve: Serve, engines: Engines) -> N
     )
     answer = chat(serve(settings_of(models=models)), "large")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_too_large")
-    assert "memory_budget" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "(weights 20 MiB, KV cache 4.0 GiB, computing 280 MiB)" in message
+    assert "may take 1.3 GiB (memory_budget)" in message
     assert len(engines.started) == 1
 
 

@@ -17,7 +17,7 @@ from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import load_weights
-from engine.mlx_backend.loading.memory import (
+from engine.mlx_backend.loading.workspace import (
     GATHERED_BYTES,
     AttentionWorkspace,
     attention_workspace,
@@ -234,5 +234,5 @@ def test_what_checks_at_load_take_is_in_the_plan(
     rehearsal = peak_of(lambda: path.choose(model))
     assert "a compiled step takes" in path.why
     assert plan.rehearsal_bytes / 4 < rehearsal < plan.rehearsal_bytes
-    assert plan.promise.workspace > plan.rehearsal_bytes
+    assert plan.memory.workspace_bytes > plan.rehearsal_bytes
     assert replace(plan, config=replace(config, decode="eager")).rehearsal_bytes == 0
