@@ -81,7 +81,12 @@ class OpenedModel:
             weight_bytes=loaded.weight_bytes,
             footprint=footprint(layout, config.block_size),
             workspace=attention_workspace(
-                config, layout, loaded.query_heads, self.attentions[0], self.machine.fused
+                config,
+                layout,
+                loaded.weight_bytes,
+                loaded.query_heads,
+                self.attentions[0],
+                self.machine.fused,
             ),
             vocab_size=layout.vocab_size,
             context_tokens=config.max_model_len or loaded.max_context_tokens,

@@ -37,7 +37,9 @@ LOGITS_BYTES = CONFIG.max_running * 50
 VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
 """So large that computing takes 1 GiB, and less than another token's logits."""
 
-NOTHING = AttentionWorkspace(rows=0, tokens=0, key_bytes=0, copies=0, pair_bytes=0)
+NOTHING = AttentionWorkspace(
+    rows=0, tokens=0, key_bytes=0, gathered_bytes=GIB, copies=0, pair_bytes=0
+)
 MACHINE = Machine("gpu (fake)", 24 * GIB, left_bytes=24 * GIB, most_bytes=24 * GIB, kv_share=0.5)
 PLAN = MemoryPlan(CONFIG, MACHINE, 4 * GIB - LOGITS_BYTES, PLAIN, NOTHING, VOCABULARY, CONTEXT)
 ROOM_BYTES = 19 * GIB
@@ -211,7 +213,9 @@ def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
     assert replace(plan, context_tokens=1 << 24).sizes.n_blocks == (1 << 24) // 8
 
 
-HUNGRY = AttentionWorkspace(rows=4, tokens=512, key_bytes=4096, copies=2, pair_bytes=32 * 4 + 1)
+HUNGRY = AttentionWorkspace(
+    rows=4, tokens=512, key_bytes=4096, gathered_bytes=GIB, copies=2, pair_bytes=32 * 4 + 1
+)
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB), share=st.floats(0.1, 1))
@@ -268,7 +272,7 @@ def workspace_of(
     shape = LayerShape(kv_heads, key_dim, value_dim, dtype, dtype)
     layout = Layout(tuple(KVCacheSpec(shape, window) for window in windows) * 36, dtype, 151_936)
     config = EngineConfig(model="", max_running=max_running)
-    return attention_workspace(config, layout, HEADS_8B, Attention(), fused)
+    return attention_workspace(config, layout, 16 * GIB, HEADS_8B, Attention(), fused)
 
 
 PAIRS = (512 + 16 * 32) * CONTEXT_8B
@@ -345,7 +349,9 @@ def test_metal_keeps_scores_of_short_rows_with_many_queries_for_a_kv_head() -> N
     assert many.short_bytes == HEADS_8B * 4
 
 
-LONG = AttentionWorkspace(rows=4, tokens=512, key_bytes=0, copies=0, pair_bytes=8)
+LONG = AttentionWorkspace(
+    rows=4, tokens=512, key_bytes=0, gathered_bytes=GIB, copies=0, pair_bytes=8
+)
 """Attention that takes 4 KiB for each token of the longest sequence."""
 
 

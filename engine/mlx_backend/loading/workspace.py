@@ -11,11 +11,12 @@ from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots
 
-GATHERED_BYTES = 1 << 30
-"""The most K and V that a forward of several rows gathers in one layer; one row may need more.
+LEAST_GATHERED_BYTES, GATHERED_BYTES = 128 << 20, 1 << 30
+"""Bounds of the K and V that a forward of several rows gathers in one layer; one row may need more.
 
-A forward that needs more is split, which reads the weights once more. That is little against the
-gather, which reads, writes and reads this much: a layer of 8 G parameters in 32 has half of it.
+Within them it is as much as the weights have. A forward that needs more is split, which reads the
+weights once more: little against the gathers, which read, write and read so much in every layer.
+The lower bound is for models so small that a forward's own cost counts, a few milliseconds.
 """
 
 _SCORE_BYTES, _MASK_BYTES = 4, 1
@@ -34,6 +35,7 @@ class AttentionWorkspace:
     rows: int  # of a forward
     tokens: int  # of a forward, padding included
     key_bytes: int
+    gathered_bytes: int  # that the keys of several rows may have in one forward
     copies: int  # of all keys of a forward
     pair_bytes: int  # of any pair
     short_bytes: int = 0  # in addition, of a pair in a row of at most `_SHORT_TOKENS` tokens
@@ -45,7 +47,7 @@ class AttentionWorkspace:
 
         `longest`: tokens of the longest sequence that there can be.
         """
-        affordable = GATHERED_BYTES // max(self.key_bytes, 1)
+        affordable = self.gathered_bytes // max(self.key_bytes, 1)
         return min(self.rows * longest, max(longest, affordable))
 
     def bytes(self, longest: int) -> int:
@@ -67,6 +69,7 @@ class AttentionWorkspace:
 def attention_workspace(
     config: EngineConfig,
     layout: Layout,
+    weight_bytes: int,
     query_heads: int,
     attention: Attention,
     fused: FusedAttention,
@@ -103,6 +106,7 @@ def attention_workspace(
         rows=config.max_running,
         tokens=config.step_tokens + FORWARD_TOKENS * config.max_running if layers else 0,
         key_bytes=max((shape.token_bytes for shape in layers), default=0),
+        gathered_bytes=min(max(weight_bytes, LEAST_GATHERED_BYTES), GATHERED_BYTES),
         copies=attention.gathered_copies,
         pair_bytes=pair_bytes,
         short_bytes=short_bytes,
