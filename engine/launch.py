@@ -18,12 +18,15 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
-from engine.values.settings import EngineConfig
+from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ModelMemory
 from kvstore.disk.folder import new_daemon
+from kvstore.disk.store import clear_unopened
+from kvstore.disk.types import DiskError
 
 __all__ = [
     "Checkpoint",
+    "clear_unloaded",
     "describe_machine",
     "fetch_repository",
     "find_checkpoint",
@@ -52,6 +55,18 @@ async def launch(config: EngineConfig, report: Report) -> Engine:
 def _this_daemon() -> str:
     """All engines that this process starts share a disk cache's directory."""
     return new_daemon()
+
+
+def clear_unloaded(disk: DiskCacheConfig, fingerprint: str = "") -> int:
+    """Clear what models that this process has not loaded have on disk: all of them, with what
+    earlier daemons left, or the one whose card has this fingerprint. Returns how many bytes of disk
+    that frees. Raises ModelError where another daemon uses the directory.
+    """
+    prefix = f"{fingerprint} " if fingerprint else ""
+    try:
+        return clear_unopened(disk.directory, _this_daemon(), prefix)
+    except DiskError as error:
+        raise ModelError(str(error)) from error
 
 
 def free_bytes() -> int:

@@ -175,9 +175,25 @@ class Remembered(BaseModel):
     responses: int  # stored by /v1/responses
 
 
-class ClearResponse(BaseModel):
+class ClearedModel(BaseModel):
+    """What a clear did to one loaded model."""
+
+    id: str = Field(description="The model's own name.")
     blocks_freed: int
     bytes_freed: int
+    failure: str | None = Field(description="Why its KV was not cleared; null where it was.")
+
+
+class ClearResponse(BaseModel):
+    """The first two numbers are of memory, and sums over the models."""
+
+    blocks_freed: int
+    bytes_freed: int
+    disk_bytes_freed: int = Field(
+        description="Of models that are not loaded. A loaded model no longer finds what it had on "
+        "disk, and frees those bytes within a second."
+    )
+    models: list[ClearedModel] = Field(description="Loaded models whose KV was to be cleared.")
     forgotten: Remembered
     kept: Remembered  # `what` names what else is to be cleared
 

@@ -14,7 +14,7 @@ from engine.api import Engine, EngineStopped, ModelError, Report
 from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_memory
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
-from server.errors import ApiError, ModelNotFound, busy
+from server.errors import ApiError, ModelNotFound, busy, not_loaded
 from server.generation.models import ServedModel, served_models
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
@@ -163,8 +163,7 @@ class ModelRegistry:
         """
         model = self.find(name)
         if model.loaded is None:
-            message = f"The model '{model.name}' {model.public_state.words}."
-            raise ApiError(409, message, param="model", code="model_not_loaded")
+            raise not_loaded(f"The model '{model.name}' {model.public_state.words}.")
         return model.loaded
 
     def all_loaded(self) -> dict[str, LoadedModel]:

@@ -25,7 +25,7 @@ from server.settings import Settings
 from server.settings.models import ModelSettings
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script, observed
+from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine, Gate, Script, observed
 from tests.contract.test_disconnect import WAIT_SECONDS, HeldTokenizer, posted
 from tests.contract.test_service_routes import metric_families, value
 
@@ -175,6 +175,65 @@ def test_the_least_recently_used_gives_way_within_the_budget(
     assert engines.made[1].drained.qsize() == 1
     given = [config.memory_bytes or 0 for config in engines.started]
     assert all(400 * MIB < each < 800 * MIB for each in given)
+
+
+def test_a_clear_is_of_every_model_and_one_that_fails_keeps_no_other_from_it(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve()
+    chat(client, "two")
+    freed = {"blocks_freed": 20, "bytes_freed": 655_360, "failure": None}
+    both = client.post("/admin/cache/clear").raise_for_status().json()
+    assert both["models"] == [{"id": name, **freed} for name in ("one", "two")]
+    assert (both["blocks_freed"], both["bytes_freed"]) == (40, 2 * 655_360)
+    engines.made[0].script.dead = True
+    one, two = client.post("/admin/cache/clear").raise_for_status().json()["models"]
+    assert (one["id"], one["blocks_freed"]) == ("one", 0)
+    assert one["failure"]
+    assert two == {"id": "two", **freed}
+    assert client.post("/admin/cache/clear?model=one").status_code == 503
+
+
+def test_a_clear_deletes_what_models_that_are_not_loaded_have_on_disk(
+    serve: Serve, engines: Engines, tmp_path: Path
+) -> None:
+    """The engines are fakes: what they would have written is written here."""
+
+    def written(*fingerprints: str) -> None:
+        for index, fingerprint in enumerate(fingerprints):
+            folder = tmp_path / f"v2-{index:032}"
+            folder.mkdir()
+            (folder / "fingerprint").write_text(f"{fingerprint} kv1")
+            (folder / f"{index:016}.kv").write_bytes(bytes(8192))
+
+    def left() -> list[str]:
+        return sorted(path.name for path in tmp_path.glob("v2-*"))
+
+    client = serve(settings_of(disk_cache=tmp_path))
+    written("of an earlier daemon", CARD.fingerprint)
+    kept = client.post("/admin/cache/clear?tiers=memory").raise_for_status().json()
+    assert (kept["disk_bytes_freed"], len(left())) == (0, 2)
+    refused = client.post("/admin/cache/clear?model=two")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
+    assert "without a model" in refused.json()["error"]["message"]
+    chat(client, "two")
+    client.post("/admin/models/unload?model=two").raise_for_status()
+    named = client.post("/admin/cache/clear?model=two").raise_for_status().json()
+    assert named["models"] == []
+    assert named["disk_bytes_freed"] >= 8192
+    assert left() == [f"v2-{0:032}"]
+    client.post("/admin/models/unload?model=one").raise_for_status()
+    everything = client.post("/admin/cache/clear?tiers=disk").raise_for_status().json()
+    assert everything["disk_bytes_freed"] >= 8192
+    assert left() == []
+
+
+def test_where_nothing_can_be_cleared_it_says_so(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    client.post("/admin/models/unload?model=one").raise_for_status()
+    for query in ("", "?model=one", "?model=two"):
+        refused = client.post(f"/admin/cache/clear{query}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
 
 
 def test_a_model_that_is_loaded_again_counts_anew_and_its_histograms_go_on(

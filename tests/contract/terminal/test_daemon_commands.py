@@ -202,7 +202,6 @@ def test_cache_clear_says_what_it_freed_and_what_it_kept(
     kept = all_of_it.removeprefix("kept: 0 replays, ")
     assert kept != "0 stored responses"
     assert said("--what", "replays,responses") == [
-        f"{model}: 0 blocks freed in memory, 0 bytes",
         f"forgotten: 0 replays, {kept}",
         "kept: 0 replays, 0 stored responses",
     ]
