@@ -53,7 +53,7 @@ def about() -> None:
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what the cache holds, and how much it has saved."""
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
@@ -100,7 +100,7 @@ def clear(
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         cleared = _clear_models(daemon, tiers, (what or KV).split(","), model)
     for name, one in cleared.items():
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
@@ -166,7 +166,7 @@ def probe(
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
     prompt = {"prompt": text} if raw else {"messages": _messages(system, text)}
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **prompt})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
 

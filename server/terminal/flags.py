@@ -12,6 +12,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from server.settings import Settings, SettingsError, load_settings
+from server.terminal.console import print_error
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
@@ -56,7 +57,7 @@ def settings_or_exit(flags: dict[str, Any]) -> Settings:
         return load_settings(flags)
     except SettingsError as error:
         for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
+            print_error(line)
         raise typer.Exit(USAGE_ERROR) from None
 
 
