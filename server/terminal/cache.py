@@ -1,7 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +39,23 @@ DIRECTORY = "What --disk-cache names."
 
 KV = "kv"
 """The kind of state that `clear` can only forget of a loaded model."""
+
+KINDS = (KV, "replays", "responses")
+TIERS = ("memory", "disk")
+
+
+def _some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check of an option's value: some of these names, with commas between them."""
+
+    def check(value: str | None) -> str | None:
+        for given in [] if value is None else value.split(","):
+            if given not in names:
+                *first, last = names
+                raise typer.BadParameter(f"{given}: must be {', '.join(first)} or {last}")
+        return value
+
+    return check
+
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 
@@ -80,13 +97,15 @@ def clear(
         typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
     ] = None,
     tiers: Annotated[
-        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+        str | None,
+        typer.Option(callback=_some_of(TIERS), help="memory or disk. Default: both."),
     ] = None,
     what: Annotated[
         str | None,
         typer.Option(
+            callback=_some_of(KINDS),
             help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
-            "responses (stored ones), with commas between them. Without it kv."
+            "responses (stored ones), with commas between them. Default: kv.",
         ),
     ] = None,
     model: EachModelName = None,
@@ -109,8 +128,9 @@ def clear(
     responses = sum(one.forgotten.responses for one in cleared.values())
     typer.echo(f"forgotten: {_remembered_text(replays, responses)}")
     replays = sum(one.kept.replays for one in cleared.values())
-    responses = max((one.kept.responses for one in cleared.values()), default=0)
-    typer.echo(f"kept: {_remembered_text(replays, responses)}")  # responses are of all models
+    responses = max((one.kept.responses for one in cleared.values()), default=0)  # of all models
+    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if replays + responses else ""
+    typer.echo(f"kept: {_remembered_text(replays, responses)}{hint}")
 
 
 @cache.command()
@@ -206,7 +226,13 @@ def _clear_models(
 
 
 def _remembered_text(replays: int, responses: int) -> str:
-    return f"{replays:,} replays, {responses:,} stored responses"
+    return (
+        f"{_counted(replays, 'answer')} with tool calls, {_counted(responses, 'stored response')}"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def command_name() -> str:
 
 def typeable(text: str) -> str:
     """The text with each command in it, such as `rootstock ps`, as it can be typed here."""
-    return text.replace(f"`{NAMES[0]} ", f"`{command_name()} ")
+    begins = f"`{NAMES[0]} "
+    return text.replace(begins, f"`{command_name()} ") if begins in text else text
 
 
 def printable(text: str) -> str:

@@ -107,6 +107,11 @@ def test_settings_that_nothing_is_allocated_for_are_not_counted() -> None:
 def test_a_model_larger_than_memory_is_refused() -> None:
     said = refusal(replace(PLAN, weight_bytes=61 * GIB))
     assert said.startswith("the model does not fit: of 24.0 GiB of free memory the weights take 61")
+    assert said.endswith("or lower max_running or step_tokens")
+    budget = replace(PLAN, weight_bytes=61 * GIB)
+    said = refusal(configured(budget, memory_bytes=MACHINE.most_bytes))
+    assert said.startswith("the model does not fit: of 24.0 GiB of memory_budget the weights take")
+    assert "; it needs at least 62.0 GiB: raise memory_budget, or " in said
 
 
 def test_where_not_even_the_least_fits_other_settings_are_named() -> None:

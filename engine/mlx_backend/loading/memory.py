@@ -250,7 +250,7 @@ class MemoryPlan:
     def sizes(self) -> StorageSizes:
         """How much storage of each kind there is."""
         if self._room_bytes < max(self._computing_bytes(0), self.check_bytes):
-            raise ModelError(f"the model does not fit: {self._figures()}")
+            raise ModelError(f"the model does not fit: {self._figures()}; {self._least()}")
         kv_bytes, saved_bytes = self._wanted()
         room_bytes = self._room_bytes - self._running_bytes
         if self.footprint.state_bytes:
@@ -410,9 +410,9 @@ class MemoryPlan:
         least_bytes = least_kv_bytes(config, footprint)
         if kv_bytes < least_bytes:
             raise ModelError(
-                f"a KV cache of {kv_bytes:,} bytes is too small for a block of each of the "
-                f"{config.max_running} sequences that may run and the windows of one: raise "
-                f"kv_cache_bytes to at least {least_bytes:,}, or lower max_running or step_tokens"
+                f"a KV cache of {kv_bytes:,} bytes is too small: {config.max_running} running "
+                f"sequences need at least {least_bytes:,}; raise kv_cache_bytes, or lower "
+                "max_running or step_tokens"
             )
         leases = 0
         if lease_bytes:
@@ -441,10 +441,27 @@ class MemoryPlan:
         least, most = (
             max(self._computing_bytes(longest), self.check_bytes) for longest in (0, tokens)
         )
+        memory = "memory_budget" if self._is_budget else "free memory"
         return (
-            f"of {_readable(self.machine.most_bytes)} of free memory the weights take "
+            f"of {_readable(self.machine.most_bytes)} of {memory} the weights take "
             f"{_readable(self.weight_bytes)} and computing takes {_readable(least)}, "
             f"{_readable(most)} with a sequence of {tokens:,} tokens"
+        )
+
+    @property
+    def _is_budget(self) -> bool:
+        """Whether the settings limit the memory, and not the machine."""
+        return self.config.memory_bytes == self.machine.most_bytes
+
+    def _least(self) -> str:
+        """What the model needs at least, for a message."""
+        computing_bytes = max(self._computing_bytes(0), self.check_bytes)
+        kv_bytes = least_kv_bytes(self.config, self.footprint)
+        least_bytes = self.weight_bytes + computing_bytes + kv_bytes + self._running_bytes
+        advice = "raise memory_budget" if self._is_budget else "end other programs"
+        return (
+            f"it needs at least {_readable(least_bytes)}: {advice}, or lower max_running or "
+            "step_tokens"
         )
 
     def _too_large(self) -> ModelError:

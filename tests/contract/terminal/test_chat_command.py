@@ -252,6 +252,9 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "server.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     result = piped("hello\n", "--model", "/no/such/model")
-    assert result.stderr.startswith("error: the daemon that this chat started exited with 1\n")
-    assert "cannot load /no/such/model" in result.stderr
+    begun = "no daemon runs that serves /no/such/model; starting one for this chat\n"
+    ended = f"{begun}error: the daemon that this chat started exited with 1\n"
+    assert result.stderr.startswith(ended)
+    problem = "cannot load /no/such/model: there is no directory /no/such/model"
+    assert result.stderr.removeprefix(ended).count(problem) == 1
     assert result.exit_code == 1
