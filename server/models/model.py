@@ -11,7 +11,7 @@ from anyio import Event
 
 from engine.api import Engine
 from engine.values.model import ModelCard
-from engine.values.stats import EngineStats, Latencies, no_latencies
+from engine.values.stats import EngineStats, Latencies, ModelMemory, no_latencies
 from server.generation.models import ModelAlias, ServedModel, model_aliases
 from server.generation.replays import Replays
 from server.models.policy import (
@@ -105,6 +105,7 @@ class Model:
         """By name: its own first, then its other names, then those of its adapters."""
         self.replays = {adapter: Replays() for adapter in ("", *settings.adapters)}
         self.card: ModelCard | None = None  # since it was first loaded
+        self.planned: ModelMemory | None = None  # since it was measured, as one of several models
         self.latencies: Latencies = no_latencies()  # of all its engines
         self.last_stats: EngineStats | None = None  # of its last engine, as last read
         self.progress = ""  # how far fetching or loading is, in words

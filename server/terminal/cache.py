@@ -12,10 +12,11 @@ from engine.values.stats import DiskCacheStats, MemoryStats
 from kvstore.disk import store as disk_store
 from kvstore.disk.store import FolderCheck
 from kvstore.disk.types import DiskError
-from server.schemas import CacheStatsResponse, ClearResponse
-from server.terminal.admin_client import LOADED, Admin, loaded_model, none_loaded, recent_text
+from server.schemas import CacheStatsResponse, ClearResponse, Remembered
+from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
+    NotLoaded,
     TerminalError,
     bytes_text,
     errors_printed,
@@ -37,10 +38,7 @@ from server.terminal.endpoint import (
 
 DIRECTORY = "What --disk-cache names."
 
-KV = "kv"
-"""The kind of state that `clear` can only forget of a loaded model."""
-
-KINDS = (KV, "replays", "responses")
+KINDS = ("kv", "replays", "responses")
 TIERS = ("memory", "disk")
 
 
@@ -112,25 +110,25 @@ def clear(
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Forget every prompt that no live request holds, in memory and on disk, of each loaded model
-    or of the one that --model names; or empty a disk cache's directory, of all models.
+    """Forget every prompt that no live request holds, in memory and on disk, of each model, loaded
+    or not, or of the one that --model names; or empty a disk cache's directory, of all models.
     """
     if directory is not None:
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
     with daemon_at(url, api_key, model) as (daemon, _):
-        cleared = _clear_models(daemon, tiers, (what or KV).split(","), model)
-    for name, one in cleared.items():
+        cleared = _cleared(daemon, tiers, what, model)
+    for one in cleared.models:
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
-        typer.echo(f"{name}: {freed}")
-    replays = sum(one.forgotten.replays for one in cleared.values())
-    responses = sum(one.forgotten.responses for one in cleared.values())
-    typer.echo(f"forgotten: {_remembered_text(replays, responses)}")
-    replays = sum(one.kept.replays for one in cleared.values())
-    responses = max((one.kept.responses for one in cleared.values()), default=0)  # of all models
-    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if replays + responses else ""
-    typer.echo(f"kept: {_remembered_text(replays, responses)}{hint}")
+        typer.echo(printable(f"{one.id}: {freed if one.failure is None else one.failure}"))
+    if cleared.disk_bytes_freed:
+        disk = f"{bytes_text(cleared.disk_bytes_freed)} freed on disk"
+        typer.echo(f"models that are not loaded: {disk}")
+    typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
+    kept = cleared.kept
+    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if kept.replays + kept.responses else ""
+    typer.echo(f"kept: {_remembered_text(kept)}{hint}")
 
 
 @cache.command()
@@ -200,35 +198,20 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
-def _clear_models(
-    daemon: Admin, tiers: str | None, what: list[str], model: str | None
-) -> dict[str, ClearResponse]:
-    """Clear the named model, or else each model. Only a loaded model's KV can be cleared.
-
-    Raises NotLoaded where only KV is to be cleared and the model, or every model, is not loaded.
-    """
-    if model is not None:
-        name = loaded_model(daemon, model) if KV in what else model
-        return {name: daemon.clear_cache(tiers, ",".join(what), name)}
-    cleared, models = {}, daemon.models().models
-    if what == [KV] and not any(each.state in LOADED for each in models):
-        raise none_loaded(models)
-    for each in models:
-        name, kinds = each.id, what
-        if KV in what and each.state not in LOADED:
-            typer.echo(f"{name} {each.state.words}: what it has on disk stays", err=True)
-            kinds = [kind for kind in what if kind != KV]
-        if kinds:
-            cleared[name] = daemon.clear_cache(
-                tiers if kinds == what else None, ",".join(kinds), name
-            )
-    return cleared
+def _cleared(
+    daemon: Admin, tiers: str | None, what: str | None, model: str | None
+) -> ClearResponse:
+    """Clear the named model, or else each model. Raises NotLoaded where nothing can be cleared."""
+    try:
+        return daemon.clear_cache(tiers, what, model)
+    except NotLoaded:
+        loaded_model(daemon, model)  # raises NotLoaded with what is loaded, or what loads it
+        raise
 
 
-def _remembered_text(replays: int, responses: int) -> str:
-    return (
-        f"{_counted(replays, 'answer')} with tool calls, {_counted(responses, 'stored response')}"
-    )
+def _remembered_text(remembered: Remembered) -> str:
+    answers = _counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {_counted(remembered.responses, 'stored response')}"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -281,11 +264,10 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
 
 
 def _memory_text(memory: MemoryStats) -> str:
-    promise = memory.promise
-    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
-        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
-        f"of {most} promised; {bytes_text(memory.resident)} resident"
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, of "
+        f"{bytes_text(memory.model.total_bytes)} reserved; "
+        f"{bytes_text(memory.model.process_bytes)} resident"
     )
 
 

@@ -18,6 +18,7 @@ from server.http.listening import is_loopback
 from server.terminal.console import (
     KeyRefused,
     NotFound,
+    NotLoaded,
     Starting,
     TerminalError,
     UnknownModel,
@@ -322,6 +323,8 @@ def _refusal(response: httpx.Response) -> TerminalError:
             kind: type[TerminalError] = KeyRefused
         case httpx.codes.NOT_FOUND, _:
             kind = NotFound
+        case _, {"error": {"code": "model_not_loaded"}}:
+            kind = NotLoaded
         case _:
             kind = TerminalError
     return kind(f"{message} (HTTP {response.status_code} from {shown_url(response.url)})")

@@ -36,7 +36,7 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
     """
     with daemon_at(url, api_key, model) as (daemon, _):
         loaded = daemon.load(model)
-    memory = f", {bytes_text(loaded.memory_bytes)}" if loaded.memory_bytes else ""
+    memory = f", {bytes_text(loaded.memory.total_bytes)}" if loaded.memory is not None else ""
     typer.echo(f"{loaded.id} is {loaded.state}{memory}")
 
 
@@ -88,15 +88,20 @@ def _budget(pool: PooledModels) -> str:
     if pool.budget_bytes is None:
         return ""
     resident = (model for model in pool.models if model.state in RESIDENT)
-    taken = sum(model.memory_bytes or 0 for model in resident)
+    taken = sum(_taken_bytes(model) for model in resident)
     return f"{bytes_text(taken)} of {bytes_text(pool.budget_bytes)} taken by models"
+
+
+def _taken_bytes(model: PooledModelInfo) -> int:
+    """What a resident model takes of the budget; while it is being loaded, what it needs."""
+    return model.needed_bytes or 0 if model.memory is None else model.memory.total_bytes
 
 
 def _model_row(model: PooledModelInfo) -> tuple[str, ...]:
     return (
         model.id,
         model.state,
-        bytes_text(model.memory_bytes) if model.memory_bytes else "",
+        bytes_text(_taken_bytes(model)) if model.state in RESIDENT else "",
         f"{model.requests + model.waiting:,}",
         "" if model.idle_seconds is None else f"{model.idle_seconds:,.0f} s",
     )

@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from engine.api import Engine, ModelError, Progress
 from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
+from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave
@@ -65,8 +66,9 @@ def settings_of(*others: dict[str, Any], **settings: Any) -> Settings:
 SECOND = {"model": DEMO, "served_model_name": ["second"]}
 
 
-def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
-    return NEED_BYTES + (config.kv_cache_bytes or 0)
+def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
+    kv_bytes = config.kv_cache_bytes or 0
+    return ModelMemory(0, kv_bytes, 0, NEED_BYTES, 0, total_bytes=NEED_BYTES + kv_bytes)
 
 
 Start = Callable[..., str]

@@ -246,10 +246,10 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     for name, loaded in service.models.all_loaded().items():
         if not loaded.model.is_allowed(name, record.principal.allowed_models):
             continue
-        promise = (await loaded.engine.stats()).memory.promise
+        memory = (await loaded.engine.stats()).memory.model
         left = loaded.model.seconds_left(current_time())
         source = loaded.model.settings.source
-        read = partial(running, loaded.served[name], source, promise, left)
+        read = partial(running, loaded.served[name], source, memory, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)
 
