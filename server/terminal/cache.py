@@ -1,7 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +38,23 @@ from server.terminal.endpoint import (
 
 DIRECTORY = "What --disk-cache names."
 
+KINDS = ("kv", "replays", "responses")
+TIERS = ("memory", "disk")
+
+
+def _some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check of an option's value: some of these names, with commas between them."""
+
+    def check(value: str | None) -> str | None:
+        for given in [] if value is None else value.split(","):
+            if given not in names:
+                *first, last = names
+                raise typer.BadParameter(f"{given}: must be {', '.join(first)} or {last}")
+        return value
+
+    return check
+
+
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 
 cache = command_group()
@@ -51,7 +68,7 @@ def about() -> None:
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what the cache holds, and how much it has saved."""
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
@@ -78,13 +95,15 @@ def clear(
         typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
     ] = None,
     tiers: Annotated[
-        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+        str | None,
+        typer.Option(callback=_some_of(TIERS), help="memory or disk. Default: both."),
     ] = None,
     what: Annotated[
         str | None,
         typer.Option(
+            callback=_some_of(KINDS),
             help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
-            "responses (stored ones), with commas between them. Without it kv."
+            "responses (stored ones), with commas between them. Default: kv.",
         ),
     ] = None,
     model: EachModelName = None,
@@ -98,7 +117,7 @@ def clear(
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         cleared = _cleared(daemon, tiers, what, model)
     for one in cleared.models:
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
@@ -107,7 +126,9 @@ def clear(
         disk = f"{bytes_text(cleared.disk_bytes_freed)} freed on disk"
         typer.echo(f"models that are not loaded: {disk}")
     typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
-    typer.echo(f"kept: {_remembered_text(cleared.kept)}")
+    kept = cleared.kept
+    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if kept.replays + kept.responses else ""
+    typer.echo(f"kept: {_remembered_text(kept)}{hint}")
 
 
 @cache.command()
@@ -163,7 +184,7 @@ def probe(
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
     prompt = {"prompt": text} if raw else {"messages": _messages(system, text)}
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **prompt})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
 
@@ -189,7 +210,12 @@ def _cleared(
 
 
 def _remembered_text(remembered: Remembered) -> str:
-    return f"{remembered.replays:,} replays, {remembered.responses:,} stored responses"
+    answers = _counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {_counted(remembered.responses, 'stored response')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from server.schemas import (
 )
 from server.terminal.cli import command
 from server.terminal.console import bytes_text, facts, listing, show
-from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at
+from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at, other_daemons
 
 ID_CHARACTERS = 8
 CLIENT_CHARACTERS = 14
@@ -34,7 +34,7 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
 
     Others make room as they would for a request.
     """
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         loaded = daemon.load(model)
     memory = f", {bytes_text(loaded.memory.total_bytes)}" if loaded.memory is not None else ""
     typer.echo(f"{loaded.id} is {loaded.state}{memory}")
@@ -46,7 +46,7 @@ def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> N
 
     What it has accepted ends before. The next request that names it loads it again.
     """
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         unloaded = daemon.unload(model)
     typer.echo(f"{unloaded.id} is {unloaded.state}")
 
@@ -63,6 +63,7 @@ def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
         facts(
             [
                 ("daemon", endpoint.base_url),
+                ("others", "; ".join(other.text for other in other_daemons(endpoint))),
                 ("model", _names(pool)),
                 ("requests", f"{running} running, {len(live) - running} waiting"),
                 ("cache", "" if cache is None else _use(cache)),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.cli import command
 from server.terminal.console import TerminalError, bytes_text, errors_printed, facts, show
-from server.terminal.flags import with_settings
+from server.terminal.flags import SettingsCommand, with_settings
 
 REPORT = "rootstock-measurements"
 """The name of both files of a report, without the suffix."""
@@ -34,7 +35,7 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-@command
+@partial(command, kind=SettingsCommand)
 @with_settings({"config", *(field.name for field in fields(EngineConfig))})
 def doctor(
     settings: Settings,

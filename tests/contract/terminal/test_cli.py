@@ -54,8 +54,8 @@ def test_a_busy_port_is_known_before_loading(caplog: pytest.LogCaptureFixture) -
         result = CliRunner().invoke(app, ["serve", "--port", port, "--model", "/no/such/model"])
     assert result.exit_code == 1
     (message,) = caplog.messages
-    assert port in message
-    assert "in use" in message
+    taken_port = f"port {port} of 127.0.0.1 is taken by another program: start this one with --port"
+    assert message.startswith(taken_port)
 
 
 def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,8 +57,8 @@ def test_a_clear_without_a_model_is_of_every_loaded_one(url: str, engines: Engin
     assert cleared.stdout.splitlines() == [
         "one: 20 blocks freed in memory, 640.00 KiB",
         "two: 20 blocks freed in memory, 640.00 KiB",
-        "forgotten: 0 replays, 0 stored responses",
-        "kept: 0 replays, 0 stored responses",
+        "forgotten: 0 answers with tool calls, 0 stored responses",
+        "kept: 0 answers with tool calls, 0 stored responses",
     ]
     assert cleared.stderr == ""
 
