@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.access.policy import Policy, is_limited, peer_address
 from server.access.web import Origins
 from server.activity import RequestTracker
-from server.budget import Budget, Reservation
 from server.dialects.errors import error_response
 from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
+from server.fairness import Budget, Reservation
 from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
 from server.metrics.metrics import HttpAnswers

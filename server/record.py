@@ -10,9 +10,8 @@ from anyio import CancelScope
 from starlette.types import Scope
 
 from engine.values.output import Usage
-from server.budget import Reservation
 from server.errors import ApiError, timed_out
-from server.fair_limiter import Slot
+from server.fairness import Reservation, Slot
 
 
 @dataclass(frozen=True, slots=True)

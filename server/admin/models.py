@@ -78,8 +78,8 @@ def _info(model: RegisteredModel, stats: EngineStats | None) -> PooledModelInfo:
         progress_share=model.progress_share(now) if model.is_coming else None,
         requests=len(leases),
         waiting=len(model.waiting),
-        memory_bytes=need.bytes or None if need is not None else None,
-        resident_bytes=stats.memory.resident if stats is not None else None,
+        needed_bytes=need.bytes or None if need is not None else None,
+        memory=stats.memory.model if stats is not None else None,
         decode=stats.decode.why if stats is not None and stats.decode is not None else None,
         idle_seconds=now - state.used_at
         if isinstance(state, Ready) and not state.n_leases

@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from engine.api import Engine, ModelError, Progress
 from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
+from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave
@@ -65,8 +66,9 @@ def settings_of(*others: dict[str, Any], **settings: Any) -> Settings:
 SECOND = {"model": DEMO, "served_model_name": ["second"]}
 
 
-def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
-    return NEED_BYTES + (config.kv_cache_bytes or 0)
+def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
+    kv_bytes = config.kv_cache_bytes or 0
+    return ModelMemory(0, kv_bytes, 0, NEED_BYTES, 0, total_bytes=NEED_BYTES + kv_bytes)
 
 
 Start = Callable[..., str]
@@ -290,7 +292,7 @@ def test_a_pull_that_fails_offline_says_so(
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
@@ -349,6 +351,7 @@ def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -
     expect(row(page, CARD.name)).to_contain_text("ready")
     expect(page.get_by_role("heading", name="Model", exact=True)).to_be_visible()
     expect(row(page, CARD.name)).not_to_contain_text("pinned")
+    expect(row(page, CARD.name)).to_contain_text("weights 50 MiB, KV 4 MiB")
     expect(page.get_by_role("img", name="Memory of the models")).to_have_count(0)
     expect(page.get_by_role("combobox", name="Model")).to_have_count(0)
 

@@ -11,16 +11,17 @@ from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
-from server.dialects.base import Job, wire_json
-from server.dialects.delivery import (
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.errors import OllamaError
+from server.dialects.job import (
     Begin,
+    Job,
     KeepAlive,
     json_response,
     respond,
     when_loaded,
+    wire_json,
 )
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
-from server.dialects.errors import OllamaError
 from server.dialects.ollama.models import (
     LATEST,
     SUCCESS,
@@ -64,9 +65,8 @@ from server.dialects.ollama.write import (
     without_answer,
 )
 from server.errors import ApiError
-from server.generation.models import ServedModel
 from server.generation.pooling import embedding_requests
-from server.generation.requests import prepare_chat, prepare_completion
+from server.generation.requests import ServedModel, prepare_chat, prepare_completion
 from server.http.stream import NDJSON, DeferredStream, written
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
@@ -246,10 +246,10 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
     for name, loaded in service.models.all_loaded().items():
         if not loaded.model.is_allowed(name, record.principal.allowed_models):
             continue
-        promise = (await loaded.engine.stats()).memory.promise
+        memory = (await loaded.engine.stats()).memory.model
         left = loaded.model.seconds_left(current_time())
         source = loaded.model.settings.source
-        read = partial(running, loaded.served[name], source, promise, left)
+        read = partial(running, loaded.served[name], source, memory, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)
 
