@@ -82,6 +82,19 @@ def create_service(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One request at its route: as HTTP, what is known of it, and what serves it."""
+
+    http: Request
+    record: RequestRecord
+    service: Service
+
+    async def model(self, name: str) -> ServedModel:
+        """See Service.model."""
+        return await self.service.model(name, self.record)
+
+
 async def _service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
@@ -90,9 +103,14 @@ async def _record(request: Request) -> RequestRecord:
     return request_record(request.scope)
 
 
+async def _context(request: Request) -> RequestContext:
+    return RequestContext(request, request_record(request.scope), await _service(request))
+
+
 # All are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
 ServiceDependency = Annotated[Service, Depends(_service)]
 RecordDependency = Annotated[RequestRecord, Depends(_record)]
+Context = Annotated[RequestContext, Depends(_context)]
 
 ModelName = Annotated[
     str, Query(max_length=256, description="Of several models, which one; unset, the first.")

@@ -16,8 +16,8 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from server.errors import UNSUPPORTED, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
-from server.generation.request_fields import of_schema
+from server.generation.conversation import Chat, Conversation
+from server.generation.request_fields import Structure, of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import Function, NotASchema, calls_grammar, names_only

@@ -8,7 +8,7 @@ from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, InvalidField
-from server.generation.conversation import Chat, Structure
+from server.generation.conversation import Chat
 from server.generation.history import CommonPrefixTracker, Replays
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import (
@@ -17,7 +17,13 @@ from server.generation.prompt import (
     check_token_ids,
     too_long,
 )
-from server.generation.request_fields import MAX_PROMPTS, NO_LIMIT, Prompt, SampledRequest
+from server.generation.request_fields import (
+    MAX_PROMPTS,
+    NO_LIMIT,
+    Prompt,
+    SampledRequest,
+    Structure,
+)
 from server.record import RequestRecord
 from server.settings.models import ConversationSettings
 from server.workers import Workers

@@ -208,22 +208,22 @@ ToolChoice = Annotated[
 def chosen_names(choice: ToolChoice) -> list[str] | None:
     """The tools that a choice names; None where it names none."""
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return [choice.name]
+        case str():
+            return None
         case AllowedToolChoice(allowed_tools=allowed):
             return [tool.name for tool in allowed.tools]
         case _:
-            return None
+            return [choice.name]
 
 
 def must_call(choice: ToolChoice) -> bool:
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return True
+        case str():
+            return choice == "required"
         case AllowedToolChoice(allowed_tools=allowed):
             return allowed.mode == "required"
         case _:
-            return choice == "required"
+            return True
 
 
 def _as_text(arguments: object) -> object:

@@ -7,7 +7,6 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from fastapi import Request as HttpRequest
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -19,7 +18,6 @@ from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints,
 from server.dialects.job import (
     COMMENTS,
     Job,
-    respond,
     respond_without_engine,
     when_loaded,
 )
@@ -37,7 +35,7 @@ from server.dialects.openai import (
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
 from server.generation.requests import ServedModel, prepare_completion
 from server.generation.stream import TOKEN_BYTES
-from server.service import RecordDependency, ServiceDependency
+from server.service import Context
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 
@@ -207,36 +205,30 @@ render_router = Endpoints()
     stream=chunks(CompletionChunk),
     errors=GENERATION_ERRORS,
 )
-async def create_completion(
-    body: CompletionRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
+async def create_completion(body: CompletionRequest, context: Context) -> Response:
+    context.service.check_priority(body.priority)
 
-    async def begin(model: ServedModel) -> Response:
-        requests, echoes = await prepare_completion(body.completion, model, record)
-        form = CompletionForm(body, model, requests, echoes, record.id)
+    async def make(model: ServedModel) -> Job:
+        requests, echoes = await prepare_completion(body.completion, model, context.record)
+        form = CompletionForm(body, model, requests, echoes, context.record.id)
         writer = form.writer if body.stream else None
-        job = Job(model=model, requests=requests, render=form.whole, writer=writer)
-        return await respond(job, http, service)
+        return Job(model=model, requests=requests, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @render_router.endpoint(
     "POST", "/v1/completions/render", answer=RenderedRequests, errors=MODEL_ERRORS
 )
-async def render_completion(
-    body: CompletionRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def render_completion(body: CompletionRequest, context: Context) -> Response:
     """One entry for each prompt."""
-    model = await service.model(body.model, record)
-    service.check_priority(body.priority)
-    requests, _ = await prepare_completion(body.completion, model, record)
-    await check_requests(requests, model, record)
+    model = await context.model(body.model)
+    context.service.check_priority(body.priority)
+    requests, _ = await prepare_completion(body.completion, model, context.record)
+    await check_requests(requests, model, context.record)
     return await respond_without_engine(
         lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),
         TOKEN_BYTES * sum(len(each.prompt) for each in requests),
-        http,
-        service,
+        context,
     )

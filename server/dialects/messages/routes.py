@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request as HttpRequest
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.errors import messages_error
-from server.dialects.job import COMMENTS, Job, as_arguments, respond, when_loaded, wire_json
+from server.dialects.job import COMMENTS, Job, StreamWriter, as_arguments, when_loaded, wire_json
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, StopReason, TokenCount
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
@@ -22,7 +21,7 @@ from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import EVENT_STREAM, sse_event
-from server.service import RecordDependency, ServiceDependency
+from server.service import Context
 
 SIGNATURE = "cm9vdHN0b2Nr"
 """The signature of all thinking blocks. Clients send it back, and it is never checked."""
@@ -113,8 +112,8 @@ _SIGNED = b'{"type":"signature_delta","signature":%b}' % to_json(SIGNATURE)
 _PING = sse_event("ping", b'{"type":"ping"}')
 
 
-class MessageWriter:
-    """A StreamWriter of one message's events.
+class MessageWriter(StreamWriter):
+    """The events of one message.
 
     Until its first token or the first keep-alive nothing is written, and an error has a status of
     its own.
@@ -129,9 +128,6 @@ class MessageWriter:
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self._begin() + b"".join(map(_block_event, steps))
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return self._begin() + _PING
@@ -192,13 +188,11 @@ router = Endpoints()
     stream=named_events(MESSAGE_EVENTS),
     errors=GENERATION_ERRORS,
 )
-async def create_message(
-    body: MessagesRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    settings = service.settings
-    service.check_priority(body.priority)
+async def create_message(body: MessagesRequest, context: Context) -> Response:
+    settings, record = context.service.settings, context.record
+    context.service.check_priority(body.priority)
 
-    async def begin(model: ServedModel) -> Response:
+    async def make(model: ServedModel) -> Job:
         strips = settings.strip_billing_header
         chat = await as_chat(body, model, record, strip_billing_header=strips)
         is_marked = settings.prefix_cache and record.cache_marks > 0
@@ -207,19 +201,16 @@ async def create_message(
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
         form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
         writer = form.writer if body.stream else None
-        job = Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
-        return await respond(job, http, service)
+        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
-async def count_tokens(
-    body: CountTokensRequest, service: ServiceDependency, record: RecordDependency
-) -> TokenCount:
+async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
-    model, settings = await service.model(body.model, record), service.settings
-    strip = settings.strip_billing_header
+    model, record = await context.model(body.model), context.record
+    strip = context.service.settings.strip_billing_header
     prompt = await conversation(body, model, record, strip_billing_header=strip)
     return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

@@ -1,32 +1,27 @@
 """`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`, and the other paths of the last two. None of
-them is ever streamed.
+them is ever streamed. Rerank and score have the shapes of vLLM, Jina and Cohere.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import Request as HttpRequest
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from engine.values.model import Embedder
-from server.dialects.embeddings.schema import (
-    EmbeddingList,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.dialects.job import Job, respond, when_loaded
+from server.dialects.job import Job, when_loaded
+from server.dialects.openai import PromptTokensDetails
 from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
 from server.generation.pooling import (
     EmbeddingRequest,
     Pair,
+    RankingRequest,
     Scores,
     Vector,
     base64,
@@ -35,7 +30,110 @@ from server.generation.pooling import (
     vector,
 )
 from server.generation.requests import ServedModel
-from server.service import RecordDependency, ServiceDependency
+from server.json_model import RequestModel, SparseModel
+from server.service import Context
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class PooledUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PooledUsage
+
+
+MAX_DOCUMENTS = 2048
+
+
+class TextDocument(RequestModel):
+    """A document as an object, whose text counts."""
+
+    text: str
+
+
+def _text(value: object) -> object:
+    return value["text"] if isinstance(value, dict) and "text" in value else value
+
+
+def _texts(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Document = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | TextDocument)]
+Documents = Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+Texts = Annotated[TextList, BeforeValidator(_texts, json_schema_input_type=str | TextList)]
+
+
+class RerankRequest(RankingRequest):
+    EXAMPLE: ClassVar = {
+        "query": "What is a radix tree?",
+        "documents": ["A tree that shares beginnings.", "A plant with a trunk."],
+    }
+
+    query: str = Field(min_length=1)
+    documents: Documents
+    top_n: int = Field(0, ge=0, description="As many of the best; 0: all.")
+    return_documents: bool = True
+
+
+class RerankedDocument(BaseModel):
+    text: str
+
+
+class RerankResult(SparseModel):
+    index: int  # of the request's documents
+    document: RerankedDocument | None = None
+    relevance_score: float
+
+
+class RerankResponse(BaseModel):
+    id: str
+    model: str
+    usage: PooledUsage
+    results: list[RerankResult]
+
+
+class ScoreRequest(RankingRequest):
+    """One text against each of several, or as many against as many, pair by pair."""
+
+    EXAMPLE: ClassVar = {
+        "text_1": "What is a radix tree?",
+        "text_2": ["A tree that shares beginnings.", "A plant with a trunk."],
+    }
+
+    text_1: Texts = Field(
+        validation_alias=AliasChoices("text_1", "queries"), description="Or `queries`."
+    )
+    text_2: Texts = Field(
+        validation_alias=AliasChoices("text_2", "documents"), description="Or `documents`."
+    )
+
+
+class Score(BaseModel):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PooledUsage
 
 
 def check_not_empty(body: EmbeddingRequest) -> None:
@@ -120,56 +218,52 @@ router = Endpoints()
 
 
 @router.endpoint("POST", "/v1/embeddings", answer=EmbeddingList, errors=GENERATION_ERRORS)
-async def create_embeddings(
-    body: EmbeddingRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
+async def create_embeddings(body: EmbeddingRequest, context: Context) -> Response:
+    context.service.check_priority(body.priority)
     check_not_empty(body)
 
-    async def begin(model: ServedModel) -> Response:
-        requests = await embedding_requests(body, model, record)
+    async def make(model: ServedModel) -> Job:
+        requests = await embedding_requests(body, model, context.record)
         embedder, as_text = model.engine.card.embedder, body.encoding_format == "base64"
         assert embedder is not None
         encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
         render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
-        return await respond(Job(model=model, requests=requests, render=render), http, service)
+        return Job(model=model, requests=requests, render=render)
 
-    return await when_loaded(body.model, begin, http, service)
+    return await when_loaded(body.model, make, context)
 
 
 @router.endpoint(
     "POST", "/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse, errors=GENERATION_ERRORS
 )
-async def rerank(
-    body: RerankRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
+async def rerank(body: RerankRequest, context: Context) -> Response:
+    context.service.check_priority(body.priority)
     pairs = [
         Pair(body.query, document, "query", f"documents[{index}]")
         for index, document in enumerate(body.documents)
     ]
 
-    async def begin(model: ServedModel) -> Response:
-        requests, scores = await prepare_ranking(body, pairs, model, record)
+    async def make(model: ServedModel) -> Job:
+        requests, scores = await prepare_ranking(body, pairs, model, context.record)
         documents = body.documents if body.return_documents else None
-        render = partial(_reranked, record.id, model.name, scores, documents, body.top_n or None)
-        return await respond(Job(model=model, requests=requests, render=render), http, service)
+        render = partial(
+            _reranked, context.record.id, model.name, scores, documents, body.top_n or None
+        )
+        return Job(model=model, requests=requests, render=render)
 
-    return await when_loaded(body.model, begin, http, service)
+    return await when_loaded(body.model, make, context)
 
 
 @router.endpoint("POST", "/v1/score", "/score", answer=ScoreResponse, errors=GENERATION_ERRORS)
-async def score(
-    body: ScoreRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
+async def score(body: ScoreRequest, context: Context) -> Response:
+    context.service.check_priority(body.priority)
 
-    async def begin(model: ServedModel) -> Response:
-        requests, scores = await prepare_ranking(body, _pairs(body), model, record)
-        render = partial(_scored, record.id, model.name, scores)
-        return await respond(Job(model=model, requests=requests, render=render), http, service)
+    async def make(model: ServedModel) -> Job:
+        requests, scores = await prepare_ranking(body, _pairs(body), model, context.record)
+        render = partial(_scored, context.record.id, model.name, scores)
+        return Job(model=model, requests=requests, render=render)
 
-    return await when_loaded(body.model, begin, http, service)
+    return await when_loaded(body.model, make, context)
 
 
 def _pairs(body: ScoreRequest) -> Sequence[Pair]:
