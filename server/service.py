@@ -8,6 +8,7 @@ from fastapi import Depends, Query, Request
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
+from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
 from server.http.body import BodyReader
 from server.http.body import Model as BodyT
@@ -127,9 +128,14 @@ LoadedDependency = Annotated[LoadedModel, Depends(_loaded)]
 
 @dataclass(frozen=True)
 class JsonBody(Generic[BodyT]):
-    """Dependency: the request's body as a model."""
+    """Dependency: the request's body as a model. Raises ApiError (400), also for a priority where
+    clients may choose none.
+    """
 
     model: type[BodyT]
 
     async def __call__(self, request: Request, service: ServiceDependency) -> BodyT:
-        return await service.bodies.read(request, self.model)
+        body = await service.bodies.read(request, self.model)
+        if isinstance(body, PrioritizedRequest):
+            service.check_priority(body.priority)
+        return body

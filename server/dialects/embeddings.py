@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from engine.values.model import Embedder
-from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
+from server.dialects.endpoint import Endpoints
 from server.dialects.job import Job, when_loaded
 from server.dialects.openai import PromptTokensDetails
 from server.errors import InvalidField
@@ -217,9 +217,8 @@ def _scored(
 router = Endpoints()
 
 
-@router.endpoint("POST", "/v1/embeddings", answer=EmbeddingList, errors=GENERATION_ERRORS)
+@router.generation("/v1/embeddings", answer=EmbeddingList)
 async def create_embeddings(body: EmbeddingRequest, context: Context) -> Response:
-    context.service.check_priority(body.priority)
     check_not_empty(body)
 
     async def make(model: ServedModel) -> Job:
@@ -233,11 +232,8 @@ async def create_embeddings(body: EmbeddingRequest, context: Context) -> Respons
     return await when_loaded(body.model, make, context)
 
 
-@router.endpoint(
-    "POST", "/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse, errors=GENERATION_ERRORS
-)
+@router.generation("/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse)
 async def rerank(body: RerankRequest, context: Context) -> Response:
-    context.service.check_priority(body.priority)
     pairs = [
         Pair(body.query, document, "query", f"documents[{index}]")
         for index, document in enumerate(body.documents)
@@ -254,10 +250,8 @@ async def rerank(body: RerankRequest, context: Context) -> Response:
     return await when_loaded(body.model, make, context)
 
 
-@router.endpoint("POST", "/v1/score", "/score", answer=ScoreResponse, errors=GENERATION_ERRORS)
+@router.generation("/v1/score", "/score", answer=ScoreResponse)
 async def score(body: ScoreRequest, context: Context) -> Response:
-    context.service.check_priority(body.priority)
-
     async def make(model: ServedModel) -> Job:
         requests, scores = await prepare_ranking(body, _pairs(body), model, context.record)
         render = partial(_scored, context.record.id, model.name, scores)

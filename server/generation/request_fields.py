@@ -182,7 +182,13 @@ class PromptRequest(RequestModel):
     cache_salt: str = Field("", max_length=256)
 
 
-class SampledRequest(PromptRequest):
+class PrioritizedRequest(RequestModel):
+    """A priority, where the settings let clients choose one."""
+
+    priority: int = Field(0, ge=-1000, le=1000)
+
+
+class SampledRequest(PromptRequest, PrioritizedRequest):
     """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
 
     stream: bool = False
@@ -219,7 +225,6 @@ class SampledRequest(PromptRequest):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)
 
     # What vLLM has besides, and what would change the answer, is refused, never ignored.

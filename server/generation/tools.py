@@ -197,11 +197,13 @@ def _choice_kind(choice: object) -> str:
     return "Allowed" if type_of(choice) == "allowed_tools" else "Named"
 
 
+CHOICE_KIND = Discriminator(_choice_kind)
+"""Metadata of a union of what is tagged `Mode`, `Named` and `Allowed`."""
+
+ToolMode = Annotated[Literal["none", "auto", "required"], Tag("Mode")]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("Mode")]
-    | Annotated[NamedChoice, Tag("Named")]
-    | Annotated[AllowedToolChoice, Tag("Allowed")],
-    Discriminator(_choice_kind),
+    ToolMode | Annotated[NamedChoice, Tag("Named")] | Annotated[AllowedToolChoice, Tag("Allowed")],
+    CHOICE_KIND,
 ]
 
 

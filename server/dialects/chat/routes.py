@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import (
     COMMENTS,
     Job,
@@ -235,16 +235,8 @@ def as_chat(body: ChatRequest) -> Chat:
     )
 
 
-@router.endpoint(
-    "POST",
-    "/v1/chat/completions",
-    answer=ChatCompletion,
-    stream=chunks(ChatChunk),
-    errors=GENERATION_ERRORS,
-)
+@router.generation("/v1/chat/completions", answer=ChatCompletion, stream=chunks(ChatChunk))
 async def create_chat_completion(body: ChatRequest, context: Context) -> Response:
-    context.service.check_priority(body.priority)
-
     async def make(model: ServedModel) -> Job:
         chat = await model.workers.prepare(context.record, partial(as_chat, body))
         request, plan = await prepare_chat(chat, model, context.record)
@@ -262,7 +254,6 @@ async def create_chat_completion(body: ChatRequest, context: Context) -> Respons
 async def render_chat_completion(body: ChatRequest, context: Context) -> Response:
     """What is refused in a chat is refused here; nothing is generated."""
     model = await context.model(body.model)
-    context.service.check_priority(body.priority)
     chat = await model.workers.prepare(context.record, partial(as_chat, body))
     request, _ = await prepare_chat(chat, model, context.record)
     await check_requests([request], model, context.record)

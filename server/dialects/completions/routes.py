@@ -14,7 +14,7 @@ from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Request
 from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import (
     COMMENTS,
     Job,
@@ -198,16 +198,8 @@ router = Endpoints()
 render_router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/v1/completions",
-    answer=Completion,
-    stream=chunks(CompletionChunk),
-    errors=GENERATION_ERRORS,
-)
+@router.generation("/v1/completions", answer=Completion, stream=chunks(CompletionChunk))
 async def create_completion(body: CompletionRequest, context: Context) -> Response:
-    context.service.check_priority(body.priority)
-
     async def make(model: ServedModel) -> Job:
         requests, echoes = await prepare_completion(body.completion, model, context.record)
         form = CompletionForm(body, model, requests, echoes, context.record.id)
@@ -224,7 +216,6 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
 async def render_completion(body: CompletionRequest, context: Context) -> Response:
     """One entry for each prompt."""
     model = await context.model(body.model)
-    context.service.check_priority(body.priority)
     requests, _ = await prepare_completion(body.completion, model, context.record)
     await check_requests(requests, model, context.record)
     return await respond_without_engine(

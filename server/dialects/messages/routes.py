@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
 from server.dialects.errors import messages_error
 from server.dialects.job import COMMENTS, Job, StreamWriter, as_arguments, when_loaded, wire_json
 from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, StopReason, TokenCount
@@ -181,16 +181,9 @@ def _event(event: dict[str, Any]) -> bytes:
 router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/v1/messages",
-    answer=MessageBody,
-    stream=named_events(MESSAGE_EVENTS),
-    errors=GENERATION_ERRORS,
-)
+@router.generation("/v1/messages", answer=MessageBody, stream=named_events(MESSAGE_EVENTS))
 async def create_message(body: MessagesRequest, context: Context) -> Response:
     settings, record = context.service.settings, context.record
-    context.service.check_priority(body.priority)
 
     async def make(model: ServedModel) -> Job:
         strips = settings.strip_billing_header

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, json_lines
 from server.dialects.errors import OllamaError
 from server.dialects.job import (
     Job,
@@ -73,62 +73,56 @@ router = Endpoints()
 models_router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/api/chat",
-    answer=OllamaChatAnswer,
-    stream=json_lines(OllamaChatAnswer, OllamaError),
-    errors=GENERATION_ERRORS,
+@router.generation(
+    "/api/chat", answer=OllamaChatAnswer, stream=json_lines(OllamaChatAnswer, OllamaError)
 )
 async def create_chat(body: OllamaChatRequest, context: Context) -> Response:
     arrived_ns = time.perf_counter_ns()
-    context.record.keep_alive_seconds = body.keep_alive
-    if not body.messages and body.keep_alive == 0:
-        return await _unloaded(body, context, chat_shape)
 
-    async def make(model: ServedModel) -> Job | bytes:
-        if not body.messages:
-            return without_answer(model.name, chat_shape, "load")
+    async def make(model: ServedModel) -> Job:
         chat = await model.workers.prepare(context.record, partial(as_chat, body, model))
         request, plan = await prepare_chat(chat, model, context.record)
         return answer_job(model, [request], plan, chat_shape, arrived_ns, is_streamed=body.stream)
 
-    return await _when_loaded(body, chat_shape, make, context)
+    return await _answered(body, chat_shape, make if body.messages else None, context)
 
 
-@router.endpoint(
-    "POST",
+@router.generation(
     "/api/generate",
     answer=OllamaGenerateAnswer,
     stream=json_lines(OllamaGenerateAnswer, OllamaError),
-    errors=GENERATION_ERRORS,
 )
 async def generate(body: OllamaGenerateRequest, context: Context) -> Response:
     arrived_ns = time.perf_counter_ns()
-    context.record.keep_alive_seconds = body.keep_alive
-    if not body.prompt and body.keep_alive == 0:
-        return await _unloaded(body, context, generate_shape)
 
-    async def make(model: ServedModel) -> Job | bytes:
-        if not body.prompt:
-            return without_answer(model.name, generate_shape, "load")
+    async def make(model: ServedModel) -> Job:
         return await _generate_job(body, model, context.record, arrived_ns)
 
-    return await _when_loaded(body, generate_shape, make, context)
+    return await _answered(body, generate_shape, make if body.prompt else None, context)
 
 
-async def _when_loaded(
-    body: OllamaGenerationRequest, shape: Shape, make: MakeJob, context: RequestContext
+async def _answered(
+    body: OllamaGenerationRequest, shape: Shape, make: MakeJob | None, context: RequestContext
 ) -> Response:
-    """The response of the model that the body names. A stream has empty lines while it loads."""
+    """The response of the model that the body names. A stream has empty lines while it loads.
+
+    Without anything to answer, and so without `make`, the model is only loaded; or unloaded, if it
+    is not to stay.
+    """
     service = context.service
+    context.record.keep_alive_seconds = body.keep_alive
+    if make is None and body.keep_alive == 0:
+        return await _unloaded(body, context, shape)
     name = named(service, body.model)
+
+    async def loaded(model: ServedModel) -> bytes:
+        return without_answer(model.name, shape, "load")
 
     def line() -> bytes:
         return empty_line(name or service.models.find(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
-    return await when_loaded(name, make, context, keep_alive)
+    return await when_loaded(name, make or loaded, context, keep_alive)
 
 
 def named(service: Service, name: str) -> str:
@@ -167,7 +161,7 @@ async def _unloaded(
     return json_response(without_answer(name, shape, "unload"))
 
 
-@router.endpoint("POST", "/api/embed", answer=OllamaVectors, errors=GENERATION_ERRORS)
+@router.generation("/api/embed", answer=OllamaVectors)
 async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
     """Without a text the model is loaded, and no more."""
     arrived_ns = time.perf_counter_ns()
@@ -184,7 +178,7 @@ async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
     return await when_loaded(named(context.service, body.model), make, context)
 
 
-@router.endpoint("POST", "/api/embeddings", answer=OllamaVector, errors=GENERATION_ERRORS)
+@router.generation("/api/embeddings", answer=OllamaVector)
 async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Response:
     """Without a prompt the model is loaded, and no more."""
     context.record.keep_alive_seconds = body.keep_alive

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
 from server.dialects.job import COMMENTS, Job, json_response, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
@@ -200,16 +200,13 @@ NO_COMPACTING = (
 )
 
 
-@router.endpoint(
-    "POST", "", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS), errors=GENERATION_ERRORS
-)
+@router.generation("", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS))
 async def create_response(
     body: ResponsesRequest,
     context: Context,
     store: StoreDependency,
     background: BackgroundDependency,
 ) -> Response:
-    context.service.check_priority(body.priority)
     max_bytes = context.service.settings.max_body_bytes
 
     async def make(model: ServedModel) -> Job | bytes:
