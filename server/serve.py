@@ -183,9 +183,8 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info(
-            "draining for up to %d s; a second signal stops at once, and after %g s whatever hangs",
+            "finishing running requests, for up to %d s; Ctrl-C again stops at once",
             self._drain_timeout_seconds,
-            self._last_resort_seconds,
         )
         async with create_task_group() as tasks:
             tasks.start_soon(self._models.drain, self._drain_timeout_seconds)

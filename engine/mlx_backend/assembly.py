@@ -31,11 +31,13 @@ from engine.mlx_backend.loading.loader import (
 )
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
-    attention_workspace,
     footprint,
 )
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
 from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
+from engine.mlx_backend.loading.workspace import (
+    attention_workspace,
+)
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
@@ -44,7 +46,7 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.settings import DEFAULT_NAME, EngineConfig
-from engine.values.stats import MachineReport
+from engine.values.stats import MachineReport, ModelMemory
 
 LARGE_WEIGHT = 1 << 20
 """Weights of this many numbers or more are replaced by zeros while kernels are built."""
@@ -79,7 +81,12 @@ class OpenedModel:
             weight_bytes=loaded.weight_bytes,
             footprint=footprint(layout, config.block_size),
             workspace=attention_workspace(
-                config, layout, loaded.query_heads, self.attentions[0], self.machine.fused
+                config,
+                layout,
+                loaded.weight_bytes,
+                loaded.query_heads,
+                self.attentions[0],
+                self.machine.fused,
             ),
             vocab_size=layout.vocab_size,
             context_tokens=config.max_model_len or loaded.max_context_tokens,
@@ -135,7 +142,7 @@ def assemble_opened(
     launch = Launch.on(mx.default_device())
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
-    meter = host.MemoryMeter(plan.promise, opened.used_bytes)
+    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
     sampler = Sampler(layout.vocab_size)
     runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter)
 
@@ -213,7 +220,7 @@ def release_thread(decode: DecodePath | None = None) -> None:
     mx.clear_streams()
 
 
-def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
+def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
     """What the configured model takes: weights as they will be in memory, the work of a step, and
     the storage that the settings specify, or else `default_bytes`. Reads no weights.
 
@@ -221,7 +228,8 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     """
     plan = open_configured(config).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
-    return max(plan.needed_bytes(default_bytes), least_bytes)
+    needed = plan.needed(default_bytes)
+    return replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
 
 
 def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
@@ -258,11 +266,11 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
-    promise, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
+    memory, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
     try:
         opened = open_configured(config)
         plan = opened.plan(config)
-        promise, arena_tokens = plan.promise, plan.arena_tokens
+        memory, arena_tokens = plan.memory, plan.arena_tokens
         context_tokens = plan.context_tokens
         max_context_tokens = opened.loaded.max_context_tokens
     except Exception as error:  # the words that `load_backend` would have
@@ -276,7 +284,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
         model=config.model or DEFAULT_NAME,
-        promise=promise,
+        memory=memory,
         arena_tokens=arena_tokens,
         context_tokens=context_tokens,
         max_context_tokens=max_context_tokens,

@@ -103,7 +103,7 @@ def main(
             asyncio.run(play(daemon, requests, at_once, seed, found))
             seconds = time.perf_counter() - began
             unload_all(daemon, found)
-            needs = {name: model["memory_bytes"] for name, model in daemon.models().items()}
+            needs = {name: model["needed_bytes"] for name, model in daemon.models().items()}
         log = (Path(folder) / "daemon.log").read_text()
     typer.echo(f"{len(found.failures)} of {requests} requests failed, in {seconds:.0f} s")
     for failure in found.failures[:5]:

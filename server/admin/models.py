@@ -77,8 +77,8 @@ def _info(model: RegisteredModel, stats: EngineStats | None) -> PooledModelInfo:
         progress_share=model.progress_share(now) if model.is_coming else None,
         requests=len(leases),
         waiting=len(model.waiting),
-        memory_bytes=need.bytes or None if need is not None else None,
-        resident_bytes=stats.memory.resident if stats is not None else None,
+        needed_bytes=need.bytes or None if need is not None else None,
+        memory=stats.memory.model if stats is not None else None,
         decode=stats.decode.why if stats is not None and stats.decode is not None else None,
         idle_seconds=now - state.used_at
         if isinstance(state, Ready) and not state.n_leases
@@ -113,6 +113,7 @@ class Model(BaseModel):
     max_model_len: int | None
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
+    tools: bool | None  # whether it writes tool calls; null while it is not loaded
 
     type: Literal["model"]
     display_name: str
@@ -173,6 +174,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
+        tools=model.loaded.served[name].planner.calls if model.loaded else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

@@ -227,14 +227,16 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     Gauge(
         "rootstock_resident_memory_bytes",
         "Memory of the engine's process, as the operating system counts.",
-        lambda s: s.memory.resident,
+        lambda s: s.memory.model.process_bytes,
     ),
     Gauge(
-        "rootstock_promised_memory_bytes{part}",
+        "rootstock_planned_memory_bytes{part}",
         "Bytes that the model was predicted to need when it was found to fit.",
         lambda s: [
-            (part, getattr(s.memory.promise, part))
-            for part in ("weights", "storage", "workspace", "cache")
+            ("weights", s.memory.model.weights_bytes),
+            ("kv", s.memory.model.kv_bytes),
+            ("states", s.memory.model.states_bytes),
+            ("workspace", s.memory.model.workspace_bytes),
         ],
     ),
 )

@@ -11,9 +11,9 @@ from anyio import Event
 
 from engine.api import Engine
 from engine.values.model import ModelCard
-from engine.values.stats import EngineStats, Latencies, no_latencies
+from engine.values.stats import EngineStats, Latencies, ModelMemory, no_latencies
 from server.generation.history import Replays
-from server.generation.requests import ServedModel, model_aliases
+from server.generation.requests import ModelAlias, ServedModel, model_aliases
 from server.models.policy import (
     Absent,
     Draining,
@@ -99,13 +99,13 @@ class Model:
     """A model that requests can name, in memory or not. Times are of the pool's clock."""
 
     def __init__(self, settings: ModelSettings, *, is_pinned: bool = False) -> None:
-        names = settings.served_model_name or (public_name(settings.source),)
         self.settings = settings
         self.is_pinned = is_pinned
-        self.aliases = {alias.name: alias for alias in model_aliases(names, settings.adapters)}
+        self.aliases = {alias.name: alias for alias in aliases_of(settings)}
         """By name: its own first, then its other names, then those of its adapters."""
         self.replays = {adapter: Replays() for adapter in ("", *settings.adapters)}
         self.card: ModelCard | None = None  # since it was first loaded
+        self.planned: ModelMemory | None = None  # since it was measured, as one of several models
         self.latencies: Latencies = no_latencies()  # of all its engines
         self.last_stats: EngineStats | None = None  # of its last engine, as last read
         self.progress = ""  # how far fetching or loading is, in words
@@ -349,6 +349,12 @@ class Model:
             self.become(Ready(need, now, loaded.keep_until, n_leases))
         else:
             self.notify()
+
+
+def aliases_of(settings: ModelSettings) -> tuple[ModelAlias, ...]:
+    """The names of the model with these settings, its own first, then those of its adapters."""
+    names = settings.served_model_name or (public_name(settings.source),)
+    return model_aliases(names, settings.adapters)
 
 
 def public_name(model: str) -> str:

@@ -215,7 +215,9 @@ class DiskCacheSettings(EngineSettings):
     def _there_are_prefixes_to_keep(self) -> Self:
         if self.disk_cache is not None and not self.prefix_cache:
             raise PydanticCustomError(
-                "disk_cache", "disk_cache: keeps what prefix_cache shares, which is turned off"
+                "disk_cache",
+                "disk_cache: needs the prefix cache, which is turned off (--no-prefix-cache, or "
+                "prefix_cache: false)",
             )
         return self
 

@@ -121,6 +121,8 @@ def _connected(
     """A client of the server at the endpoint, or of a daemon that ends with the block."""
     with ExitStack() as stack:
         if endpoint is None:
+            with_model = f" that serves {model}" if model else ""
+            screen.note(f"no daemon runs{with_model}; starting one for this chat")
             stop_seconds = STOP_SECONDS + settings.disk_cache_shutdown_seconds
             with screen.busy("starting a daemon") as progress:
                 own = local_daemon(serve_command(model), progress, stop_seconds)

@@ -9,9 +9,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from server import __version__
+
+WIDEST = 10_000
+"""Columns of help: as many as the terminal has."""
 
 SUMMARIES = {
     "serve": "Load models, then serve them until SIGINT or SIGTERM.",
@@ -37,10 +40,12 @@ SHARED_MODULES = {
 """The modules of the commands that have none of their own name."""
 
 
-def command(run: Callable[..., None]) -> typer.Typer:
-    """Make a command of a function. The module's attribute of the command's name is the result."""
+def command(run: Callable[..., None], kind: type[TyperCommand] | None = None) -> typer.Typer:
+    """Make a command of a function, of a class of its own where `kind` is one. The module's
+    attribute of the command's name is the result.
+    """
     app = command_group()
-    app.command()(run)
+    app.command(cls=kind)(run)
     return app
 
 
@@ -95,6 +100,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # tables cut the names of flags short
+    context_settings={"max_content_width": WIDEST},
 )
 
 

@@ -1,10 +1,13 @@
-"""A command's side of the terminal: safe text, tables, errors, signals, and a folder for its files.
+"""A command's side of the terminal: safe text, tables, errors, signals, a folder for its files, and
+the name of the command.
 
 Text of a model, a server or a file name is untrusted. It is printed without control characters, and
 never read as rich's markup.
 """
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 import termios
@@ -25,6 +28,9 @@ CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 LEAST_OTHERS_BYTES = 2**20
 """Other models' share of a disk cache is shown from this size on: directories alone take less."""
+
+NAMES = ("rootstock", "rootstock-serve")
+"""The command's name, and its second one, for where another program has the first."""
 
 PADDING = (0, 2, 0, 0)  # top, right, bottom, left
 TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
@@ -53,6 +59,10 @@ class NotLoaded(TerminalError):
     """The daemon has the model, but not in memory."""
 
 
+class Starting(TerminalError):
+    """The daemon does not serve yet: it loads its models."""
+
+
 class UnknownModel(TerminalError):
     """The server has no model of that name (404)."""
 
@@ -63,8 +73,34 @@ def errors_printed() -> Iterator[None]:
     try:
         yield
     except TerminalError as error:
-        typer.echo(f"error: {printable(str(error))}", err=True)
+        print_error(str(error))
         raise typer.Exit(1) from None
+
+
+def print_error(text: str) -> None:
+    """Print an error on standard error, with commands as they can be typed here."""
+    typer.echo(f"error: {typeable(printable(text))}", err=True)
+
+
+def command_name() -> str:
+    """What has to be typed here to run `rootstock`: its name where the shell finds it by that, else
+    the path of the one of this environment, such as `.venv/bin/rootstock` in a clone.
+    """
+    ours = Path(sys.executable).with_name(NAMES[0])
+    for name in NAMES:
+        found = shutil.which(name)
+        if found is not None and Path(found).resolve() == ours.with_name(name).resolve():
+            return name
+    if not ours.exists():
+        return NAMES[0]
+    path = ours.relative_to(Path.cwd()) if ours.is_relative_to(Path.cwd()) else ours
+    return shlex.quote(str(path))
+
+
+def typeable(text: str) -> str:
+    """The text with each command in it, such as `rootstock ps`, as it can be typed here."""
+    begins = f"`{NAMES[0]} "
+    return text.replace(begins, f"`{command_name()} ") if begins in text else text
 
 
 def printable(text: str) -> str:

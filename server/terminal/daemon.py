@@ -14,7 +14,7 @@ from server.schemas import (
 )
 from server.terminal.cli import command
 from server.terminal.console import bytes_text, facts, listing, show
-from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at
+from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at, other_daemons
 
 ID_CHARACTERS = 8
 CLIENT_CHARACTERS = 14
@@ -34,9 +34,9 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
 
     Others make room as they would for a request.
     """
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         loaded = daemon.load(model)
-    memory = f", {bytes_text(loaded.memory_bytes)}" if loaded.memory_bytes else ""
+    memory = f", {bytes_text(loaded.memory.total_bytes)}" if loaded.memory is not None else ""
     typer.echo(f"{loaded.id} is {loaded.state}{memory}")
 
 
@@ -46,7 +46,7 @@ def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> N
 
     What it has accepted ends before. The next request that names it loads it again.
     """
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         unloaded = daemon.unload(model)
     typer.echo(f"{unloaded.id} is {unloaded.state}")
 
@@ -63,6 +63,7 @@ def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
         facts(
             [
                 ("daemon", endpoint.base_url),
+                ("others", "; ".join(other.text for other in other_daemons(endpoint))),
                 ("model", _names(pool)),
                 ("requests", f"{running} running, {len(live) - running} waiting"),
                 ("cache", "" if cache is None else _use(cache)),
@@ -87,15 +88,20 @@ def _budget(pool: PooledModels) -> str:
     if pool.budget_bytes is None:
         return ""
     resident = (model for model in pool.models if model.state in RESIDENT)
-    taken = sum(model.memory_bytes or 0 for model in resident)
+    taken = sum(_taken_bytes(model) for model in resident)
     return f"{bytes_text(taken)} of {bytes_text(pool.budget_bytes)} taken by models"
+
+
+def _taken_bytes(model: PooledModelInfo) -> int:
+    """What a resident model takes of the budget; while it is being loaded, what it needs."""
+    return model.needed_bytes or 0 if model.memory is None else model.memory.total_bytes
 
 
 def _model_row(model: PooledModelInfo) -> tuple[str, ...]:
     return (
         model.id,
         model.state,
-        bytes_text(model.memory_bytes) if model.memory_bytes else "",
+        bytes_text(_taken_bytes(model)) if model.state in RESIDENT else "",
         f"{model.requests + model.waiting:,}",
         "" if model.idle_seconds is None else f"{model.idle_seconds:,.0f} s",
     )

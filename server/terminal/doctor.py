@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,8 @@ from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.cli import command
-from server.terminal.console import TerminalError, errors_printed, facts, show
-from server.terminal.flags import with_settings
+from server.terminal.console import TerminalError, bytes_text, errors_printed, facts, show
+from server.terminal.flags import SettingsCommand, with_settings
 
 REPORT = "rootstock-measurements"
 """The name of both files of a report, without the suffix."""
@@ -34,7 +35,7 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-@command
+@partial(command, kind=SettingsCommand)
 @with_settings({"config", *(field.name for field in fields(EngineConfig))})
 def doctor(
     settings: Settings,
@@ -81,31 +82,31 @@ def machine_table(report: MachineReport) -> Table:
     """What the machine offers the configured model, as names and values."""
     rows = [
         ("device", report.device),
-        ("memory", f"{_gib(report.memory_bytes)}, {_gib(report.left_bytes)} not in use"),
+        (
+            "memory",
+            f"{bytes_text(report.memory_bytes)}, {bytes_text(report.left_bytes)} not in use",
+        ),
         ("BLAS", report.blas),
         ("advice", report.advice),
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
     ]
-    if report.promise is None:
+    if report.memory is None:
         rows.append(("problem", report.problem))
         return facts(rows)
-    promise, context = report.promise, f"{report.context_tokens:,} tokens"
+    memory, context = report.memory, f"{report.context_tokens:,} tokens"
     if report.context_tokens < report.max_context_tokens:
         context += f" of the model's {report.max_context_tokens:,}"
-    computing = _gib(promise.workspace + promise.cache)
+    computing = bytes_text(memory.workspace_bytes)
     rows += [
-        ("weights", _gib(promise.weights)),
-        ("KV cache", f"{_gib(promise.storage)}, which holds {report.arena_tokens:,} tokens"),
-        ("computing", f"{computing} at most, in the largest step with the longest sequence"),
-        ("in all", _gib(promise.total)),
+        ("weights", bytes_text(memory.weights_bytes)),
+        ("KV cache", f"{bytes_text(memory.kv_bytes)}, which holds {report.arena_tokens:,} tokens"),
+        ("states", bytes_text(memory.states_bytes) if memory.states_bytes else ""),
+        ("computing", f"{computing} reserved, for the largest step with the longest sequence"),
+        ("in all", bytes_text(memory.total_bytes)),
         ("context", context),
     ]
     return facts(rows)
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.2f} GiB"
 
 
 def to_json(found: Measurements) -> str:

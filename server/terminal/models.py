@@ -14,6 +14,7 @@ from server.terminal.console import (
     listing,
     printable,
     show,
+    typeable,
 )
 
 
@@ -33,7 +34,7 @@ def pull(
         try:
             typer.echo(find_checkpoint(model, download=True))
         except ModelError as error:
-            raise TerminalError(str(error)) from error
+            raise TerminalError(f"cannot fetch {model}: {error}") from error
 
 
 @command
@@ -47,7 +48,7 @@ def ls() -> None:
         show(listing(("model", "size", "last used"), rows))
     else:
         nothing = f"no models in {constants.HF_HUB_CACHE}; `rootstock pull` fetches one"
-        typer.echo(printable(nothing), err=True)
+        typer.echo(typeable(printable(nothing)), err=True)
 
 
 def _names() -> list[str]:

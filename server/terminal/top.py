@@ -61,7 +61,7 @@ def top(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = 
 
     Ctrl-C leaves. Without a terminal it is shown once.
     """
-    with daemon_at(url, api_key) as (daemon, endpoint):
+    with daemon_at(url, api_key, model) as (daemon, endpoint):
         name = loaded_model(daemon, model)
         replace_bad_text()
         if sys.stdout.isatty():

@@ -44,7 +44,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
-        *("root", "parent", "tasks", "state"),
+        *("root", "parent", "tasks", "tools", "state"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
@@ -268,15 +268,17 @@ def test_the_last_minutes_hits_are_told_where_anything_was_asked(http: httpx.Cli
     ]
 
 
-def test_memory_is_told_beside_what_was_promised(http: httpx.Client) -> None:
+def test_the_memory_of_a_model_is_exported_part_by_part(http: httpx.Client) -> None:
     text = http.get("/metrics").text
     memory = http.get("/admin/cache/stats").json()["memory"]
     for kind in ("active", "cached", "peak"):
         assert value(text, "rootstock_mlx_memory_bytes", kind=kind) == memory[kind] > 0
-    assert value(text, "rootstock_resident_memory_bytes") == memory["resident"] > 0
-    for part in ("weights", "storage", "workspace", "cache"):
-        told = value(text, "rootstock_promised_memory_bytes", part=part)
-        assert told == memory["promise"][part] > 0
+    [listed] = http.get("/admin/models").json()["models"]
+    assert listed["memory"] == memory["model"]
+    assert value(text, "rootstock_resident_memory_bytes") == listed["memory"]["process_bytes"] > 0
+    for part in ("weights", "kv", "states", "workspace"):
+        exported = value(text, "rootstock_planned_memory_bytes", part=part)
+        assert exported == listed["memory"][f"{part}_bytes"] > 0
 
 
 def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:

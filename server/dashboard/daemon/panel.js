@@ -51,16 +51,16 @@ function facts({ names, model, memory, remembered }) {
 }
 
 function loaded(name, model, memory) {
-  const { weights, storage, workspace, cache } = memory.promise;
+  const { weights_bytes, kv_bytes, states_bytes, process_bytes, total_bytes } = memory.model;
   return [
     ...(model.name === name ? [] : [["From", model.name, ""]]),
     ["Context", count(model.max_sequence_tokens, "token"), context(model)],
-    ["Weights", model.dtype, `${bytes(weights)} on ${model.device}`],
+    ["Weights", model.dtype, `${bytes(weights_bytes)} on ${model.device}`],
     ...(model.blas ? [["BLAS", model.blas, ""]] : []),
-    ["KV", bytes(storage), `${bytes(model.kv_bytes_per_token)} a token`],
+    ["KV", bytes(kv_bytes + states_bytes), `${bytes(model.kv_bytes_per_token)} a token`],
     ["Memory", `${bytes(memory.active)} in use`,
-      `${bytes(memory.peak)} at most, of ${bytes(weights + storage + workspace + cache)} reckoned with`],
-    ["Process", bytes(memory.resident), "resident"],
+      `${bytes(memory.peak)} at most, of ${bytes(total_bytes)} reserved`],
+    ["Process", bytes(process_bytes), "resident"],
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];
 }

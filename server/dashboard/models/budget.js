@@ -13,7 +13,8 @@ export function part(index) {
 }
 
 export function Budget({ models, budget }) {
-  const taken = models.map(({ state, memory_bytes }) => (IN_MEMORY.includes(state) ? memory_bytes ?? 0 : 0));
+  const taken = models.map(({ state, memory, needed_bytes }) =>
+    IN_MEMORY.includes(state) ? memory?.total_bytes ?? needed_bytes ?? 0 : 0);
   const sum = taken.reduce((left, right) => left + right, 0);
   const said = models.flatMap(({ id }, index) => (taken[index] ? [`${id} ${bytes(taken[index])}`] : []));
   const free = bytes(Math.max(0, budget - sum));

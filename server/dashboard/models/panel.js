@@ -61,12 +61,12 @@ function noteOf({ state, idle_seconds, seconds_left, retry_seconds }) {
     : `unused for ${clock(idle_seconds)}, unloaded in ${clock(seconds_left)}`;
 }
 
-/** Of the budget; beside it what its process has. */
-function Memory({ model: { state, memory_bytes, resident_bytes } }) {
-  const isThere = state !== "unloaded" && state !== "failed";
+/** What it takes of the budget; below that what its process has. */
+function Memory({ model: { needed_bytes, memory } }) {
   const [first, ...others] = [
-    memory_bytes !== null && `${bytes(memory_bytes)}${isThere ? "" : " if loaded"}`,
-    resident_bytes !== null && `${bytes(resident_bytes)} resident`,
+    memory !== null && bytes(memory.total_bytes),
+    memory !== null && `${bytes(memory.process_bytes)} resident`,
+    memory === null && needed_bytes !== null && `${bytes(needed_bytes)} if loaded`,
   ].filter(Boolean);
   return html`
     <${Cell} kind="number" head="Memory">${first ?? "–"}

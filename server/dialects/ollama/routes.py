@@ -220,10 +220,10 @@ async def ps(context: Context) -> OllamaRunningModels:
     for name, loaded in context.service.models.all_loaded().items():
         if not loaded.model.is_allowed(name, context.record.principal.allowed_models):
             continue
-        promise = (await loaded.engine.stats()).memory.promise
+        memory = (await loaded.engine.stats()).memory.model
         left = loaded.model.seconds_left(current_time())
         source = loaded.model.settings.source
-        read = partial(running, loaded.served[name], source, promise, left)
+        read = partial(running, loaded.served[name], source, memory, left)
         found.append(await context.service.workers.run(context.record.client, 0, read))
     return OllamaRunningModels(models=found)
 

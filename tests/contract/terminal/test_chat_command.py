@@ -66,7 +66,6 @@ def test_a_model_that_is_not_served(url: str) -> None:
     result = piped("hello\n", "--url", url, "--model", "other")
     error = result.stderr.splitlines()[-1]
     assert error.startswith("error: The model 'other' does not exist")
-    assert "(HTTP 404 from " in error
     assert result.exit_code == 1
 
 
@@ -74,8 +73,8 @@ def test_nobody_at_the_url() -> None:
     with running(FakeEngine(), Settings(port=0)) as gone:
         pass
     result = piped("hello\n", "--url", f"{gone}/v1")
-    assert result.stderr.startswith(f"error: cannot connect to {gone}/v1: ")
-    assert len(result.stderr.splitlines()) == 1
+    netloc = gone.removeprefix("http://")
+    assert result.stderr == f"error: nothing listens at {netloc}: has the server been started?\n"
     assert result.exit_code == 1
 
 
@@ -253,6 +252,9 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "server.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     result = piped("hello\n", "--model", "/no/such/model")
-    assert result.stderr.startswith("error: the daemon that this chat started exited with 1\n")
-    assert "cannot load /no/such/model" in result.stderr
+    begun = "no daemon runs that serves /no/such/model; starting one for this chat\n"
+    ended = f"{begun}error: the daemon that this chat started exited with 1\n"
+    assert result.stderr.startswith(ended)
+    problem = "cannot load /no/such/model: there is no directory /no/such/model"
+    assert result.stderr.removeprefix(ended).count(problem) == 1
     assert result.exit_code == 1

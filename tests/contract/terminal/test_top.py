@@ -81,8 +81,8 @@ def pooled(state: State) -> PooledModels:
         progress_share=None,
         requests=0,
         waiting=0,
-        memory_bytes=None,
-        resident_bytes=None,
+        needed_bytes=None,
+        memory=None,
         decode=None,
         idle_seconds=None,
         seconds_left=None,
@@ -162,8 +162,8 @@ def test_nobody_at_the_url() -> None:
         url = gone.url
     result = run("--url", url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: cannot connect to {url.removesuffix('/v1')}/admin: ")
-    assert len(result.stderr.splitlines()) == 1
+    netloc = url.removeprefix("http://").removesuffix("/v1")
+    assert result.stderr == f"error: nothing listens at {netloc}: has the server been started?\n"
 
 
 def test_a_server_that_is_no_daemon() -> None:
