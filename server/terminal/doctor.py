@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
-from rich.table import Table
+from rich.console import Group, RenderableType
 
 from engine.api import ModelError
 from engine.launch import describe_machine
@@ -19,7 +19,14 @@ from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.cli import command
-from server.terminal.console import TerminalError, bytes_text, errors_printed, facts, show
+from server.terminal.console import (
+    TerminalError,
+    bytes_text,
+    errors_printed,
+    facts,
+    memory_listing,
+    show,
+)
 from server.terminal.flags import SettingsCommand, with_settings
 
 REPORT = "rootstock-measurements"
@@ -78,8 +85,8 @@ def _measure(config: EngineConfig, into: Path) -> None:
         typer.echo(f"wrote {path}")
 
 
-def machine_table(report: MachineReport) -> Table:
-    """What the machine offers the configured model, as names and values."""
+def machine_table(report: MachineReport) -> RenderableType:
+    """What the machine offers the configured model, and what memory that takes there."""
     rows = [
         ("device", report.device),
         (
@@ -94,19 +101,11 @@ def machine_table(report: MachineReport) -> Table:
     if report.memory is None:
         rows.append(("problem", report.problem))
         return facts(rows)
-    memory, context = report.memory, f"{report.context_tokens:,} tokens"
+    context = f"{report.context_tokens:,} tokens"
     if report.context_tokens < report.max_context_tokens:
         context += f" of the model's {report.max_context_tokens:,}"
-    computing = bytes_text(memory.workspace_bytes)
-    rows += [
-        ("weights", bytes_text(memory.weights_bytes)),
-        ("KV cache", f"{bytes_text(memory.kv_bytes)}, which holds {report.arena_tokens:,} tokens"),
-        ("states", bytes_text(memory.states_bytes) if memory.states_bytes else ""),
-        ("computing", f"{computing} reserved, for the largest step with the longest sequence"),
-        ("in all", bytes_text(memory.total_bytes)),
-        ("context", context),
-    ]
-    return facts(rows)
+    rows += [("KV cache", f"holds {report.arena_tokens:,} tokens"), ("context", context)]
+    return Group(facts(rows), memory_listing([(report.model, report.memory)]))
 
 
 def to_json(found: Measurements) -> str:
