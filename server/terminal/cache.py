@@ -19,6 +19,7 @@ from server.terminal.console import (
     NotLoaded,
     TerminalError,
     bytes_text,
+    counted,
     errors_printed,
     facts,
     fullness_text,
@@ -210,12 +211,8 @@ def _cleared(
 
 
 def _remembered_text(remembered: Remembered) -> str:
-    answers = _counted(remembered.replays, "answer")
-    return f"{answers} with tool calls, {_counted(remembered.responses, 'stored response')}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    answers = counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
 
 
 @contextmanager

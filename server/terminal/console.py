@@ -121,6 +121,11 @@ def bytes_text(n_bytes: int) -> str:
     return f"{n_bytes} bytes"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as `1 answer` and `2 answers`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def age_text(seconds: float) -> str:
     """A time in the largest unit that it fills, such as `12 min`."""
     if seconds < 60:
