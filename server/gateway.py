@@ -13,11 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.policy import Policy, peer_address
+from server.access.policy import Policy, is_limited, peer_address
 from server.access.web import Origins
-from server.budget import Budget, Reservation
+from server.activity import RequestTracker
 from server.dialects.errors import error_response
 from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
+from server.fairness import Budget, Reservation
 from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
 from server.metrics.metrics import HttpAnswers
@@ -29,13 +30,15 @@ READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 RETRY_AFTER_SECONDS = 5
+MAX_USER_AGENT_CHARACTERS = 200
 
 log = logging.getLogger("rootstock.access")
 
 
 class Gateway:
     """Gives each request an id and a deadline, lets it in or refuses it, limits its body, answers
-    what is raised, writes its line of the access log, and counts it.
+    what is raised, writes its line of the access log, and counts it. A request for an answer that
+    failed before it reached an engine goes into the tracker's log.
 
     The id is always the server's own: one chosen by a client could collide with another's.
     """
@@ -48,6 +51,7 @@ class Gateway:
         bodies: Budget,
         output: Budget,
         answers: HttpAnswers,
+        tracker: RequestTracker,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -55,6 +59,7 @@ class Gateway:
         self._bodies = bodies
         self._output = output
         self._answers = answers
+        self._tracker = tracker
         # Errors are answered inside CORS: a web page must be able to read them.
         self._answer = _with_cors(self._answer_errors, settings.cors_origin)
 
@@ -65,7 +70,11 @@ class Gateway:
         began = current_time()
         deadline = began + (self._settings.request_timeout_seconds or math.inf)
         record = RequestRecord(
-            uuid4().hex, Principal(peer_address(scope)), deadline, path=scope["path"]
+            uuid4().hex,
+            Principal(peer_address(scope)),
+            deadline,
+            path=scope["path"],
+            user_agent=Headers(scope=scope).get("user-agent", "")[:MAX_USER_AGENT_CHARACTERS],
         )
         scope.setdefault("state", {})["record"] = record
         connection = connection_of(scope)
@@ -97,6 +106,8 @@ class Gateway:
             if connection is not None:
                 connection.request_ended()
             self._answers.count(_route(scope), scope["method"], record.status)
+            if is_limited(scope["method"], record.path):
+                self._tracker.note_refused(record, current_time() - began)
             log.info("%s", _access_line(scope, record, current_time() - began))
 
     async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,6 +28,10 @@ class RequestSummary(BaseModel):
         description="An address, or the name of the API key if there are several keys."
     )
     key: str | None = Field(description="The name of its API key.")
+    agent: str | None = Field(
+        description="The program that sent it, by its User-Agent header: `Claude Code`, `curl`. "
+        "At most 49 characters. Null without that header."
+    )
     sequences: int = Field(description="Requested sequences: `n` of each prompt.")
     prompt_tokens: int = Field(description="Tokens of all its prompts.")
     cached_tokens: int = Field(description="Prompt tokens found in the cache.")
@@ -64,14 +68,15 @@ class LiveRequests(BaseModel):
 
 
 class FinishedRequest(RequestSummary):
-    """A request that was submitted to the engine, and that is over."""
+    """A request that is over: an engine answered it, or it was refused before it reached one."""
 
     number: int = Field(
         description="Requests are numbered from 1 in the order in which they ended."
     )
     time: float = Field(description="Its end, in seconds since the epoch.")
     seconds: float = Field(
-        description="From its submission to the engine to its end, sending included."
+        description="From its submission to the engine, or of a refused request from its "
+        "arrival, to its end, sending included."
     )
     status: int = Field(
         description="The HTTP status of the result, also of an error in a stream that had begun: "

@@ -22,12 +22,12 @@ from server.dialects.errors import error_shape
 from server.errors import busy
 from server.http.connections import (
     AcceptErrors,
+    BoundedHttp,
     ConnectionLimits,
     Connections,
     allowed_connections,
 )
 from server.http.listening import LISTEN_BACKLOG, url
-from server.http.protocol import BoundedHttp
 from server.settings import Settings
 
 LAST_BYTES_SECONDS = 3  # for clients to read the last output of a drained engine

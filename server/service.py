@@ -8,7 +8,7 @@ from fastapi import Depends, Query, Request
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
-from server.generation.models import ServedModel
+from server.generation.requests import ServedModel
 from server.http.body import BodyReader
 from server.http.body import Model as BodyT
 from server.metrics.metrics import Metrics

@@ -20,11 +20,12 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 from load_tests.shapes import CONFIGS
 from measuring.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
 from server.parsing.formats.json_calls import HERMES

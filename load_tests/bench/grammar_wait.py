@@ -14,11 +14,12 @@ import statistics
 import time
 from typing import Any
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 
 ROUNDS = 9
 SMALL_BYTES, LARGE_BYTES = 300, 10_000

@@ -113,6 +113,7 @@ class Model(BaseModel):
     max_model_len: int | None
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
+    tools: bool | None  # whether it writes tool calls; null while it is not loaded
 
     type: Literal["model"]
     display_name: str
@@ -173,6 +174,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
+        tools=model.loaded.served[name].planner.calls if model.loaded else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

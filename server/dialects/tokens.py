@@ -1,25 +1,96 @@
 """`POST /tokenize`, `/detokenize`, `GET /tokenizer_info`, in vLLM's shapes."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from fastapi import Request
-from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from engine.launch import Checkpoint, open_checkpoint
-from server.dialects.delivery import respond_without_engine
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.dialects.openai import token_text
-from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.job import respond_without_engine
+from server.dialects.openai import ChatConversation, token_text
 from server.errors import UNSUPPORTED
-from server.generation.models import ServedModel
-from server.generation.output_size import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
+from server.generation.conversation import MAX_MESSAGES, Message
 from server.generation.prompt import check_token_ids
-from server.generation.request_fields import TokenId, parse_token_ids
-from server.json_model import RequestModel
+from server.generation.request_fields import (
+    Prompt,
+    TokenId,
+    WirePrompt,
+    parse_prompts,
+    parse_token_ids,
+)
+from server.generation.requests import ServedModel
+from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
+from server.json_model import NULL, RequestModel, any_of
+from server.record import RequestRecord
 from server.service import ModelName, RecordDependency, ServiceDependency
+
+
+def _parse_prompt(value: object) -> Prompt:
+    prompts = parse_prompts(value)
+    if len(prompts) != 1:
+        raise PydanticCustomError("prompt", "one prompt at a time")
+    return prompts[0]
+
+
+WireOnePrompt = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=1)]
+
+
+OnePrompt = Annotated[Prompt, PlainValidator(_parse_prompt, json_schema_input_type=WireOnePrompt)]
+
+
+class PromptOrChat(ChatConversation):
+    """A prompt as text or token ids, or a chat body."""
+
+    EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
+
+    model_config = any_of(
+        {
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
+            "required": ["messages"],
+        },
+        {
+            "properties": {"messages": NULL, "prompt": {"type": ["string", "array"]}},
+            "required": ["prompt"],
+        },
+    )
+
+    messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
+    prompt: OnePrompt | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.messages) == (self.prompt is not None):
+            raise PydanticCustomError("prompt", "give either messages or prompt")
+        return self
+
+
+async def prompt_tokens(
+    body: PromptOrChat,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    add_special_tokens: bool = True,
+) -> tuple[int, ...]:
+    """The prompt of either kind of completion. `add_special_tokens` applies to plain text.
+
+    Raises ApiError (400) for one that the model cannot take.
+    """
+    if body.prompt is None:
+        chat = await model.workers.prepare(record, lambda: body.conversation)
+        return await model.prompts.chat(record, chat, model.replays)
+    return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)
+
 
 TokenIds = Annotated[
     list[int], PlainValidator(parse_token_ids, json_schema_input_type=list[TokenId])

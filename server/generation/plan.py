@@ -19,13 +19,18 @@ from server.errors import UNSUPPORTED, InvalidField
 from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.request_fields import of_schema
 from server.generation.tools import chosen_names, must_call
-from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
-from server.parsing.parts import Calls, NewId, openai_id
-from server.parsing.reader import AnswerStream, Reader
-from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
-from server.parsing.schemas import closed
-from server.parsing.typed_values import check_work
+from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
+from server.parsing.registry import (
+    AnswerFormat,
+    answer_format,
+    chosen,
+    detect,
+    reasoning_format,
+    tool_format,
+)
+from server.parsing.schemas import check_work, closed
 from server.settings.models import ConversationSettings
 
 
@@ -272,7 +277,7 @@ class AnswerPlan:
         """A parser for the text of one answer."""
         reader = Reader()
         calls = Calls(self.functions, self.new_id)
-        return AnswerStream(reader, self.format.read(reader, calls))
+        return AnswerStream(reader, self.format.read(reader, calls, is_open=bool(self.opened)))
 
     def replay(self, tokens: Sequence[int], text: str, reasoning: str) -> Replay:
         """The tokens of an answer, for when a client sends it back."""
@@ -287,9 +292,11 @@ class AnswerPlanner:
         self._tokenizer = tokenizer
         self._settings = settings
         found = detect(tokenizer.chat_template, tokenizer.added_tokens)
-        self._names = chosen(settings.tool_parser, settings.reasoning_parser, found)
-        self._tools = tool_format(self._names.tools) if self._names.tools else None
-        self._reasoning = reasoning_format(self._names.reasoning) if self._names.reasoning else None
+        names = chosen(settings.tool_parser, settings.reasoning_parser, found)
+        self._tools = tool_format(names.tools) if names.tools else None
+        self._reasoning = reasoning_format(names.reasoning) if names.reasoning else None
+        self._format = answer_format(names)
+        self._format_without_calls = replace(self._format, tools=None)
 
     @property
     def reasons(self) -> bool:
@@ -304,23 +311,13 @@ class AnswerPlanner:
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(chat.conversation)
-        if functions and self._tools is None:
-            message = "no format of tool calls is known for this model (tool_parser)"
-            raise InvalidField(chat.tools_field, message, UNSUPPORTED)
-        try:
-            check_work(function.parameters for function in functions)
-        except ValueError as error:
-            raise InvalidField(chat.tools_field, str(error)) from error
+        if functions:
+            self._check_functions(functions, chat.tools_field)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)
         return AnswerPlan(
-            format=answer_format(
-                self._names.tools,
-                self._names.reasoning,
-                is_open=thinking.is_open,
-                with_tools=bool(functions),
-            ),
+            format=self._format if functions else self._format_without_calls,
             functions={function.name: function.parameters for function in functions},
             new_id=self._tools.new_id if self._tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
@@ -329,6 +326,18 @@ class AnswerPlanner:
             opened=thinking.opened,
             reasoning_end=self._reasoning.end if self._reasoning else "",
         )
+
+    def _check_functions(self, functions: Sequence[Function], field: str) -> None:
+        """Raise ApiError (400) where the model calls none, or it takes too long to follow what all
+        of their schemas say.
+        """
+        if self._tools is None:
+            message = "no format of tool calls is known for this model (tool_parser)"
+            raise InvalidField(field, message, UNSUPPORTED)
+        try:
+            check_work(function.parameters for function in functions)
+        except ValueError as error:
+            raise InvalidField(field, str(error)) from error
 
     def text_constraint(self, structure: Structure | None) -> Constraint | None:
         """The constraint of a text completion, if it must be anything."""

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationInfo,
@@ -20,22 +19,25 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from engine.values.request import Grammar, GrammarKind
-from server.errors import UNSUPPORTED
-from server.json_model import RequestModel, integral_to_int
+from server.json_model import (
+    OBJECT,
+    RequestModel,
+    any_of,
+    at_most,
+    integral_to_int,
+    of_type,
+    present,
+    refused,
+)
 
 MAX_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
 
-def refuse(value: Any) -> Any:
-    """Validate a field that is not supported: only null, false and empty values pass."""
-    if value not in (None, False, "", [], {}):
-        raise PydanticCustomError(UNSUPPORTED, "not supported")
-    return value
-
-
-Unsupported = SkipJsonSchema[Annotated[Any, AfterValidator(refuse)]]
+Unsupported = SkipJsonSchema[Annotated[Any, refused()]]
+NoSuffix = SkipJsonSchema[Annotated[str, refused("inserting text is not supported")]]
+ModelsTemplate = SkipJsonSchema[Annotated[str, refused("the model's own is the only one")]]
 
 
 class NamedSchema(RequestModel):
@@ -46,17 +48,7 @@ class NamedSchema(RequestModel):
 class ResponseFormat(RequestModel):
     """OpenAI's. Where there is a schema it is kept to, `strict` or not."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"enum": ["text", "json_object"]}}},
-                {
-                    "properties": {"json_schema": {"type": "object"}},
-                    "required": ["json_schema"],
-                },
-            ]
-        }
-    )
+    model_config = any_of(of_type("text", "json_object"), present(json_schema=OBJECT))
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -155,14 +147,6 @@ def _few_characters(stop: list[str]) -> list[str]:
     return stop
 
 
-def _few(biases: object) -> object:
-    """Limit the entries before they are validated: a dict has no `fail_fast`."""
-    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
-        message = "at most {limit} entries"
-        raise PydanticCustomError("logit_bias", message, {"limit": MAX_LOGIT_BIASES})
-    return biases
-
-
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[
     list[StopText],
@@ -175,7 +159,7 @@ TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[
     dict[TokenIdText, Bias],
-    BeforeValidator(_few),
+    at_most(MAX_LOGIT_BIASES),
     Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
 ]
 TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
@@ -299,6 +283,7 @@ class GenerationRequest(SampledRequest):
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

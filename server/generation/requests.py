@@ -1,24 +1,101 @@
 """What a client asks, as requests to the engine, checked against the limits of the loaded model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
+from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
-from server.generation.models import ServedModel
-from server.generation.plan import AnswerPlan
+from server.generation.conversation import Chat, Structure
+from server.generation.history import CommonPrefixTracker, Replays
+from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import (
+    PromptEncoder,
     check_prompt,
     check_token_ids,
-    found_replays,
-    template_arguments,
     too_long,
 )
 from server.generation.request_fields import MAX_PROMPTS, NO_LIMIT, Prompt, SampledRequest
 from server.record import RequestRecord
+from server.settings.models import ConversationSettings
+from server.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAlias:
+    """One name that requests may use for a model, with or without an adapter.
+
+    `root` is the first of the names that mean the same. For an adapter, `parent` is the name of the
+    model that it changes.
+    """
+
+    name: str
+    root: str
+    adapter: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
+
+    alias: ModelAlias
+    engine: Engine
+    prompts: PromptEncoder
+    planner: AnswerPlanner
+    replays: Replays
+    prefixes: CommonPrefixTracker
+    workers: Workers
+
+    @property
+    def name(self) -> str:
+        return self.alias.name
+
+    @property
+    def adapter(self) -> str:
+        return self.alias.adapter
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with what the model says: its own, and its adapter's."""
+        card = self.engine.card
+        adapter = card.adapters.get(self.adapter)
+        return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
+
+
+def model_aliases(names: Sequence[str], adapters: Iterable[str]) -> tuple[ModelAlias, ...]:
+    """The names of a model, its own first, then each adapter as `name:adapter` of each name."""
+    own = names[0]
+    adapted = [
+        ModelAlias(f"{name}:{adapter}", f"{own}:{adapter}", adapter, own)
+        for adapter in adapters
+        for name in names
+    ]
+    return (*(ModelAlias(name, own) for name in names), *adapted)
+
+
+def served_models(
+    names: Iterable[ModelAlias],
+    engine: Engine,
+    settings: ConversationSettings,
+    replays: Mapping[str, Replays],
+    workers: Workers,
+) -> Mapping[str, ServedModel]:
+    """The engine's model by each of its names. `replays` are by adapter: no adapter gets those of
+    another.
+    """
+    prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
+    planner = AnswerPlanner(engine.tokenizer, settings)
+    prefixes = CommonPrefixTracker()
+    return {
+        alias.name: ServedModel(
+            alias, engine, prompts, planner, replays[alias.adapter], prefixes, workers
+        )
+        for alias in names
+    }
+
 
 _USE_INSTEAD = {
     Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
@@ -244,16 +321,6 @@ def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, par
     return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
-async def chat_tokens(
-    conversation: Conversation, model: ServedModel, record: RequestRecord
-) -> tuple[int, ...]:
-    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
-    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
-    replays = partial(found_replays, model.replays, messages, salt)
-    arguments = partial(template_arguments, conversation)
-    return await model.prompts.chat(record, messages, arguments, replays)
-
-
 async def prepare_chat(
     chat: Chat, model: ServedModel, record: RequestRecord
 ) -> tuple[Request, AnswerPlan]:
@@ -262,7 +329,7 @@ async def prepare_chat(
     Raises ApiError (400) for what the model cannot serve.
     """
     check_task(model, Task.GENERATE)
-    prompt = await chat_tokens(chat.conversation, model, record)
+    prompt = await model.prompts.chat(record, chat.conversation, model.replays)
     prediction = await _predicted_tokens(chat.prediction, model, record)
     planned = partial(_planned, chat, prompt, prediction, model, record)
     return await model.workers.prepare(record, planned)

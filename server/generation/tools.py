@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.json_model import ByType, RequestModel, type_of
+from server.json_model import OBJECT, ByType, RequestModel, any_of, of_type, present, type_of
 from server.parsing.json_text import whole_characters
 
 CUSTOM_INPUT = "input"
@@ -98,14 +98,7 @@ class CustomGrammar(RequestModel):
 class CustomFormat(RequestModel):
     """The format of a custom tool's input. It is in the prompt, and not enforced."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"const": "text"}}},
-                {"properties": {"grammar": {"type": "object"}}, "required": ["grammar"]},
-            ]
-        }
-    )
+    model_config = any_of(of_type("text"), present(grammar=OBJECT))
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None

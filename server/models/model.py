@@ -13,8 +13,8 @@ from anyio import Event
 from engine.api import Engine
 from engine.values.model import ModelCard
 from engine.values.stats import EngineStats, Latencies, ModelMemory, no_latencies
-from server.generation.models import ModelAlias, ServedModel, model_aliases
-from server.generation.replays import Replays
+from server.generation.history import Replays
+from server.generation.requests import ModelAlias, ServedModel, model_aliases
 from server.models.policy import (
     Absent,
     Draining,

@@ -28,7 +28,7 @@ from engine.values.settings import (
     DiskWrites,
     EngineConfig,
 )
-from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
@@ -271,6 +271,15 @@ class ConversationSettings(BaseModel):
         if name not in {"auto", "none", *known}:
             names = ", ".join(("auto", "none", *sorted(known)))
             raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
+        return name
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _goes_with_tool_parser(cls, name: str, info: ValidationInfo) -> str:
+        tools = info.data.get("tool_parser", "none")
+        if not {tools, name} & {"auto", "none"} and not go_together(tools, name):
+            message = "cannot go together with the tool_parser {tools}"
+            raise PydanticCustomError("parser", message, {"tools": tools})
         return name
 
 

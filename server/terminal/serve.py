@@ -18,6 +18,7 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import ModelError
 from engine.launch import launch, local_checkpoint
+from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
 from server.http.listening import base_url, listening
 from server.models.model import aliases_of
@@ -171,9 +172,20 @@ async def serve_models(
                 log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
-        server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
+        server = DrainingServer(create_app(models, settings, page_launch()), models, settings)
         freeze_gc()
         sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     return True
+
+
+def page_launch() -> Launch:
+    """What the page's `rootstock launch` lines are made of."""
+    agents = [
+        LaunchableAgent(
+            name=name, context_tokens=agent.least_context_tokens, calls_tools=agent.calls_tools
+        )
+        for name, agent in AGENTS.items()
+    ]
+    return Launch(command="rootstock", agents=agents)

@@ -117,10 +117,10 @@ def test_an_answer_says_how_many_tokens_were_drafted(page: Page, engine: FakeEng
     send(page, "plain")
     figures = page.locator(".message.assistant .figures")
     expect(figures).to_contain_text("tokens written")
-    expect(figures).not_to_contain_text("drafted")
+    expect(figures).not_to_contain_text("draft")
     engine.script.expected = engine.script.answers[0][:5]
     send(page, "again")
-    expect(figures.last).to_contain_text("5 drafted")
+    expect(figures.last).to_contain_text("5 from drafts")
 
 
 def test_eight_at_once_share_their_prompt(

@@ -7,10 +7,10 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.dialects.openai import UsageBody, WireFinishReason
-from server.errors import UNSUPPORTED
 from server.generation.request_fields import (
     MAX_PROMPTS,
     GenerationRequest,
+    NoSuffix,
     Prompt,
     TokenLimit,
     WirePrompt,
@@ -18,11 +18,13 @@ from server.generation.request_fields import (
 )
 from server.generation.requests import TextCompletion
 from server.generation.tools import MAX_TOOLS
-from server.json_model import SparseModel
+from server.json_model import SparseModel, refused
 
 WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
-AnyList = Annotated[list[Any], Field(max_length=MAX_TOOLS)]
+NoTools = SkipJsonSchema[
+    Annotated[list[Any], Field(max_length=MAX_TOOLS), refused("only chat completions have tools")]
+]
 
 
 class CompletionRequest(GenerationRequest):
@@ -33,9 +35,9 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=20)
-    suffix: SkipJsonSchema[str] = ""
-    tools: SkipJsonSchema[AnyList] = Field(default_factory=list)
-    functions: SkipJsonSchema[AnyList] = Field(default_factory=list)
+    suffix: NoSuffix = ""
+    tools: NoTools = Field(default_factory=list)
+    functions: NoTools = Field(default_factory=list)
 
     @field_validator("best_of")
     @classmethod
@@ -46,20 +48,6 @@ class CompletionRequest(GenerationRequest):
         if best_of is not None and best_of > n and stream:
             raise PydanticCustomError("best_of", "cannot be above n with stream")
         return best_of
-
-    @field_validator("tools", "functions")
-    @classmethod
-    def _no_tools(cls, tools: list[Any]) -> list[Any]:
-        if tools:
-            raise PydanticCustomError(UNSUPPORTED, "only chat completions have tools")
-        return tools
-
-    @field_validator("suffix")
-    @classmethod
-    def _no_suffix(cls, suffix: str) -> str:
-        if suffix:
-            raise PydanticCustomError(UNSUPPORTED, "inserting text is not supported")
-        return suffix
 
     @property
     def completion(self) -> TextCompletion:

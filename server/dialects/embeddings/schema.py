@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from server.dialects.openai import PromptTokensDetails
-from server.generation.ranking import RankingRequest
+from server.generation.pooling import RankingRequest
 from server.json_model import RequestModel, SparseModel
 
 

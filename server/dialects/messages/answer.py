@@ -1,10 +1,14 @@
 """What `/v1/messages` sends: a message, or the events of a stream."""
 
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
 from server.dialects.errors import MessagesError
+from server.json_model import wire_event
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -63,84 +67,37 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-class MessageStart(BaseModel):
-    type: Literal["message_start"]
-    message: MessageBody
-
-
-class Ping(BaseModel):
-    type: Literal["ping"]
-
-
-class ContentBlockStart(BaseModel):
-    type: Literal["content_block_start"]
-    index: int
-    content_block: Block
-
-
-class TextDelta(BaseModel):
-    type: Literal["text_delta"]
-    text: str
-
-
-class ThinkingDelta(BaseModel):
-    type: Literal["thinking_delta"]
-    thinking: str
-
-
-class SignatureDelta(BaseModel):
-    type: Literal["signature_delta"]
-    signature: str
-
-
-class InputJsonDelta(BaseModel):
-    """Slices of a call's input, as JSON text."""
-
-    type: Literal["input_json_delta"]
-    partial_json: str
-
-
-BlockDelta: TypeAlias = Annotated[
-    TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta, Field(discriminator="type")
-]
-
-
-class ContentBlockDelta(BaseModel):
-    type: Literal["content_block_delta"]
-    index: int
-    delta: BlockDelta
-
-
-class ContentBlockStop(BaseModel):
-    type: Literal["content_block_stop"]
-    index: int
-
-
 class MessageEnd(BaseModel):
     stop_reason: StopReason
     stop_sequence: str | None
 
 
-class MessageDelta(BaseModel):
-    """How the message ended, and what it took in all."""
-
-    type: Literal["message_delta"]
-    delta: MessageEnd
-    usage: MessageUsage
-
-
-class MessageStop(BaseModel):
-    type: Literal["message_stop"]
-
-
-MessageEvent: TypeAlias = (
-    MessageStart
-    | Ping
-    | ContentBlockStart
-    | ContentBlockDelta
-    | ContentBlockStop
-    | MessageDelta
-    | MessageStop
-    | MessagesError
+_DELTAS = (
+    wire_event("TextDelta", "text_delta", text=str),
+    wire_event("ThinkingDelta", "thinking_delta", thinking=str),
+    wire_event("SignatureDelta", "signature_delta", signature=str),
+    wire_event(
+        "InputJsonDelta",
+        "input_json_delta",
+        about="Slices of a call's input, as JSON text.",
+        partial_json=str,
+    ),
 )
-MESSAGE_EVENTS: tuple[type[MessageEvent], ...] = get_args(MessageEvent)
+_DELTA: Any = Annotated[reduce(or_, _DELTAS), Field(discriminator="type")]
+
+MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
+    wire_event("MessageStart", "message_start", message=MessageBody),
+    wire_event("Ping", "ping"),
+    wire_event("ContentBlockStart", "content_block_start", index=int, content_block=Block),
+    wire_event("ContentBlockDelta", "content_block_delta", index=int, delta=_DELTA),
+    wire_event("ContentBlockStop", "content_block_stop", index=int),
+    wire_event(
+        "MessageDelta",
+        "message_delta",
+        about="How the message ended, and what it took in all.",
+        delta=MessageEnd,
+        usage=MessageUsage,
+    ),
+    wire_event("MessageStop", "message_stop"),
+    MessagesError,
+)

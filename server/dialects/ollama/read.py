@@ -18,7 +18,6 @@ from server.dialects.ollama.schema import (
 )
 from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
 from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
-from server.generation.models import ServedModel
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
 from server.generation.request_fields import (
     ANY_OBJECT,
@@ -26,7 +25,7 @@ from server.generation.request_fields import (
     SampledRequest,
     of_schema,
 )
-from server.generation.requests import TextCompletion
+from server.generation.requests import ServedModel, TextCompletion
 from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
 
 

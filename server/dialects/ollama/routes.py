@@ -11,16 +11,17 @@ from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
-from server.dialects.base import Job, wire_json
-from server.dialects.delivery import (
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.errors import OllamaError
+from server.dialects.job import (
     Begin,
+    Job,
     KeepAlive,
     json_response,
     respond,
     when_loaded,
+    wire_json,
 )
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
-from server.dialects.errors import OllamaError
 from server.dialects.ollama.models import (
     LATEST,
     SUCCESS,
@@ -64,9 +65,8 @@ from server.dialects.ollama.write import (
     without_answer,
 )
 from server.errors import ApiError
-from server.generation.models import ServedModel
 from server.generation.pooling import embedding_requests
-from server.generation.requests import prepare_chat, prepare_completion
+from server.generation.requests import ServedModel, prepare_chat, prepare_completion
 from server.http.stream import NDJSON, DeferredStream, written
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord

@@ -11,15 +11,15 @@ from pydantic_core import to_json
 from engine.values.model import Embedder, Tokenizer
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
-from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import ollama_error
+from server.dialects.job import Job, as_arguments, wire_json
 from server.dialects.ollama.schema import DoneReason
 from server.dialects.openai import chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
-from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.pooling import vector
+from server.generation.requests import ServedModel
 from server.http.stream import NDJSON, json_line
 
 Fields = dict[str, Any]

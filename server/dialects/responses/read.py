@@ -32,7 +32,7 @@ from server.generation.conversation import Chat, Conversation, Structure
 from server.generation.prompt import Roles
 from server.generation.request_fields import ANY_OBJECT, of_schema
 from server.generation.tools import custom_arguments
-from server.json_size import check_json_size
+from server.json_model import check_json_size
 
 ChatMessage = dict[str, Any]
 

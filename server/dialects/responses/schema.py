@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
@@ -19,7 +18,16 @@ from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
 from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import ByType, RequestModel, type_of
+from server.json_model import (
+    OBJECT,
+    ByType,
+    RequestModel,
+    any_of,
+    at_most,
+    of_type,
+    present,
+    type_of,
+)
 
 MAX_ITEMS = 10_000
 
@@ -228,13 +236,6 @@ def _as_items(value: object) -> object:
     return value
 
 
-def _few(metadata: object) -> object:
-    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
-        message = "at most {limit} entries"
-        raise PydanticCustomError("metadata", message, {"limit": MAX_METADATA})
-    return metadata
-
-
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Input = Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
 Metadata = Annotated[
@@ -242,7 +243,7 @@ Metadata = Annotated[
         Annotated[str, StringConstraints(max_length=64)],
         Annotated[str, StringConstraints(max_length=512)],
     ],
-    BeforeValidator(_few),
+    at_most(MAX_METADATA),
     Field(json_schema_extra={"maxProperties": MAX_METADATA}),
 ]
 
@@ -260,14 +261,7 @@ class ReasoningOptions(RequestModel):
 class TextFormat(RequestModel):
     """What form the text must have. Where there is a schema it is kept to, `strict` or not."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"enum": ["text", "json_object", None]}}},
-                {"properties": {"schema": {"type": "object"}}, "required": ["schema"]},
-            ]
-        }
-    )
+    model_config = any_of(of_type("text", "json_object", None), present(schema=OBJECT))
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = Field(None, max_length=256)

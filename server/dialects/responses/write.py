@@ -24,7 +24,7 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
-from server.generation.output_size import kept_bytes
+from server.generation.stream import kept_bytes
 from server.generation.tools import custom_input
 from server.http.stream import EVENT_STREAM, sse_event
 from server.record import RequestRecord

@@ -13,8 +13,7 @@ from server.parsing.lark import (
     json_arguments,
     json_call,
 )
-from server.parsing.parts import Calls, NotACall, indexed_id, short_id
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import Calls, NotACall, Reader, Reading, indexed_id, short_id
 
 
 def enclosed_object(end: str) -> ReadCalls:

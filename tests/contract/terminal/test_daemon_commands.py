@@ -76,6 +76,7 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
         model="m",
         client="2001:db8::8a2e:370:7334",
         key=None,
+        agent="Claude Code",
         sequences=1,
         prompt_tokens=131_072,
         cached_tokens=131_072,

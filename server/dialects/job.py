@@ -1,30 +1,129 @@
-"""Sends the response of a Job, whole or as a stream, in any dialect, once the model is loaded.
+"""What a dialect makes of a request: a Job, whose response is sent whole or by a StreamWriter, once
+the model is loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
-generation. Nothing of the request's body is held while the answer is written.
+generation. Nothing of the request's body is held while the response is written.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
+import jiter
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from engine.values.model import Tokenizer
+from engine.values.output import OutputEvent
+from engine.values.request import Request
 from server.activity import RequestTracker
-from server.budget import Reservation
-from server.dialects.base import Job, StreamWriter, generate_all, wire_json
 from server.dialects.errors import error_event
-from server.errors import to_api_error
-from server.generation.choice import Choice
-from server.generation.models import ServedModel
-from server.generation.output_size import rendering_bytes
-from server.generation.stream import Batch, generating
+from server.errors import ApiError, to_api_error
+from server.fairness import Reservation
+from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.plan import AnswerPlan
+from server.generation.requests import ServedModel
+from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
+from server.parsing.json_text import whole_characters
 from server.record import RequestRecord, output_of, request_record
 from server.service import Service
+
+
+def wire_json(body: BaseModel) -> bytes:
+    """The body as it is: it was built from typed values, so nothing validates it again.
+
+    Keys that were not set are left out; nulls that were set are sent.
+    """
+    return body.model_dump_json(exclude_unset=True).encode()
+
+
+class StreamWriter(Protocol):
+    """One streamed response as bytes. Empty bytes: there is nothing to send yet.
+
+    The status line goes out with the first bytes. Until then an error has a status of its own.
+    """
+
+    @property
+    def media_type(self) -> str: ...
+
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """The next steps of one choice, perhaps none. Called after each growth of its output, and
+        when it has finished.
+        """
+        ...
+
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        """The memory that it keeps of the events until its end, rendering included."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What is sent while nothing else is, so that no client or proxy gives up."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a response that failed after it had begun."""
+        ...
+
+    def end(self, usage: AnswerUsage) -> bytes:
+        """The end of a response, when every choice has finished."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client's request asks of the engine, and how the answers become its response.
+
+    It lives as long as the answer. It does not hold the request's body, which may be large.
+    """
+
+    model: ServedModel
+    requests: Sequence[Request]
+    render: Callable[[Sequence[Choice], AnswerUsage], bytes]
+    """Makes the whole response, as JSON. Called in a worker thread: it may be long."""
+    writer: Callable[[Sequence[Choice]], StreamWriter] | None = None
+    """Makes the writer of a stream of these choices. None: the response is sent whole."""
+    plan: AnswerPlan | None = None  # None: all text is content
+    tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
+
+    def choices(self) -> list[Choice]:
+        """An empty answer for each sequence, in the order of the requests."""
+        return [
+            Choice(self.plan, remember, self.tokenizer)
+            for request in self.requests
+            for remember in [partial(self.model.replays.remember, request.cache_salt)] * request.n
+        ]
+
+    def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
+        """What the choices, which are all of the response, have used."""
+        return answer_usage(choices, self.requests[0].n)
+
+
+async def generate_all(
+    job: Job, output: Reservation, record: RequestRecord, tracker: RequestTracker
+) -> list[Choice]:
+    """All sequences, complete, in order. Raises ApiError where they are too large."""
+    choices = job.choices()
+    with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
+        async for batch in inbox:
+            for index, events in batch.items():
+                output.add(sum(map(kept_bytes, events)))
+                choices[index].feed(events)
+    record.usage = job.usage(choices)
+    return choices
+
+
+def as_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; of one that was cut off, as much as there is."""
+    try:
+        value = jiter.from_json(whole_characters(text).encode(), partial_mode=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
 
 Begin = Callable[[ServedModel], Awaitable[Response]]
 """Makes the response when the model is there. Raises what there is to say to the client."""
@@ -44,7 +143,7 @@ COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 async def when_loaded(
     name: str,
     begin: Begin,
-    http: Request,
+    http: HttpRequest,
     service: Service,
     keep_alive: KeepAlive | None = None,
 ) -> Response:
@@ -78,7 +177,7 @@ async def when_loaded(
     )
 
 
-async def respond(job: Job, http: Request, service: Service) -> Response:
+async def respond(job: Job, http: HttpRequest, service: Service) -> Response:
     """A stream where the job has a writer, else the whole response. Sending it raises what the
     engine raises, and ApiError when a whole answer grows too large.
     """
@@ -115,7 +214,7 @@ class WholeResponse(Response):
 
 
 async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, http: Request, service: Service
+    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest, service: Service
 ) -> Response:
     """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
 
