@@ -78,9 +78,14 @@ def chat(
         ),
     ] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling: the share of probability to sample from."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed; the same seed gives the same answer.")
     ] = None,

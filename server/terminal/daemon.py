@@ -1,4 +1,4 @@
-"""`rootstock ps`, `load` and `unload`: the models and requests of the daemon that runs."""
+"""`rootstock ps`, `load` and `unload`: the models and requests of the running daemon."""
 
 from typing import Annotated
 
@@ -31,16 +31,14 @@ CLIENT_CHARACTERS = 14
 MODEL_HEADS = ("model", "state", "requests", "idle")
 HEADS = ("request", "status", "client", "prompt", "cached", "answer", "age")
 
-DaemonModel = Annotated[
-    str, typer.Argument(help="As the daemon calls it; `rootstock ps` lists all.")
-]
+DaemonModel = Annotated[str, typer.Argument(help="A name of the model, see `rootstock ps`.")]
 
 
 @command
 def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Have the running daemon load a model, and wait until it is ready.
+    """Load a model in the running daemon, and wait until it is ready.
 
-    Others make room as they would for a request.
+    Idle models are unloaded to make room, as for a request.
     """
     with daemon_at(url, api_key, model) as (daemon, _):
         loaded = daemon.load(model)
@@ -50,9 +48,9 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
 
 @command
 def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Have the running daemon unload a model, and wait until its memory is free.
+    """Unload a model in the running daemon, and wait until its memory is free.
 
-    What it has accepted ends before. The next request that names it loads it again.
+    Its running requests finish first. The next request that names the model loads it again.
     """
     with daemon_at(url, api_key, model) as (daemon, _):
         unloaded = daemon.unload(model)
@@ -61,7 +59,9 @@ def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> N
 
 @command
 def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what runs: the daemon, its models, the cache of the first, and every live request."""
+    """Show the running daemon: its models and their memory, the cache of the first model, and every
+    live request.
+    """
     with daemon_at(url, api_key) as (daemon, endpoint):
         live, pool = daemon.requests(), daemon.models()
         first_is_ready = pool.models[0].state is State.READY

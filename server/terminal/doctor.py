@@ -51,14 +51,14 @@ def doctor(
         bool,
         typer.Option(
             "--measure",
-            help="Measure for ten minutes at most, and write a report to send with an issue.",
+            help="Measure for at most ten minutes, and write a report to attach to an issue.",
         ),
     ] = False,
     into: Annotated[
         Path, typer.Option(help="The folder of the report.", callback=_writable)
     ] = Path(),
 ) -> None:
-    """Print what the machine offers, and what the KV budget comes to in tokens.
+    """Show what this machine offers a model: its memory, and how many tokens the KV cache holds.
 
     With --measure: how fast the device attends, decodes and gathers, what memory that takes, and
     whether every architecture passes the check at load. The report has no path, no name of a user,
@@ -70,9 +70,9 @@ def doctor(
             report = describe_machine(config)
         except ModelError as error:  # MLX does not start
             raise TerminalError(str(error)) from error
+        if report.problem:
+            raise TerminalError(f"cannot serve {report.model}: {report.problem}")
     show(machine_table(report))
-    if report.problem:
-        raise typer.Exit(1)
     if measure:
         _measure(config, into)
 
@@ -86,7 +86,10 @@ def _measure(config: EngineConfig, into: Path) -> None:
 
 
 def machine_table(report: MachineReport) -> RenderableType:
-    """What the machine offers the configured model, and what memory that takes there."""
+    """What the machine offers the configured model, and what memory that takes there. For a report
+    without a problem.
+    """
+    assert report.memory is not None, "a report without a problem has it"
     rows = [
         ("device", report.device),
         (
@@ -98,9 +101,6 @@ def machine_table(report: MachineReport) -> RenderableType:
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
     ]
-    if report.memory is None:
-        rows.append(("problem", report.problem))
-        return facts(rows)
     context = f"{report.context_tokens:,} tokens"
     if report.context_tokens < report.max_context_tokens:
         context += f" of the model's {report.max_context_tokens:,}"

@@ -277,12 +277,13 @@ REPORT = MachineReport(
 )
 
 
-def test_doctor_prints_a_problem_as_it_is() -> None:
-    console = Console(record=True, width=100, file=StringIO())
-    console.print(machine_table(replace(REPORT, memory=None, problem="no [/bold] in models[0]")))
-    text = console.export_text()
-    assert "no [/bold] in models[0]" in text
-    assert "KV cache" not in text
+def test_doctor_prints_a_problem_as_it_is_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = replace(REPORT, memory=None, problem="no [/bold] in models[0]; `rootstock pull` it")
+    monkeypatch.setattr("server.terminal.doctor.describe_machine", lambda config: report)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    said = "error: cannot serve tiny: no [/bold] in models[0]; `rootstock pull` it\n"
+    assert result.stderr == said
 
 
 def test_doctor_says_what_the_budget_comes_to() -> None:
