@@ -46,7 +46,7 @@ serve: free-port $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, opti
 free-port:
 	@$(PYTHON) tools/free_port.py "$(PORT)" $(ARGS)
 
-chat: $(VENV)/.runtime  ## talk to the daemon that runs, else to one of its own; --url: to any server
+chat: $(VENV)/.runtime  ## talk to the running daemon, else to one of its own; --url: to any server
 	$(BIN)/rootstock chat $(ARGS)
 
 doctor: $(VENV)/.runtime  ## what this machine offers

@@ -44,9 +44,9 @@ from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathere
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME, EngineConfig
-from engine.values.stats import MachineReport, ModelMemory
+from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 
 LARGE_WEIGHT = 1 << 20
 """Weights of this many numbers or more are replaced by zeros while kernels are built."""
@@ -126,6 +126,7 @@ def assemble_opened(
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
+    report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
@@ -140,6 +141,7 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
+    report("measuring compiled decodes…")
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
@@ -170,7 +172,8 @@ def assemble_opened(
         reranker=pooled.reranker,
         adapters=loaded.adapters,
     )
-    report(f"tasks: {', '.join(card.tasks)}")
+    if card.tasks != (Task.GENERATE,):
+        report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
     return Backend(
         runner=runner,

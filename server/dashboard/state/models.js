@@ -22,7 +22,8 @@ const WORDS = {
 
 /** The model's state, in words. */
 export function wordsOf({ state, progress }) {
-  return state === "unloaded" && progress !== null ? "is being fetched" : WORDS[state];
+  if (state !== "unloaded" || progress === null) return WORDS[state];
+  return progress.endsWith("fetched") ? "is being fetched" : "is about to be loaded";
 }
 
 /** Loads and unloads, and keeps what the daemon had against it. `onChange` is called for both. */
