@@ -41,7 +41,7 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
     Idle models are unloaded to make room, as for a request.
     """
     with daemon_at(url, api_key, model) as (daemon, _):
-        loaded = daemon.load(model)
+        loaded = daemon.change("load", model)
     memory = f", {bytes_text(loaded.memory.total_bytes)}" if loaded.memory is not None else ""
     typer.echo(f"{loaded.id} is {loaded.state}{memory}")
 
@@ -53,7 +53,7 @@ def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> N
     Its running requests finish first. The next request that names the model loads it again.
     """
     with daemon_at(url, api_key, model) as (daemon, _):
-        unloaded = daemon.unload(model)
+        unloaded = daemon.change("unload", model)
     typer.echo(f"{unloaded.id} is {unloaded.state}")
 
 
