@@ -19,10 +19,8 @@ from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
-from server.dialects import tokens
+from server.dialects import completions, embeddings, tokens
 from server.dialects.chat import routes as chat
-from server.dialects.completions import routes as completions
-from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
     handle_client_disconnected,

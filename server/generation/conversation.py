@@ -13,9 +13,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.values.request import Grammar
 from server.errors import UNSUPPORTED
-from server.generation.request_fields import PromptRequest, SampledRequest
+from server.generation.request_fields import PromptRequest, SampledRequest, Structure
 from server.generation.tools import (
     CustomToolCall,
     FunctionCall,
@@ -199,10 +198,6 @@ class Conversation(PromptRequest):
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value
-
-
-Structure = tuple[str, Grammar]
-"""The field that asked for a grammar, for errors, and the grammar that the answer must match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import Request as HttpRequest
-from pydantic_core import to_json
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError, to_json
 from starlette.responses import Response
 
 from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Request
-from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import (
     COMMENTS,
     Job,
-    respond,
     respond_without_engine,
     when_loaded,
 )
@@ -27,6 +26,8 @@ from server.dialects.openai import (
     LOWEST_LOGPROB,
     ChunkWriter,
     RenderedRequests,
+    UsageBody,
+    WireFinishReason,
     check_requests,
     rendered_request,
     response_fields,
@@ -35,9 +36,107 @@ from server.dialects.openai import (
     wire_finish_reason,
 )
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
-from server.generation.requests import ServedModel, prepare_completion
+from server.generation.request_fields import (
+    MAX_PROMPTS,
+    GenerationRequest,
+    NoSuffix,
+    Prompt,
+    TokenLimit,
+    WirePrompt,
+    parse_prompts,
+)
+from server.generation.requests import ServedModel, TextCompletion, prepare_completion
 from server.generation.stream import TOKEN_BYTES
-from server.service import RecordDependency, ServiceDependency
+from server.generation.tools import MAX_TOOLS
+from server.json_model import SparseModel, refused
+from server.service import Context
+
+WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
+NoTools = SkipJsonSchema[
+    Annotated[list[Any], Field(max_length=MAX_TOOLS), refused("only chat completions have tools")]
+]
+
+
+class CompletionRequest(GenerationRequest):
+    EXAMPLE: ClassVar = {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0}
+
+    prompt: Prompts | None = None
+    max_tokens: TokenLimit | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: NoSuffix = ""
+    tools: NoTools = Field(default_factory=list)
+    functions: NoTools = Field(default_factory=list)
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_at_least_n(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n, stream = info.data.get("n", 1), info.data.get("stream", False)
+        if best_of is not None and best_of < n:
+            raise PydanticCustomError("best_of", "must be at least n ({n})", {"n": n})
+        if best_of is not None and best_of > n and stream:
+            raise PydanticCustomError("best_of", "cannot be above n with stream")
+        return best_of
+
+    @property
+    def completion(self) -> TextCompletion:
+        """What the body asks for, without its fields of the answer's form."""
+        return TextCompletion(
+            prompts=self.prompt or [""],
+            sampling=self,
+            structure=self.structure,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            best_of=self.best_of,
+            logprobs=self.logprobs,
+            echo=self.echo,
+        )
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason | None  # null before the last: clients expect the key
+
+
+class CompletionChunk(SparseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageBody | None = None  # set in the last chunk, with include_usage
+
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 
@@ -200,43 +299,28 @@ router = Endpoints()
 render_router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/v1/completions",
-    answer=Completion,
-    stream=chunks(CompletionChunk),
-    errors=GENERATION_ERRORS,
-)
-async def create_completion(
-    body: CompletionRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
-
-    async def begin(model: ServedModel) -> Response:
-        requests, echoes = await prepare_completion(body.completion, model, record)
-        form = CompletionForm(body, model, requests, echoes, record.id)
+@router.generation("/v1/completions", answer=Completion, stream=chunks(CompletionChunk))
+async def create_completion(body: CompletionRequest, context: Context) -> Response:
+    async def make(model: ServedModel) -> Job:
+        requests, echoes = await prepare_completion(body.completion, model, context.record)
+        form = CompletionForm(body, model, requests, echoes, context.record.id)
         writer = form.writer if body.stream else None
-        job = Job(model=model, requests=requests, render=form.whole, writer=writer)
-        return await respond(job, http, service)
+        return Job(model=model, requests=requests, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @render_router.endpoint(
     "POST", "/v1/completions/render", answer=RenderedRequests, errors=MODEL_ERRORS
 )
-async def render_completion(
-    body: CompletionRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def render_completion(body: CompletionRequest, context: Context) -> Response:
     """One entry for each prompt."""
-    model = await service.model(body.model, record)
-    service.check_priority(body.priority)
-    requests, _ = await prepare_completion(body.completion, model, record)
-    await check_requests(requests, model, record)
+    model = await context.model(body.model)
+    requests, _ = await prepare_completion(body.completion, model, context.record)
+    await check_requests(requests, model, context.record)
     return await respond_without_engine(
         lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),
         TOKEN_BYTES * sum(len(each.prompt) for each in requests),
-        http,
-        service,
+        context,
     )
