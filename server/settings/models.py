@@ -48,8 +48,8 @@ class EngineSettings(BaseModel):
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="How to sample where a request does not say: auto, as the model's "
-        "generation_config.json does; none, from the model's own distribution.",
+        description="Sampling defaults: auto takes them from the model's generation_config.json, "
+        "none uses temperature 1.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         None,
@@ -76,8 +76,8 @@ class EngineSettings(BaseModel):
         1024,
         ge=1,
         le=1_000_000,
-        description="Sequences that may queue before requests are refused; of one client at most "
-        "as many as places are free.",
+        description="Queue length, in sequences, beyond which requests are refused with a 429. One "
+        "client may queue at most as many as places are left.",
     )
     step_tokens: int = Field(
         512,
@@ -294,13 +294,12 @@ class ResidencySettings(BaseModel):
     )
     pinned: bool = Field(
         False,
-        description="Never unload the model for its age or for another model, and load it again "
-        "if its process dies.",
+        description="Never unload this model, neither when idle nor to make room; restart it if "
+        "its process dies.",
     )
     preload: bool = Field(
         True,
-        description="Load the model at start if it fits next to the others; else it is loaded "
-        "when a request names it.",
+        description="Load this model at start if there is room; else on first use.",
     )
 
 

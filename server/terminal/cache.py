@@ -19,6 +19,7 @@ from server.terminal.console import (
     NotLoaded,
     TerminalError,
     bytes_text,
+    counted,
     errors_printed,
     facts,
     fullness_text,
@@ -36,7 +37,7 @@ from server.terminal.endpoint import (
     daemon_at,
 )
 
-DIRECTORY = "What --disk-cache names."
+DIRECTORY = "The folder that --disk-cache names."
 
 KINDS = ("kv", "replays", "responses")
 TIERS = ("memory", "disk")
@@ -62,12 +63,12 @@ cache = command_group()
 
 @cache.callback(no_args_is_help=True)
 def about() -> None:
-    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
+    """Show, clear or check the KV cache of the running daemon, or the folder of a disk cache."""
 
 
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what the cache holds, and how much it has saved."""
+    """Show what a model's cache holds, and how much it has saved."""
     with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
@@ -92,7 +93,7 @@ def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey 
 def clear(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may use it."),
     ] = None,
     tiers: Annotated[
         str | None,
@@ -133,7 +134,7 @@ def clear(
 
 @cache.command()
 def du(directory: Directory) -> None:
-    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
+    """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
     with _disk_errors_printed():
         uses = disk_store.du(directory)
     if uses:
@@ -153,9 +154,9 @@ def du(directory: Directory) -> None:
 
 @cache.command()
 def verify(directory: Directory) -> None:
-    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+    """Read all of a disk cache and compare it with its checksums. No daemon may use it.
 
-    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
     """
     is_sound = True
     with _disk_errors_printed():
@@ -169,17 +170,19 @@ def verify(directory: Directory) -> None:
 @cache.command()
 def probe(
     text: Annotated[
-        str | None, typer.Argument(help="A user's message. Without it standard input is read.")
+        str | None, typer.Argument(help="A user's message. Default: standard input.")
     ] = None,
-    system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
-    cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="TEXT is a whole prompt, as in /v1/completions.")
+    ] = False,
+    cache_salt: Annotated[str, typer.Option(help="The requests' cache_salt.")] = "",
     model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
-    loaded for it.
+    """Show how much of a prompt is cached. Nothing is computed; a model that is not loaded is
+    loaded.
     """
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
@@ -210,12 +213,8 @@ def _cleared(
 
 
 def _remembered_text(remembered: Remembered) -> str:
-    answers = _counted(remembered.replays, "answer")
-    return f"{answers} with tool calls, {_counted(remembered.responses, 'stored response')}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    answers = counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
 
 
 @contextmanager

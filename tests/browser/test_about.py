@@ -122,7 +122,7 @@ def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit, se
     for name in ("curl", "Python", "Variables", *AGENTS):
         assert "YOUR_KEY" in told[name]
     expect(page.locator("#daemon")).to_be_visible()
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     assert KEY not in page.content()
     expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
 
@@ -170,7 +170,7 @@ def test_the_panel_tells_model_context_dtype_memory_and_settings(
     expect(changed.get_by_role("row")).to_have_count(3)
     expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")
     expect(changed.get_by_role("row").filter(has_text="max_body_bytes")).to_contain_text("1 MiB")
-    panel.get_by_text("as they are by default").click()
+    panel.get_by_text("at their default values").click()
     rows = panel.get_by_role("row")
     expect(rows).to_have_count(len(Settings.model_fields))
 
@@ -189,13 +189,13 @@ def test_a_clear_says_what_it_keeps_and_forgets_it_where_that_is_asked(
     page.get_by_role("button", name="Clear the cache").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("1 conversation of /v1/responses")
-    expect(dialog).to_contain_text("0 answers with tool calls")
+    expect(dialog).to_contain_text("0 answers kept as tokens")
     expect(dialog.get_by_role("checkbox", name="Stored responses")).not_to_be_checked()
-    expect(dialog.get_by_role("checkbox", name="Replays")).not_to_be_checked()
+    expect(dialog.get_by_role("checkbox", name="Answers with tool calls")).not_to_be_checked()
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     assert engine.cleared.empty()
-    clear(page, "Replays", "Stored responses")
+    clear(page, "Answers with tool calls", "Stored responses")
     assert engine.cleared.empty()
     remembered = remembering.get("/admin/daemon").json()["remembered"]
     assert remembered == {"replays": 0, "responses": 0}
@@ -216,7 +216,7 @@ def test_axe_finds_nothing_grave_in_the_dialog_and_the_settings(
     visit: Visit, remembering: httpx.Client
 ) -> None:
     page = visit(str(remembering.base_url).rstrip("/"))
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     page.get_by_role("button", name="Clear the cache").click()
     expect(page.get_by_role("dialog")).to_contain_text("1 conversation")
     assert not grave(page)

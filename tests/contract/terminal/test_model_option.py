@@ -73,6 +73,16 @@ def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines
     assert (named.exit_code, named.stderr) == (0, "")
 
 
+def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
+    lines = [line.split() for line in run("ps", "--url", url).stdout.splitlines()]
+    assert lines[3][:4] == ["memory", "400.00", "MiB", "of"]
+    assert [line[:2] for line in lines[4:8]] == [
+        *(["model", "state"], ["one", "ready"], ["two", "unloaded"], ["three", "unloaded"])
+    ]
+    assert [line[0] for line in lines[8:]] == ["memory", "one"]
+    assert " ".join(lines[9]) == "one 20 MiB 50 MiB - 330 MiB - 400 MiB"
+
+
 LOOKS = [("cache", "stats"), ("top",)]
 
 
