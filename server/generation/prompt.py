@@ -231,7 +231,7 @@ def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, obje
 class Turn:
     """What one role says in a row, put together from a dialect's own parts."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ChatMessage] = field(default_factory=list)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from server.dialects.messages.schema import (
     CountTokensRequest,
@@ -23,7 +23,7 @@ from server.dialects.messages.schema import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from server.errors import InvalidField, invalid_field
+from server.errors import InvalidField
 from server.generation.conversation import Chat, Conversation
 from server.generation.prompt import ChatMessage, Roles, Turn
 from server.generation.request_fields import SampledRequest, Structure, of_schema
@@ -176,18 +176,14 @@ def _conversation(
 ) -> Conversation:
     system = _system(body.system, strip_billing_header=strip_billing_header)
     messages = chat_messages(system, body.messages, model.prompts.roles)
-    fields = {
-        "cache_salt": body.cache_salt,
-        "messages": messages,
-        "continue_final_message": messages[-1]["role"] == "assistant",
+    return Conversation.read(
+        cache_salt=body.cache_salt,
+        messages=messages,
+        continue_final_message=messages[-1]["role"] == "assistant",
         **_tools(body.tools),
         **_choice(body.tool_choice),
         **_reasoning(body, reasons=model.planner.reasons),
-    }
-    try:
-        return Conversation.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_field(error) from None
+    )
 
 
 def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Chat:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeGuard
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from server.dialects.responses.answer import unseal
 from server.dialects.responses.schema import (
@@ -27,7 +27,7 @@ from server.dialects.responses.schema import (
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
-from server.errors import ApiError, InvalidField, invalid_field
+from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat, Conversation
 from server.generation.prompt import ChatMessage, Roles, Turn
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
@@ -211,18 +211,14 @@ def _conversation(
     tools: RequestTools,
     roles: Roles,
 ) -> Conversation:
-    fields = {
-        "cache_salt": body.cache_salt,
-        "messages": chat_messages(body.instructions, items, roles),
-        "tools": tools.functions,
-        "tool_choice": chat_choice(body.tool_choice),
-        "reasoning_effort": body.reasoning.effort,
-        "chat_template_kwargs": body.chat_template_kwargs,
-    }
-    try:
-        return Conversation.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_field(error) from None
+    return Conversation.read(
+        cache_salt=body.cache_salt,
+        messages=chat_messages(body.instructions, items, roles),
+        tools=tools.functions,
+        tool_choice=chat_choice(body.tool_choice),
+        reasoning_effort=body.reasoning.effort,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
 
 
 _ITEMS = TypeAdapter(list[ConversationItem])
