@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,6 +29,7 @@ from server.generation.request_fields import SampledRequest, Structure, of_schem
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS
 from server.record import RequestRecord
+from server.settings import Settings
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
 
@@ -143,53 +143,14 @@ log = logging.getLogger("rootstock.messages")
 Fields = dict[str, Any]
 
 
-async def as_chat(
-    body: MessagesRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    *,
-    strip_billing_header: bool,
+def as_chat(
+    body: MessagesRequest, model: ServedModel, record: RequestRecord, settings: Settings
 ) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
-
-    def read() -> Chat:
-        record.cache_marks = body.cache_control_count
-        return _chat(body, _conversation(body, model, strip_billing_header), model)
-
-    return await model.workers.prepare(record, read)
-
-
-async def conversation(
-    body: CountTokensRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    *,
-    strip_billing_header: bool,
-) -> Conversation:
-    """What makes the prompt. Raises ApiError (400)."""
-    read = partial(_conversation, body, model, strip_billing_header)
-    return await model.workers.prepare(record, read)
-
-
-def _conversation(
-    body: CountTokensRequest, model: ServedModel, strip_billing_header: bool
-) -> Conversation:
-    system = _system(body.system, strip_billing_header=strip_billing_header)
-    messages = chat_messages(system, body.messages, model.prompts.roles)
-    return Conversation.read(
-        cache_salt=body.cache_salt,
-        messages=messages,
-        continue_final_message=messages[-1]["role"] == "assistant",
-        **_tools(body.tools),
-        **_choice(body.tool_choice),
-        **_reasoning(body, reasons=model.planner.reasons),
-    )
-
-
-def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Chat:
+    record.cache_marks = body.cache_control_count
     choice = body.tool_choice
     return Chat(
-        conversation=prompt,
+        conversation=conversation(body, model, settings),
         sampling=_sampling(body),
         max_tokens=body.max_tokens or None,  # with 0 the answer is left out
         structure=_structure(body),
@@ -198,11 +159,20 @@ def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Ch
     )
 
 
-def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:
-    said = block_texts(blocks)
-    if strip_billing_header:
-        said = [_without_billing_line(text) for text in said]
-    return [text for text in said if text]
+def conversation(body: CountTokensRequest, model: ServedModel, settings: Settings) -> Conversation:
+    """What makes the prompt. Raises ApiError (400)."""
+    system = block_texts(body.system)
+    if settings.strip_billing_header:
+        system = [_without_billing_line(text) for text in system]
+    messages = chat_messages(filter(None, system), body.messages, model.prompts.roles)
+    return Conversation.read(
+        cache_salt=body.cache_salt,
+        messages=messages,
+        continue_final_message=messages[-1]["role"] == "assistant",
+        **_tools(body.tools),
+        **_choice(body.tool_choice),
+        **_reasoning(body, reasons=model.planner.reasons),
+    )
 
 
 def _without_billing_line(text: str) -> str:
