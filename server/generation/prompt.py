@@ -19,6 +19,8 @@ from server.record import RequestRecord
 from server.workers import Workers
 
 NO_EFFORT = "none"
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that templates do not know, as the highest that they do."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 

@@ -24,7 +24,7 @@ from server.dialects.messages.schema import (
 )
 from server.errors import InvalidField
 from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import ChatMessage, Roles, Turn
+from server.generation.prompt import EFFORTS, ChatMessage, Roles, Turn
 from server.generation.request_fields import SampledRequest, Structure, of_schema
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS
@@ -127,8 +127,6 @@ def _check_blocks(message: MessageParam, place: str) -> None:
 
 BILLING_LINE = "x-anthropic-billing-header:"
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"xhigh": "high", "max": "high"}
-"""Anthropic's efforts that templates do not know, as the highest that they do."""
 
 SAME = {
     *("model", "stream", "temperature", "top_p", "top_k"),

@@ -16,7 +16,7 @@ from server.dialects.ollama.schema import (
 from server.errors import UNSUPPORTED, invalid, refused_field
 from server.generation.conversation import Chat, Conversation
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
-from server.generation.prompt import ChatMessage, Turn
+from server.generation.prompt import EFFORTS, ChatMessage, Turn
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
@@ -94,9 +94,6 @@ PASSTHROUGH_OPTIONS = {
     "stop",
 }
 """Options with the same name in a SampledRequest."""
-
-EFFORTS = {"max": "high"}
-"""Ollama's efforts that templates do not know, as the highest that they do."""
 
 Fields = dict[str, Any]
 

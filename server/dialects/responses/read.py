@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeGuard
@@ -14,6 +14,7 @@ from server.dialects.responses.schema import (
     ConversationItem,
     CustomToolCallItem,
     FunctionCallItem,
+    FunctionTool,
     InputTokensRequest,
     ItemReference,
     MediaContent,
@@ -26,11 +27,12 @@ from server.dialects.responses.schema import (
     ToolOutputItem,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
-from server.dialects.responses.tools import RequestTools, chat_choice, function_name
+from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat, Conversation
 from server.generation.prompt import ChatMessage, Roles, Turn
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
+from server.generation.requests import ServedModel
 from server.generation.tools import custom_arguments
 from server.json_model import check_json_size
 
@@ -246,16 +248,19 @@ def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str)
 
 def read_input(
     body: InputTokensRequest,
-    tools: RequestTools,
-    roles: Roles,
+    model: ServedModel,
     store: ResponseStore,
     owner: str,
     max_bytes: int,
+    is_strict: Callable[[FunctionTool], bool] = is_enforceable,
 ) -> ReadInput:
-    """Called in a worker thread. Raises ApiError (400) for what makes no prompt, for references to
-    what is not stored, and for more than `max_bytes` of what is: a short body can refer to long
-    items, and to each of them often.
+    """Called in a worker thread. `is_strict` decides for functions whose `strict` is left out.
+
+    Raises ApiError (400) for what makes no prompt, for references to what is not stored, and for
+    more than `max_bytes` of what is: a short body can refer to long items, and to each of them
+    often.
     """
+    tools = RequestTools(body.tools, is_strict)
     before = _previous(body.previous_response_id, store, owner)
     earlier = list(before or ())
     stored = [*earlier, *_referenced(body, store, owner)]
@@ -263,7 +268,7 @@ def read_input(
     parsed = iter(_ITEMS.validate_json(_json(stored)))
     history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
-    prompt = _conversation(body, [*history, *items], tools, roles)
+    prompt = _conversation(body, [*history, *items], tools, model.prompts.roles)
     return ReadInput(prompt, tools, items, before)
 
 
