@@ -124,4 +124,4 @@ async def fetch_repository(repository: str, progress: Progress) -> None:
     finally:
         process.kill()  # does nothing to one that has ended
         process.wait()
-    raise ModelError(f"{repository} was not fetched: the download's process has ended")
+    raise ModelError("the download's process has ended")

@@ -28,6 +28,10 @@ class RequestSummary(BaseModel):
         description="An address, or the name of the API key if there are several keys."
     )
     key: str | None = Field(description="The name of its API key.")
+    agent: str | None = Field(
+        description="The program that sent it, by its User-Agent header: `Claude Code`, `curl`. "
+        "At most 49 characters. Null without that header."
+    )
     sequences: int = Field(description="Requested sequences: `n` of each prompt.")
     prompt_tokens: int = Field(description="Tokens of all its prompts.")
     cached_tokens: int = Field(description="Prompt tokens found in the cache.")
@@ -64,14 +68,15 @@ class LiveRequests(BaseModel):
 
 
 class FinishedRequest(RequestSummary):
-    """A request that was submitted to the engine, and that is over."""
+    """A request that is over: an engine answered it, or it was refused before it reached one."""
 
     number: int = Field(
         description="Requests are numbered from 1 in the order in which they ended."
     )
     time: float = Field(description="Its end, in seconds since the epoch.")
     seconds: float = Field(
-        description="From its submission to the engine to its end, sending included."
+        description="From its submission to the engine, or of a refused request from its "
+        "arrival, to its end, sending included."
     )
     status: int = Field(
         description="The HTTP status of the result, also of an error in a stream that had begun: "
@@ -148,7 +153,11 @@ class PooledModelInfo(BaseModel):
         description="Until it is unloaded if no other request uses it. Null: it is not loaded, or "
         "stays loaded."
     )
-    pinned: bool
+    pinned: bool = Field(description="Whether the settings say that it is never unloaded.")
+    alarms: list[str] = Field(
+        description="What has failed or is slower than it could be, each with what to do about it. "
+        "Empty while it is not loaded."
+    )
     load_seconds: float | None = Field(description="How long the last load took.")
     retry_seconds: float | None = Field(
         description="Until a model that failed may be loaded again."
@@ -278,6 +287,8 @@ class TreeRequest(_FromEngine):
     namespace: str
     state: Literal["waiting", "loading", "running"]
     """`loading`: waits for a load from disk; `waiting`: for anything else."""
+    waits_for: WaitReason | None = None
+    """Null while it runs."""
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int

@@ -315,7 +315,7 @@ class Scheduler:
         decoding = [*self.sequences.decoding, *lasts]
         if self.store.available_blocks < len(decoding):  # some may be refused a block
             decoding = by_rows(decoding, self.running)
-        n_rows = n_keys = 0
+        n_rows = n_keys = n_listed = 0
         for sequence in decoding:
             lease = sequence.lease
             if lease is None:
@@ -332,9 +332,10 @@ class Scheduler:
                 step.add(sequence, sequence.decode)
                 n_rows += 1
                 n_keys += start + 1
+                n_listed += sequence.request.sampling.top_logprobs is not None
         if n_rows:
             step.budget_tokens -= n_rows
-            step.budget.add_decodes(n_rows, n_keys)
+            step.budget.add_decodes(n_rows, n_keys, n_listed)
 
     def _add_prefills(self, step: Step) -> None:
         """Add a chunk of each client in turn, and again, as long as there is budget."""
@@ -392,11 +393,12 @@ class Scheduler:
         row = prefill_row(sequence, start, n_tokens)
         step.add(sequence, row)
         step.budget_tokens -= n_tokens
+        is_listed = row.samples and sequence.request.sampling.top_logprobs is not None
         if n_tokens == 1:  # computed with the decodes
-            step.budget.add_decodes(1, start + 1)
+            step.budget.add_decodes(1, start + 1, int(is_listed))
         else:
-            n_scored = len(row.score.next_tokens) if row.score is not None else 0
-            step.budget.add_chunk(start, n_tokens, n_scored)
+            n_scored = is_listed + (len(row.score.next_tokens) if row.score is not None else 0)
+            step.budget.add_chunk(start, n_tokens, n_scored, is_pooled=row.pooling is not None)
         if not sequence.unplanned_tokens:
             self.sequences.planned(sequence)
 

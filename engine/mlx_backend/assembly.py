@@ -44,9 +44,10 @@ from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathere
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME, EngineConfig
-from engine.values.stats import MachineReport, ModelMemory
+from engine.values.stats import MachineReport, ModelMemory, readable_bytes
+from kvstore.sizes import StorageSizes
 
 LARGE_WEIGHT = 1 << 20
 """Weights of this many numbers or more are replaced by zeros while kernels are built."""
@@ -126,6 +127,7 @@ def assemble_opened(
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
+    report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
@@ -140,6 +142,7 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
+    report("measuring compiled decodes…")
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
@@ -169,8 +172,11 @@ def assemble_opened(
         embedder=pooled.embedder,
         reranker=pooled.reranker,
         adapters=loaded.adapters,
+        batching=_batching(execution),
+        slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
-    report(f"tasks: {', '.join(card.tasks)}")
+    if card.tasks != (Task.GENERATE,):
+        report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
     return Backend(
         runner=runner,
@@ -187,6 +193,34 @@ def assemble_opened(
         rest=rest,
         release_thread=partial(release_thread, decode),
     )
+
+
+def _batching(execution: Execution) -> str:
+    """The card's `batching`."""
+    name = f"{execution.batching.name}, {execution.attention.name} attention"
+    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
+
+
+def _slowdowns(
+    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
+) -> Iterator[str]:
+    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
+    if problem:
+        yield (
+            f"MLX fuses no operations, so all steps take longer: {problem}. "
+            "Mend that, and start the daemon again."
+        )
+    if execution.attention is not preferred:
+        yield (
+            f"Steps take longer, because attention is {execution.attention.name} and not "
+            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
+            "Try newer versions of mlx and mlx-lm, or report the model."
+        )
+    if sizes.states is not None and not sizes.states.saved:
+        yield (
+            "No recurrent state can be saved, so no prompt is resumed from the cache. "
+            "Raise kv_cache_bytes or lower max_running."
+        )
 
 
 def _decode_path(

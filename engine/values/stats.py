@@ -182,12 +182,14 @@ class DecodeStats:
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
+    `problem` says what has failed if decodes are eager for that alone; else it is empty.
     """
 
     why: str
     steps: int
     compiled_steps: int
     is_chosen: bool = True
+    problem: str = ""
 
 
 DISK_FAULTS = tuple(fault.value for fault in Fault)

@@ -16,10 +16,10 @@ from engine.launch import clear_unloaded
 from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
-from server.dialects.delivery import json_response
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
-from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
+from server.dialects.tokens import PromptOrChat, prompt_tokens
 from server.errors import ApiError, InvalidField, not_loaded
 from server.generation.prompt import check_prompt
 from server.models.model import LoadedModel, Model

@@ -1,28 +1,25 @@
 """`POST /v1/cache/warm`: have a prompt computed before a client asks for it."""
 
-from fastapi import Request
-
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
 from server.errors import ApiError
 from server.generation.warming import Warmed, WarmRequest, warm, warm_request
 from server.http.stream import client_waiting
-from server.service import RecordDependency, ServiceDependency
+from server.service import Context
 
 router = Endpoints()
 
 
 @router.endpoint("POST", "/v1/cache/warm", errors=GENERATION_ERRORS)
-async def warm_cache(
-    body: WarmRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Warmed:
+async def warm_cache(body: WarmRequest, context: Context) -> Warmed:
     """Answers when the prompt is computed, which waits for all other requests. A client that leaves
     ends it; what is computed by then stays in the cache.
     """
+    service, record = context.service, context.record
     if body.pin and not service.is_admin(record):
         message = "pin: this needs an admin's API key."
         raise ApiError(403, message, param="pin", code="admin_key_needed")
-    async with client_waiting(http.receive):
-        model = await service.model(body.model, record)
+    async with client_waiting(context.http.receive):
+        model = await context.model(body.model)
         request = await warm_request(body, model, record)
         record.end_preparation()
         with service.tracker.answering(record, [request]) as tracked:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Self
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.api import EngineError, EngineStopped
@@ -16,10 +16,9 @@ from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from server.errors import SERVER, ApiError, invalid_field, refused_field
 from server.generation.conversation import MAX_MESSAGES, Conversation, Message
-from server.generation.models import ServedModel
 from server.generation.prompt import check_prompt
-from server.generation.requests import chat_tokens, check_task
-from server.json_model import NULL
+from server.generation.requests import ServedModel, check_task
+from server.json_model import NULL, any_of
 from server.record import Principal, RequestRecord
 
 FILE_CLIENT = "warm_prompts"
@@ -36,19 +35,12 @@ class WarmRequest(Conversation):
 
     EXAMPLE: ClassVar = {"messages": [{"role": "system", "content": "You are a careful reviewer."}]}
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {
-                    "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
-                    "required": ["messages"],
-                },
-                {
-                    "properties": {"messages": NULL, "prompt": {"type": "string"}},
-                    "required": ["prompt"],
-                },
-            ]
-        }
+    model_config = any_of(
+        {
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
+            "required": ["messages"],
+        },
+        {"properties": {"messages": NULL, "prompt": {"type": "string"}}, "required": ["prompt"]},
     )
 
     messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
@@ -103,9 +95,10 @@ async def _shared_tokens(
     """
     messages = conversation.messages
     if messages[-1].role in {"user", "tool", "function"} or conversation.continue_final_message:
-        return await chat_tokens(conversation, model, record)
+        return await model.prompts.chat(record, conversation, model.replays)
     first, second = [
-        await chat_tokens(_continued(conversation, text), model, record) for text in NEXT_USER_TEXTS
+        await model.prompts.chat(record, _continued(conversation, text), model.replays)
+        for text in NEXT_USER_TEXTS
     ]
     pairs = enumerate(zip(first, second, strict=False))
     n_shared = next((index for index, (one, other) in pairs if one != other), len(first))

@@ -16,6 +16,7 @@ from anyio import (
 )
 from anyio.abc import TaskGroup, TaskStatus
 
+from engine.api import ModelError
 from engine.values.stats import readable_bytes
 from server.models.model import Lease, LoadedModel, Model
 from server.models.policy import (
@@ -258,6 +259,9 @@ class ModelPool:
     async def _measure(self, model: Model) -> None:
         try:
             need_bytes = await self._measure_model(model)
+        except ModelError as error:  # about the model itself
+            log.error("cannot load %s: %s", model.name, error)
+            self._fail(model, str(error))
         except Exception as error:
             reason = (
                 f"how much memory it needs is unknown, so nothing shows that it fits into "

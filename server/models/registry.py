@@ -16,7 +16,7 @@ from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy, not_loaded
-from server.generation.models import ServedModel, served_models
+from server.generation.requests import ServedModel, served_models
 from server.generation.warming import warm_file
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model

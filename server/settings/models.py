@@ -28,7 +28,7 @@ from engine.values.settings import (
     DiskWrites,
     EngineConfig,
 )
-from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
 from server.settings.values import Adapters, Texts
 
@@ -49,8 +49,8 @@ class EngineSettings(BaseModel):
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="How to sample where a request does not say: auto, as the model's "
-        "generation_config.json does; none, from the model's own distribution.",
+        description="Sampling defaults: auto takes them from the model's generation_config.json, "
+        "none uses temperature 1.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         None,
@@ -77,8 +77,8 @@ class EngineSettings(BaseModel):
         1024,
         ge=1,
         le=1_000_000,
-        description="Sequences that may queue before requests are refused; of one client at most "
-        "as many as places are free.",
+        description="Queue length, in sequences, beyond which requests are refused with a 429. One "
+        "client may queue at most as many as places are left.",
     )
     step_tokens: int = Field(
         512,
@@ -216,7 +216,9 @@ class DiskCacheSettings(EngineSettings):
     def _there_are_prefixes_to_keep(self) -> Self:
         if self.disk_cache is not None and not self.prefix_cache:
             raise PydanticCustomError(
-                "disk_cache", "disk_cache: keeps what prefix_cache shares, which is turned off"
+                "disk_cache",
+                "disk_cache: needs the prefix cache, which is turned off (--no-prefix-cache, or "
+                "prefix_cache: false)",
             )
         return self
 
@@ -293,6 +295,15 @@ class ConversationSettings(BaseModel):
             raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
         return name
 
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _goes_with_tool_parser(cls, name: str, info: ValidationInfo) -> str:
+        tools = info.data.get("tool_parser", "none")
+        if not {tools, name} & {"auto", "none"} and not go_together(tools, name):
+            message = "cannot go together with the tool_parser {tools}"
+            raise PydanticCustomError("parser", message, {"tools": tools})
+        return name
+
 
 class ResidencySettings(BaseModel):
     """When a model is in memory."""
@@ -305,13 +316,12 @@ class ResidencySettings(BaseModel):
     )
     pinned: bool = Field(
         False,
-        description="Never unload the model for its age or for another model, and load it again "
-        "if its process dies.",
+        description="Never unload this model, neither when idle nor to make room; restart it if "
+        "its process dies.",
     )
     preload: bool = Field(
         True,
-        description="Load the model at start if it fits next to the others; else it is loaded "
-        "when a request names it.",
+        description="Load this model at start if there is room; else on first use.",
     )
 
 

@@ -71,6 +71,7 @@ class Agent:
     setup: Callable[[Target], Setup]
     first_request_tokens: int | None
     usual_arguments: tuple[str, ...] = ()  # used where the user gives none
+    calls_tools: bool = True
 
     @property
     def least_context_tokens(self) -> int:
@@ -336,7 +337,13 @@ _AGENTS = (
     Agent("claude", _npm("@anthropic-ai/claude-code"), claude_code, first_request_tokens=22_000),
     Agent("codex", _npm("@openai/codex"), codex, first_request_tokens=11_000),
     Agent("opencode", _npm("opencode-ai"), opencode, first_request_tokens=8_000),
-    Agent("aider", "`uv tool install aider-chat` brings it", aider, first_request_tokens=1_000),
+    Agent(
+        "aider",
+        "`uv tool install aider-chat` brings it",
+        aider,
+        first_request_tokens=1_000,
+        calls_tools=False,
+    ),
     Agent("qwen", _npm("@qwen-code/qwen-code"), qwen_code, first_request_tokens=20_000),
     Agent("copilot", _npm("@github/copilot"), copilot, first_request_tokens=12_000),
     Agent("pi", _npm("@earendil-works/pi-coding-agent"), pi, first_request_tokens=2_000),

@@ -1,7 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from server.terminal.console import (
     NotLoaded,
     TerminalError,
     bytes_text,
+    counted,
     errors_printed,
     facts,
     fullness_text,
@@ -36,7 +37,24 @@ from server.terminal.endpoint import (
     daemon_at,
 )
 
-DIRECTORY = "What --disk-cache names."
+DIRECTORY = "The folder that --disk-cache names."
+
+KINDS = ("kv", "replays", "responses")
+TIERS = ("memory", "disk")
+
+
+def _some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check of an option's value: some of these names, with commas between them."""
+
+    def check(value: str | None) -> str | None:
+        for given in [] if value is None else value.split(","):
+            if given not in names:
+                *first, last = names
+                raise typer.BadParameter(f"{given}: must be {', '.join(first)} or {last}")
+        return value
+
+    return check
+
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 
@@ -45,13 +63,13 @@ cache = command_group()
 
 @cache.callback(no_args_is_help=True)
 def about() -> None:
-    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
+    """Show, clear or check the KV cache of the running daemon, or the folder of a disk cache."""
 
 
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what the cache holds, and how much it has saved."""
-    with daemon_at(url, api_key) as (daemon, _):
+    """Show what a model's cache holds, and how much it has saved."""
+    with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
@@ -75,16 +93,18 @@ def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey 
 def clear(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may use it."),
     ] = None,
     tiers: Annotated[
-        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+        str | None,
+        typer.Option(callback=_some_of(TIERS), help="memory or disk. Default: both."),
     ] = None,
     what: Annotated[
         str | None,
         typer.Option(
+            callback=_some_of(KINDS),
             help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
-            "responses (stored ones), with commas between them. Without it kv."
+            "responses (stored ones), with commas between them. Default: kv.",
         ),
     ] = None,
     model: EachModelName = None,
@@ -98,7 +118,7 @@ def clear(
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         cleared = _cleared(daemon, tiers, what, model)
     for one in cleared.models:
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
@@ -107,12 +127,14 @@ def clear(
         disk = f"{bytes_text(cleared.disk_bytes_freed)} freed on disk"
         typer.echo(f"models that are not loaded: {disk}")
     typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
-    typer.echo(f"kept: {_remembered_text(cleared.kept)}")
+    kept = cleared.kept
+    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if kept.replays + kept.responses else ""
+    typer.echo(f"kept: {_remembered_text(kept)}{hint}")
 
 
 @cache.command()
 def du(directory: Directory) -> None:
-    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
+    """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
     with _disk_errors_printed():
         uses = disk_store.du(directory)
     if uses:
@@ -132,9 +154,9 @@ def du(directory: Directory) -> None:
 
 @cache.command()
 def verify(directory: Directory) -> None:
-    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+    """Read all of a disk cache and compare it with its checksums. No daemon may use it.
 
-    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
     """
     is_sound = True
     with _disk_errors_printed():
@@ -148,22 +170,24 @@ def verify(directory: Directory) -> None:
 @cache.command()
 def probe(
     text: Annotated[
-        str | None, typer.Argument(help="A user's message. Without it standard input is read.")
+        str | None, typer.Argument(help="A user's message. Default: standard input.")
     ] = None,
-    system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
-    cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="TEXT is a whole prompt, as in /v1/completions.")
+    ] = False,
+    cache_salt: Annotated[str, typer.Option(help="The requests' cache_salt.")] = "",
     model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
-    loaded for it.
+    """Show how much of a prompt is cached. Nothing is computed; a model that is not loaded is
+    loaded.
     """
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
     prompt = {"prompt": text} if raw else {"messages": _messages(system, text)}
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **prompt})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
 
@@ -189,7 +213,8 @@ def _cleared(
 
 
 def _remembered_text(remembered: Remembered) -> str:
-    return f"{remembered.replays:,} replays, {remembered.responses:,} stored responses"
+    answers = counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def launch(
     It gets its variables and arguments for this one time; its own files are left alone.
     """
     with errors_printed():
-        target = _target(endpoint_of(url, api_key, settings_or_exit({})), model)
+        target = _target(endpoint_of(url, api_key, settings_or_exit({}), model), model)
         if not force:
             _check_room(agent, target)
         setup = agent.setup(target)

@@ -1,4 +1,6 @@
-"""The cache's heaviest prefixes as the rows of a tree; prompts that share nothing are folded."""
+"""The cache's prefixes as the rows of a tree, held and heavy ones first; prompts that share nothing
+are folded.
+"""
 
 import heapq
 from collections import defaultdict
@@ -34,7 +36,8 @@ class Prefixes:
 
 
 def heaviest(picture: CacheTree, n_rows: int, most_alone: int = MOST_ALONE) -> Prefixes:
-    """At most `n_rows` nodes, chosen one by one: the heaviest node whose parent is chosen already.
+    """At most `n_rows` nodes, chosen one by one: the heaviest node whose parent is chosen already,
+    and before all others one that a running request holds. Siblings come in the same order.
 
     Prompts that share nothing are chosen last, and at most `most_alone` of them.
     """
@@ -46,7 +49,9 @@ def heaviest(picture: CacheTree, n_rows: int, most_alone: int = MOST_ALONE) -> P
     kept = set(heapq.nlargest(most_alone, alone, key=lambda root: (weights[root], -root)))
     chosen = _chosen(children, weights, n_rows, alone.keys(), alone.keys() - kept)
     drawn = {
-        parent: sorted((n for n in nodes if n.id in chosen), key=lambda n: -weights[n.id])
+        parent: sorted(
+            (n for n in nodes if n.id in chosen), key=lambda n: (not n.holders, -weights[n.id])
+        )
         for parent, nodes in children.items()
     }
     rows = list(_rows(drawn, weights))
@@ -101,16 +106,16 @@ def _chosen(
     """
     chosen: set[int] = set()
     open_nodes = [
-        (node.id in last, -weights[node.id], node.id)
+        (node.id in last, not node.holders, -weights[node.id], node.id)
         for node in children[None]
         if node.id not in never
     ]
     heapq.heapify(open_nodes)
     while open_nodes and len(chosen) < n_rows:
-        is_last, _, node_id = heapq.heappop(open_nodes)
+        is_last, *_, node_id = heapq.heappop(open_nodes)
         chosen.add(node_id)
         for child in children.get(node_id, ()):
-            heapq.heappush(open_nodes, (is_last, -weights[child.id], child.id))
+            heapq.heappush(open_nodes, (is_last, not child.holders, -weights[child.id], child.id))
     return chosen
 
 

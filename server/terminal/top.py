@@ -22,13 +22,16 @@ from server.terminal.console import (
     TERMINAL_ENDS,
     NotLoaded,
     TerminalError,
+    age_text,
     bytes_text,
     cut,
     exiting_on,
     facts,
     fullness_text,
+    id_text,
     listing,
     replace_bad_text,
+    state_text,
 )
 from server.terminal.endpoint import ApiKey, DaemonUrl, LoadedModelName, daemon_at
 from server.terminal.prefixes import heaviest
@@ -61,7 +64,7 @@ def top(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = 
 
     Ctrl-C leaves. Without a terminal it is shown once.
     """
-    with daemon_at(url, api_key) as (daemon, endpoint):
+    with daemon_at(url, api_key, model) as (daemon, endpoint):
         name = loaded_model(daemon, model)
         replace_bad_text()
         if sys.stdout.isatty():
@@ -274,7 +277,7 @@ def _prefixes(frame: Frame, n_rows: int, n_columns: int) -> Iterator[RenderableT
                 f"{node.tokens:,}",
                 f"{prefix.weight:,}",
                 f"{node.holders:,}" if node.holders else "-",
-                "-" if node.holders else _age(idle),
+                "-" if node.holders else age_text(idle),
                 "" if node.next_evicted is None else f"next {node.next_evicted}",
             )
         )
@@ -308,16 +311,10 @@ def _requests(picture: CacheTree, n_rows: int) -> Iterator[RenderableType]:
 
 def _request_row(request: TreeRequest) -> tuple[str, ...]:
     return (
-        request.id,
-        request.state,
+        id_text(request.id),
+        state_text(request.state, request.waits_for),
         f"{request.prompt_tokens:,}",
         f"{request.cached_tokens:,}",
         f"{request.computed_tokens:,}",
         f"{request.output_tokens:,}",
     )
-
-
-def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

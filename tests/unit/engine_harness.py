@@ -124,12 +124,13 @@ class Harness:
         if step is None:
             return StepPlan()
         self.plans.append(step.plan)
-        self._compute(step)
+        self.compute(step)
         self.take(self.scheduler.take_events())
         invariants.check(self.store)
         return step.plan
 
-    def _compute(self, step: Step) -> None:
+    def compute(self, step: Step) -> None:
+        """Compute a step that has been planned."""
         try:
             self.runner.submit(step.plan)
             self.runner.sample(None)

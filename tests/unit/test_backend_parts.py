@@ -105,7 +105,7 @@ def test_a_model_is_a_directory_or_a_repository(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "config.json"), download=False)
     with pytest.raises(ModelError, match="neither a directory nor a repository"):
         find_checkpoint("not//a repository", download=False)
-    with pytest.raises(ModelError, match="one of Ollama's, and models come from Hugging Face"):
+    with pytest.raises(ModelError, match=r"one of Ollama's, .* `rootstock pull mlx-community/"):
         find_checkpoint("qwen3:4b", download=False)
 
 
@@ -117,9 +117,27 @@ def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
     monkeypatch.setattr(
         "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=unreachable())
     )
-    either = f"; there is no directory {tmp_path / 'models' / 'small'} either"
-    with pytest.raises(ModelError, match=either):
+    for name in ("tiny", "thin"):
+        (tmp_path / "models" / name).mkdir()
+        (tmp_path / "models" / name / "config.json").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (snapshot := tmp_path / "hub/models--org--llama/snapshots/1").mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    nowhere = (
+        f"there is no directory {tmp_path / 'models' / 'small'}, the Hugging Face cache does not "
+        "have it, and huggingface.co cannot be reached (No route to host)"
+    )
+    with pytest.raises(ModelError) as refused:
         find_checkpoint("models/small", download=True)
+    assert str(refused.value) == f"{nowhere}; at hand: models/thin, models/tiny, org/llama"
+    with pytest.raises(ModelError, match=r"; did you mean models/tiny\?$"):
+        find_checkpoint("models/tinny", download=True)
+    with pytest.raises(ModelError, match=r"/tinny; did you mean models/tiny\?$"):
+        find_checkpoint("./models/tinny", download=True)
+    with pytest.raises(ModelError, match=r"; did you mean one of those in it: thin, tiny\?$"):
+        find_checkpoint("models", download=True)
+    with pytest.raises(ModelError, match=r"fetches it; did you mean org/llama\?$"):
+        find_checkpoint("org/lama", download=False)
 
 
 @pytest.mark.parametrize("start", ["/no/such", "./no-such", "../no-such", ".", "~/no-such"])
@@ -138,7 +156,7 @@ def test_what_begins_as_a_path_is_no_repository(
 
 
 def test_a_home_that_is_not_known_is_said() -> None:
-    with pytest.raises(ModelError, match=r"^~nobody-here/model cannot be looked for: "):
+    with pytest.raises(ModelError, match=r"^it cannot be looked for: "):
         find_checkpoint("~nobody-here/model", download=True)
 
 
@@ -171,12 +189,15 @@ def unreachable() -> LocalEntryNotFoundError:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (gated(), r"some/model is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
+        (gated(), r"^it is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
         (
             unreachable(),
-            "^some/model is not in the .* cache and was not fetched: No route to host$",
+            r"^there is no .*/some/model, .* huggingface\.co cannot be reached \(No route to host",
         ),
-        (ValueError("Unknown scheme for proxy"), "^some/model was not fetched: Unknown scheme"),
+        (
+            ValueError("Unknown scheme for proxy"),
+            r"^huggingface\.co does not answer as it should: Unknown scheme",
+        ),
     ],
 )
 def test_what_the_hub_refuses_is_said_in_a_line(

@@ -71,8 +71,8 @@ def test_a_request_is_planned_while_a_chunk_in_the_background_is_in_flight() -> 
     step = harness.scheduler.plan()
     assert step is not None
     assert row_tokens(step.plan) == {harness.sequence(request).id: 20}
-    harness._compute(in_flight)
-    harness._compute(step)
+    harness.compute(in_flight)
+    harness.compute(step)
     harness.take(harness.scheduler.take_events())
     harness.finish()
     assert harness.reason(warmed) is FinishReason.LENGTH

@@ -293,7 +293,8 @@ def test_an_8b_model_on_cuda_reserves_no_scores_of_its_whole_context() -> None:
     plan = MemoryPlan(config, h100, 16 * GIB, kept, workspace, 151_936, CONTEXT_8B)
     assert plan.arena_tokens > 2 * CONTEXT_8B
     assert plan.memory.workspace_bytes < 3 * GIB
-    assert workspace.bytes(CONTEXT_8B) == GATHERED_BYTES + PAIRS
+    of_decodes = workspace.forward_keys(CONTEXT_8B) * HEADS_8B * 4
+    assert workspace.bytes(CONTEXT_8B) == GATHERED_BYTES + PAIRS + of_decodes
     unfused = replace(plan, workspace=workspace_of(FusedAttention.NONE))
     assert unfused.memory.workspace_bytes - plan.memory.workspace_bytes > 15 * 10**9
 
@@ -317,7 +318,9 @@ def test_a_shape_that_cudnn_does_not_take_reserves_its_scores(shape: dict[str, o
 
 
 def test_on_cuda_a_mask_that_is_an_array_counts_for_each_head() -> None:
-    """Rows of full attention have none, and are attended one by one; windows have one."""
+    """Rows of full attention have none and are attended one by one, but for those of one token;
+    windows have one.
+    """
     alone = workspace_of(FusedAttention.CUDA, max_running=1)
     assert alone.bytes(CONTEXT_8B) < GATHERED_BYTES + CONTEXT_8B * (512 + 16) * 2
     window = workspace_of(FusedAttention.CUDA, windows=(None, 1024), max_running=1)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from operator import index
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blake3 import blake3
-from huggingface_hub import errors, snapshot_download
+from huggingface_hub import constants, errors, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError, Progress, one_line
@@ -48,8 +49,8 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     empty, or the embedded default's name, it is the embedded default.
 
     A `model` that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
-    have been fetched before. Code in repositories is neither fetched nor run. Raises ModelError,
-    also when a file is missing or not whole.
+    been fetched before. Code in repositories is neither fetched nor run. Raises ModelError, whose
+    message leaves the model's name to the caller, also when a file is missing or not whole.
     """
     if (found := local_checkpoint(model)) is not None:
         return found
@@ -58,10 +59,11 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     try:
         return _checked(Path(snapshot_download(model, allow_patterns=FILES, local_files_only=True)))
     except errors.HFValidationError as error:
-        raise _no_repository(model, error) from error
+        raise _no_repository(model, one_line(error)) from error
     except OSError as error:
         raise ModelError(
-            f"{model} is not in the Hugging Face cache; `rootstock pull {model}` fetches it"
+            f"the Hugging Face cache does not have it; `rootstock pull {model}` fetches it"
+            f"{_alternatives(model)}"
         ) from error
 
 
@@ -77,13 +79,13 @@ def local_checkpoint(model: str) -> Path | None:
         path = Path(model).expanduser()
         is_directory, is_there = path.is_dir(), path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
-        raise ModelError(f"{model} cannot be looked for: {one_line(error)}") from error
+        raise ModelError(f"it cannot be looked for: {one_line(error)}") from error
     if is_directory:
         return _checked(path)
     if is_there:
-        raise ModelError(f"{model} is a file; a model is a directory or a repository")
+        raise ModelError(f"{path.resolve()} is a file; a model is a directory or a repository")
     if model.startswith(_PATH_STARTS):
-        raise ModelError(f"there is no directory {path.resolve()}")
+        raise ModelError(f"there is no directory {path.resolve()}{_alternatives(model)}")
     return None
 
 
@@ -113,31 +115,62 @@ def fetch_checkpoint(repository: str, progress: Progress) -> Path:
         found = snapshot_download(repository, allow_patterns=FILES, tqdm_class=Bar)
     except errors.GatedRepoError as error:
         raise ModelError(
-            f"{repository} is gated: HF_TOKEN or `hf auth login` must name an account that may "
-            f"read it ({one_line(error)})"
+            "it is gated: HF_TOKEN or `hf auth login` must name an account that may read it "
+            f"({one_line(error)})"
         ) from error
-    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
-        raise _no_repository(repository, error) from error
+    except errors.HFValidationError as error:
+        raise _no_repository(repository, one_line(error)) from error
+    except errors.RepositoryNotFoundError as error:
+        problem = f"{_hub()} has none of that name, or none that your HF_TOKEN may read"
+        raise _no_repository(repository, problem) from error
     except errors.LocalEntryNotFoundError as error:
         problem = one_line(error.__cause__ or error)  # its own message is only advice
-        path = Path(repository)
-        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
-        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
+        if constants.HF_HUB_OFFLINE:
+            problem = "HF_HUB_OFFLINE is set"
         raise ModelError(
-            f"{repository} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
+            f"there is no directory {Path(repository).resolve()}, the Hugging Face cache does not "
+            f"have it, and {_hub()} cannot be reached ({problem}){_alternatives(repository)}"
         ) from error
     except Exception as error:  # other errors of HTTP, such as a proxy's or an invalid address
-        raise ModelError(f"{repository} was not fetched: {one_line(error)}") from error
+        raise ModelError(f"{_hub()} does not answer as it should: {one_line(error)}") from error
     return _checked(Path(found))
 
 
-def _no_repository(model: str, error: Exception) -> ModelError:
+def _no_repository(model: str, problem: str) -> ModelError:
     """The error for a model whose name is not a repository's."""
-    problem = one_line(error)
     if ":" in model:
-        problem = "a name with a colon is one of Ollama's, and models come from Hugging Face, such "
-        problem += "as mlx-community/Qwen3-4B-4bit"
-    return ModelError(f"{model} is neither a directory nor a repository: {problem}")
+        problem = (
+            "a name with a colon is one of Ollama's, and models come from Hugging Face: "
+            "`rootstock pull mlx-community/Qwen3-4B-4bit`"
+        )
+    return ModelError(
+        f"it is neither a directory nor a repository: {problem}{_alternatives(model)}"
+    )
+
+
+def _hub() -> str:
+    """The name of the hub, or of the mirror that HF_ENDPOINT sets."""
+    return constants.ENDPOINT.partition("://")[2]
+
+
+def _alternatives(model: str) -> str:
+    """What else a mistyped name may mean, for the end of a message: checkpoints next to the path,
+    and repositories in the Hugging Face cache.
+    """
+    here = [str(Path(model).parent / name) for name in _checkpoints_in(Path(model).parent)]
+    found = Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")
+    cached = {file.parents[2].name.removeprefix("models--").replace("--", "/") for file in found}
+    known = {name.rpartition("/")[2]: name for name in (*sorted(cached), *here)}
+    if close := get_close_matches(Path(model).name, known, n=1):
+        return f"; did you mean {known[close[0]]}?"
+    return f"; at hand: {_listed([*here, *sorted(cached)])}" if known else ""
+
+
+def _checkpoints_in(directory: Path) -> list[str]:
+    """The names of the folders in a directory that have a config.json."""
+    with suppress(OSError, RuntimeError):
+        return sorted(file.parent.name for file in directory.expanduser().glob("*/config.json"))
+    return []
 
 
 _INDEX = "model.safetensors.index.json"
@@ -161,7 +194,9 @@ def _checked(checkpoint: Path) -> Path:
     try:
         config = read_json(checkpoint / "config.json", dict)
         if config is None:
-            raise ModelError(f"{checkpoint} has no config.json: not a checkpoint")
+            inner = _checkpoints_in(checkpoint)
+            hint = f"; did you mean one of those in it: {_listed(inner)}?" if inner else ""
+            raise ModelError(f"{checkpoint} has no config.json: not a checkpoint{hint}")
         if not isinstance(config.get("model_type"), str):
             raise ModelError(f"{checkpoint / 'config.json'} names no model_type: not a model's")
         try:

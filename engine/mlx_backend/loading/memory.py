@@ -315,9 +315,9 @@ class MemoryPlan:
         least_bytes = least_kv_bytes(config, footprint)
         if kv_bytes < least_bytes:
             raise ModelError(
-                f"a KV cache of {kv_bytes:,} bytes is too small for a block of each of the "
-                f"{config.max_running} sequences that may run and the windows of one: raise "
-                f"kv_cache_bytes to at least {least_bytes:,}, or lower max_running or step_tokens"
+                f"a KV cache of {kv_bytes:,} bytes is too small: {config.max_running} running "
+                f"sequences need at least {least_bytes:,}; raise kv_cache_bytes, or lower "
+                "max_running or step_tokens"
             )
         leases = 0
         if lease_bytes:

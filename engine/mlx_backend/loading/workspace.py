@@ -38,7 +38,8 @@ class AttentionWorkspace:
     gathered_bytes: int  # that the keys of several rows may have in one forward
     copies: int  # of all keys of a forward
     pair_bytes: int  # of any pair
-    short_bytes: int = 0  # in addition, of a pair in a row of at most `_SHORT_TOKENS` tokens
+    short_bytes: int = 0  # in addition, of a pair in a row of at most `short_tokens` tokens
+    short_tokens: int = _SHORT_TOKENS
     masked_bytes: int = 0  # in addition, of a pair whose mask is an array, in a window
     window_keys: int = 0  # of one row in the layers with the longest window
 
@@ -61,7 +62,7 @@ class AttentionWorkspace:
         return (
             self.copies * keys * self.key_bytes
             + pairs * self.pair_bytes
-            + min(_SHORT_TOKENS * keys, pairs) * self.short_bytes
+            + min(self.short_tokens * keys, pairs) * self.short_bytes
             + in_windows
         )
 
@@ -82,13 +83,15 @@ def attention_workspace(
     kernel takes shorter rows with heads of 64, 96 or 128 and at most 32 queries for each KV head.
     On CUDA cuDNN takes half precision and heads of up to 128 in steps of 8. There `mlx/fast.cpp`
     turns a boolean mask into an additive one for each head, from two arrays of that size. Windows
-    have such a mask; rows of full attention do not, see `RowByRowAttention`.
+    have such a mask; rows of full attention do not, except rows of one token, whose scores MLX then
+    keeps, too: see `RowByRowAttention`.
     """
     layers, scores_bytes = layout.kv_layers, query_heads * _SCORE_BYTES
     dims = {*(shape.key_dim for shape in layers), *(shape.value_dim for shape in layers)}
     has_equal_dims = all(shape.key_dim == shape.value_dim for shape in layers)
     queries = [_SHORT_TOKENS * -(-query_heads // shape.kv_heads) for shape in layers]
     pair_bytes, short_bytes, masked_bytes = _MASK_BYTES + scores_bytes, 0, 0
+    short_tokens = _SHORT_TOKENS
     if fused is FusedAttention.METAL and has_equal_dims and dims <= _METAL_DIMS:
         is_vector = dims <= _METAL_VECTOR_DIMS and max(queries, default=0) <= _VECTOR_QUERIES
         pair_bytes, short_bytes = _MASK_BYTES, 0 if is_vector else scores_bytes
@@ -98,7 +101,9 @@ def attention_workspace(
         and dims <= _CUDNN_DIMS
         and {*layout.dtypes} <= {mx.float16, mx.bfloat16}
     ):
-        pair_bytes, masked_bytes = _MASK_BYTES, scores_bytes  # two arrays in half precision
+        # Of a mask there are two arrays in half precision.
+        pair_bytes, short_bytes, masked_bytes = _MASK_BYTES, scores_bytes, scores_bytes
+        short_tokens = 1
     window_slots = (
         lease_slots(window, config.block_size, config.step_tokens) for window in layout.windows
     )
@@ -110,6 +115,7 @@ def attention_workspace(
         copies=attention.gathered_copies,
         pair_bytes=pair_bytes,
         short_bytes=short_bytes,
+        short_tokens=short_tokens,
         masked_bytes=masked_bytes,
         window_keys=config.block_size * max(window_slots, default=0),
     )

@@ -25,10 +25,10 @@ from server.dialects.messages.schema import (
     ToolUseBlockParam,
 )
 from server.errors import InvalidField, invalid_field
-from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
-from server.generation.models import ServedModel
+from server.generation.conversation import Chat, Conversation, Message, TextPart
 from server.generation.prompt import Roles
-from server.generation.request_fields import SampledRequest, of_schema
+from server.generation.request_fields import SampledRequest, Structure, of_schema
+from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
 from server.record import RequestRecord
 

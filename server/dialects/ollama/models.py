@@ -11,8 +11,8 @@ from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.stats import ModelMemory
-from server.dialects.base import wire_json
 from server.dialects.errors import ollama_error
+from server.dialects.job import wire_json
 from server.dialects.ollama.schema import (
     OllamaDetails,
     OllamaModel,
@@ -21,7 +21,7 @@ from server.dialects.ollama.schema import (
     OllamaRunningModel,
 )
 from server.errors import SERVER, ApiError
-from server.generation.models import ServedModel
+from server.generation.requests import ServedModel
 from server.http.stream import json_line
 from server.models.hub import Download
 from server.parsing.registry import chosen, detect

@@ -17,16 +17,16 @@ from server.dialects.ollama.schema import (
     OllamaToolCallParam,
 )
 from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
-from server.generation.conversation import Chat, Conversation, Message, Structure, TextPart
-from server.generation.models import ServedModel
+from server.generation.conversation import Chat, Conversation, Message, TextPart
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
     SampledRequest,
+    Structure,
     of_schema,
 )
-from server.generation.requests import TextCompletion
+from server.generation.requests import ServedModel, TextCompletion
 from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
 
 

@@ -9,17 +9,17 @@ from typing import Any
 from pydantic_core import to_json
 
 from engine.values.model import Embedder, Tokenizer
-from engine.values.output import FinishReason, OutputEvent
+from engine.values.output import FinishReason
 from engine.values.request import Request
-from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import ollama_error
+from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
 from server.dialects.ollama.schema import DoneReason
 from server.dialects.openai import chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
-from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.pooling import vector
+from server.generation.requests import ServedModel
 from server.http.stream import NDJSON, json_line
 
 Fields = dict[str, Any]
@@ -146,8 +146,8 @@ def _members(fields: Fields) -> bytes:
 _BLANK = "\0"
 
 
-class OllamaWriter:
-    """A StreamWriter of lines. Calls come whole, each when it is complete."""
+class OllamaWriter(StreamWriter):
+    """The lines of one answer. Calls come whole, each when it is complete."""
 
     media_type = NDJSON
 
@@ -174,9 +174,6 @@ class OllamaWriter:
         if first:
             lines.append(_line(self._model, first + self._empty))
         return b"".join(lines)
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""

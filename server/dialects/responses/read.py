@@ -28,11 +28,11 @@ from server.dialects.responses.schema import (
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name
 from server.errors import ApiError, InvalidField, invalid_field
-from server.generation.conversation import Chat, Conversation, Structure
+from server.generation.conversation import Chat, Conversation
 from server.generation.prompt import Roles
-from server.generation.request_fields import ANY_OBJECT, of_schema
+from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
 from server.generation.tools import custom_arguments
-from server.json_size import check_json_size
+from server.json_model import check_json_size
 
 ChatMessage = dict[str, Any]
 

@@ -57,8 +57,8 @@ def test_a_clear_without_a_model_is_of_every_loaded_one(url: str, engines: Engin
     assert cleared.stdout.splitlines() == [
         "one: 20 blocks freed in memory, 640.00 KiB",
         "two: 20 blocks freed in memory, 640.00 KiB",
-        "forgotten: 0 replays, 0 stored responses",
-        "kept: 0 replays, 0 stored responses",
+        "forgotten: 0 answers with tool calls, 0 stored responses",
+        "kept: 0 answers with tool calls, 0 stored responses",
     ]
     assert cleared.stderr == ""
 
@@ -71,6 +71,16 @@ def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines
     assert [engine.cleared.qsize() for engine in engines.made] == [1]
     named = run("cache", "clear", "--what", "replays", "--model", "two", "--url", url)
     assert (named.exit_code, named.stderr) == (0, "")
+
+
+def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
+    lines = [line.split() for line in run("ps", "--url", url).stdout.splitlines()]
+    assert lines[3][:4] == ["memory", "400.00", "MiB", "of"]
+    assert [line[:2] for line in lines[4:8]] == [
+        *(["model", "state"], ["one", "ready"], ["two", "unloaded"], ["three", "unloaded"])
+    ]
+    assert [line[0] for line in lines[8:]] == ["memory", "one"]
+    assert " ".join(lines[9]) == "one 20 MiB 50 MiB - 330 MiB - 400 MiB"
 
 
 LOOKS = [("cache", "stats"), ("top",)]

@@ -74,6 +74,16 @@ def test_the_heaviest_come_first_and_never_without_their_parents() -> None:
     assert (found.left_nodes, found.left_tokens) == (1, 1)
 
 
+def test_held_nodes_come_before_heavier_ones_that_nobody_uses() -> None:
+    nodes = [
+        *(node(1, None, 900), node(2, 1, 5), node(3, 1, 6)),
+        *(node(4, None, 50, holders=8), node(5, 4, 10), node(6, 4, 3, holders=2)),
+    ]
+    rows = heaviest(cache_tree(nodes=nodes), 4).rows
+    assert [row.node.id for row in rows] == [4, 6, 5, 1]
+    assert [row.node.id for row in heaviest(cache_tree(nodes=nodes), 2).rows] == [4, 6]
+
+
 def test_prompts_that_share_nothing_are_folded_but_the_longest() -> None:
     alone = [(n, None, 10 + n) for n in range(10, 18)]
     shared = [(1, None, 5), (2, 1, 4), (3, 1, 3), (4, None, 50), (5, 4, 1)]
