@@ -10,7 +10,9 @@ from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Prob
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
 Report = Callable[[str], None]
-"""Takes a line for a person to read: the progress of a long task, such as loading a model."""
+"""Takes a line for a person to read on a long task, such as loading a model. A line with "…" at its
+end is what is being done; any other is a result.
+"""
 
 Progress = Callable[[int, int], None]
 """Takes the number of bytes fetched so far, and the total as far as it is known."""

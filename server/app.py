@@ -19,10 +19,8 @@ from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
-from server.dialects import tokens
+from server.dialects import completions, embeddings, tokens, warming
 from server.dialects.chat import routes as chat
-from server.dialects.completions import routes as completions
-from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
     handle_client_disconnected,
@@ -51,7 +49,12 @@ SECTIONS = {
     "Embeddings and ranking": (embeddings.router,),
     "Models": (admin_models.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
-    "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
+    "Prompts and tokens": (
+        chat.render_router,
+        completions.render_router,
+        tokens.router,
+        warming.router,
+    ),
     "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
     "The cache and what runs": (activity.router, cache.router),

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from uuid import uuid4
 
 from anyio import current_time
@@ -194,45 +195,34 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 def body_budget(settings: Settings) -> Budget:
     """The memory of all bodies that arrive or are being prepared."""
-
-    def too_large() -> ApiError:
-        return body_too_large(settings.max_body_bytes)
-
-    def too_much() -> ApiError:
-        message = (
-            "The bodies of all requests are too large together, and this was the largest "
-            "(max_total_body_bytes)."
-        )
-        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
-
+    message = (
+        "The bodies of all requests are too large together, and this was the largest "
+        "(max_total_body_bytes)."
+    )
     total_bytes = settings.max_total_body_bytes
-    return Budget(total_bytes, total_bytes, too_large=too_large, too_much=too_much)
+    return Budget(
+        total_bytes,
+        total_bytes,
+        too_large=partial(body_too_large, settings.max_body_bytes),
+        too_much=partial(busy, 503, message, "overloaded", RETRY_AFTER_SECONDS),
+    )
 
 
 def output_budget(settings: Settings) -> Budget:
     """The memory of all output that clients have not read."""
-
-    def too_large() -> ApiError:
-        return ApiError(
-            400,
-            f"More than {settings.max_unsent_bytes} bytes of this answer were waiting to be sent "
-            "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, "
-            "logprobs.",
-            code="answer_too_large",
-        )
-
-    def too_much() -> ApiError:
-        message = (
-            "The server holds too many unsent answers, and this was the largest "
-            "(max_total_unsent_bytes). Read a stream as it comes, or try again later."
-        )
-        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
-
+    too_large = (
+        f"More than {settings.max_unsent_bytes} bytes of this answer were waiting to be sent "
+        "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, logprobs."
+    )
+    too_much = (
+        "The server holds too many unsent answers, and this was the largest "
+        "(max_total_unsent_bytes). Read a stream as it comes, or try again later."
+    )
     return Budget(
         settings.max_unsent_bytes,
         settings.max_total_unsent_bytes,
-        too_large=too_large,
-        too_much=too_much,
+        too_large=partial(ApiError, 400, too_large, code="answer_too_large"),
+        too_much=partial(busy, 503, too_much, "overloaded", RETRY_AFTER_SECONDS),
     )
 
 

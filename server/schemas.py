@@ -287,6 +287,8 @@ class TreeRequest(_FromEngine):
     namespace: str
     state: Literal["waiting", "loading", "running"]
     """`loading`: waits for a load from disk; `waiting`: for anything else."""
+    waits_for: WaitReason | None = None
+    """Null while it runs."""
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int

@@ -19,7 +19,6 @@ from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehea
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -29,6 +28,7 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
     footprint,
@@ -44,9 +44,9 @@ from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathere
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME, EngineConfig
-from engine.values.stats import MachineReport, ModelMemory
+from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
 LARGE_WEIGHT = 1 << 20
@@ -127,7 +127,7 @@ def assemble_opened(
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
-    report(f"allocating the KV cache, {plan.stored.arenas / 1e9:.2f} GB")
+    report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
@@ -142,6 +142,7 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
+    report("measuring compiled decodes…")
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
@@ -174,7 +175,8 @@ def assemble_opened(
         batching=_batching(execution),
         slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
-    report(f"tasks: {', '.join(card.tasks)}")
+    if card.tasks != (Task.GENERATE,):
+        report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
     return Backend(
         runner=runner,

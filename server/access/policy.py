@@ -158,7 +158,7 @@ class Policy:
         self, keys: Keyring, hosts: Hosts, origins: Origins, *, has_namespaces: bool
     ) -> None:
         """`has_namespaces`: each key has a prefix cache of its own."""
-        self._keys = keys
+        self._keys = keys or None  # None: every request may do everything
         self._hosts = hosts
         self._origins = origins
         self._has_namespaces = has_namespaces
@@ -178,9 +178,9 @@ class Policy:
             if len(headers.getlist(name)) > 1:
                 raise invalid(f"A request has one {name.title()} header at most.", None)
         address = peer_address(scope)
-        if not self._keys or needed_role(scope["path"]) is None:
+        if self._keys is None or needed_role(scope["path"]) is None:
             return Principal(address)
-        key = self._key(scope)
+        key = self._key(self._keys, scope)
         return Principal(
             client=key.name if self._keys.identifies_clients else address,
             key=key.name,
@@ -193,7 +193,7 @@ class Policy:
         """Let in a request of `record.principal`, and count it against the limits of its key until
         `record.held` is closed. Raises ApiError: 403, 429, and 400 without a Host header.
         """
-        if not self._keys:
+        if self._keys is None:
             self._check_origin(scope)
             self._check_host(scope)
             return
@@ -208,10 +208,10 @@ class Policy:
                 self._count(reached.limit, principal.key)
                 raise
 
-    def _key(self, scope: Scope) -> ApiKey:
+    def _key(self, keys: Keyring, scope: Scope) -> ApiKey:
         headers = dict(scope["headers"])
-        bearer = self._keys.find(_bearer_token(headers.get(b"authorization", b"")))
-        key = self._keys.find(headers.get(b"x-api-key", b"").strip(b" \t")) or bearer
+        bearer = keys.find(_bearer_token(headers.get(b"authorization", b"")))
+        key = keys.find(headers.get(b"x-api-key", b"").strip(b" \t")) or bearer
         if key is None:
             self._count(Reason.NO_KEY)
             raise ApiError(

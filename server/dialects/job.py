@@ -5,14 +5,14 @@ While it loads, a stream gets keep-alives. A client that disconnects ends the wa
 generation. Nothing of the request's body is held while the response is written.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jiter
 from pydantic import BaseModel
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +30,7 @@ from server.generation.stream import Batch, generating, kept_bytes, rendering_by
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.parsing.json_text import whole_characters
 from server.record import RequestRecord, output_of, request_record
-from server.service import Service
+from server.service import RequestContext, Service
 
 
 def wire_json(body: BaseModel) -> bytes:
@@ -41,36 +41,35 @@ def wire_json(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
-class StreamWriter(Protocol):
+class StreamWriter(ABC):
     """One streamed response as bytes. Empty bytes: there is nothing to send yet.
 
     The status line goes out with the first bytes. Until then an error has a status of its own.
     """
 
-    @property
-    def media_type(self) -> str: ...
+    media_type: str
 
+    @abstractmethod
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         """The next steps of one choice, perhaps none. Called after each growth of its output, and
         when it has finished.
         """
-        ...
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The memory that it keeps of the events until its end, rendering included."""
-        ...
+        return 0
 
+    @abstractmethod
     def keep_alive(self) -> bytes:
         """What is sent while nothing else is, so that no client or proxy gives up."""
-        ...
 
+    @abstractmethod
     def failure(self, error: ApiError) -> bytes:
         """The end of a response that failed after it had begun."""
-        ...
 
+    @abstractmethod
     def end(self, usage: AnswerUsage) -> bytes:
         """The end of a response, when every choice has finished."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +124,10 @@ def as_arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-Begin = Callable[[ServedModel], Awaitable[Response]]
-"""Makes the response when the model is there. Raises what there is to say to the client."""
+MakeJob = Callable[[ServedModel], Awaitable[Job | bytes]]
+"""Makes the job when the model is there, or the JSON of a response that needs no engine. Raises
+what there is to say to the client.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +142,24 @@ COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 
 
 async def when_loaded(
-    name: str,
-    begin: Begin,
-    http: HttpRequest,
-    service: Service,
-    keep_alive: KeepAlive | None = None,
+    name: str, make: MakeJob, context: RequestContext, keep_alive: KeepAlive | None = None
 ) -> Response:
     """The response of the model of that name, once it is loaded. `keep_alive` is given where the
     client reads a stream, which it keeps alive until then.
 
-    A client that leaves before the response is made ends the wait for the model, the preparation
-    and the generation. Raises ApiError, EngineStopped, ClientDisconnected and what `begin` raises.
+    A client that leaves before the job is made ends the wait for the model, the preparation and
+    the generation. Raises ApiError, EngineStopped, ClientDisconnected and what `make` raises.
     """
-    record = request_record(http.scope)
+    http, record, service = context.http, context.record, context.service
     model = await service.chosen(name, record)
     if keep_alive is None or model.is_ready:
         async with client_waiting(http.receive):
-            return await begin(await service.hold(name, record))
+            return respond(await make(await service.hold(name, record)), context)
 
     async def fill(stream: DeferredStream) -> None:
-        nonlocal begin
-        response = await begin(await service.hold(name, record))
-        del begin  # it holds the body
+        nonlocal make
+        response = respond(await make(await service.hold(name, record)), context)
+        del make  # it holds the body
         if isinstance(response, DeferredStream):
             await response.fill(stream)
         else:
@@ -177,16 +174,18 @@ async def when_loaded(
     )
 
 
-async def respond(job: Job, http: HttpRequest, service: Service) -> Response:
+def respond(job: Job | bytes, context: RequestContext) -> Response:
     """A stream where the job has a writer, else the whole response. Sending it raises what the
     engine raises, and ApiError when a whole answer grows too large.
     """
+    if isinstance(job, bytes):
+        return json_response(job)
     if job.writer is None:
-        return WholeResponse(job, service)
+        return WholeResponse(job, context.service)
     choices = job.choices()
-    writer = job.writer(choices)
+    writer, service = job.writer(choices), context.service
     tracker, keepalive_seconds = service.tracker, service.settings.keepalive_seconds
-    return streamed(job, choices, writer, request_record(http.scope), tracker, keepalive_seconds)
+    return streamed(job, choices, writer, context.record, tracker, keepalive_seconds)
 
 
 class WholeResponse(Response):
@@ -214,16 +213,16 @@ class WholeResponse(Response):
 
 
 async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest, service: Service
+    build: Callable[[], BaseModel], n_bytes: int, context: RequestContext
 ) -> Response:
     """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
 
     Raises ApiError when that is too much.
     """
-    record = request_record(http.scope)
+    record = context.record
     output_of(record).add(n_bytes)
     record.slot.release()
-    body = await service.workers.run(
+    body = await context.service.workers.run(
         record.client, rendering_bytes(n_bytes), lambda: wire_json(build())
     )
     return json_response(body)

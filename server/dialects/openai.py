@@ -1,7 +1,6 @@
 """What OpenAI's dialects share: usage, chunks, log-probabilities, and the requests of `/render`."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,12 +14,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from engine.values.model import Tokenizer
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.output import FinishReason, TokenLogprob
 from engine.values.request import Request
 from server.dialects.errors import openai_error
-from server.dialects.job import wire_json
+from server.dialects.job import StreamWriter, wire_json
 from server.errors import SERVER, ApiError
-from server.generation.choice import AnswerUsage, Step
+from server.generation.choice import AnswerUsage
 from server.generation.conversation import Conversation
 from server.generation.request_fields import (
     GenerationRequest,
@@ -86,7 +85,7 @@ def response_fields(prefix: str, id: str, model: ServedModel) -> dict[str, Any]:
     }
 
 
-class ChunkWriter(ABC):
+class ChunkWriter(StreamWriter):
     """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE].
 
     All chunks of a stream have the same `fields`. They are rendered once, and each chunk only
@@ -100,15 +99,9 @@ class ChunkWriter(ABC):
         self._include_usage = include_usage
         self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
 
-    @abstractmethod
-    def write(self, choice: int, steps: Sequence[Step]) -> bytes: ...
-
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
         return b'%b"choices":[%b]%b' % (self._head, one_line(choice), self._tail)
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE

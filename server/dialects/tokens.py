@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
-from fastapi import Request
 from pydantic import (
     BaseModel,
     Field,
@@ -33,7 +32,7 @@ from server.generation.requests import ServedModel
 from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import NULL, RequestModel, any_of
 from server.record import RequestRecord
-from server.service import ModelName, RecordDependency, ServiceDependency
+from server.service import Context, ModelName
 
 
 def _parse_prompt(value: object) -> Prompt:
@@ -147,34 +146,29 @@ router = Endpoints()
 
 
 @router.endpoint("POST", "/tokenize", answer=TokenizeResponse, errors=MODEL_ERRORS)
-async def tokenize(
-    body: TokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    model = await service.model(body.model, record)
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    model = await context.model(body.model)
     with_special = body.add_special_tokens is not False
-    tokens = await prompt_tokens(body, model, record, add_special_tokens=with_special)
+    tokens = await prompt_tokens(body, model, context.record, add_special_tokens=with_special)
     token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
     return await respond_without_engine(
-        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http, service
+        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), context
     )
 
 
 @router.endpoint("POST", "/detokenize", answer=DetokenizeResponse, errors=MODEL_ERRORS)
-async def detokenize(
-    body: DetokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    model = await service.model(body.model, record)
-    text = await model.prompts.decode(record, body.tokens, "tokens")
+async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
+    model = await context.model(body.model)
+    text = await model.prompts.decode(context.record, body.tokens, "tokens")
     return await respond_without_engine(
-        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http, service
+        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), context
     )
 
 
 @router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404))
-async def tokenizer_info(
-    service: ServiceDependency, record: RecordDependency, model: ModelName = ""
-) -> TokenizerInfo:
+async def tokenizer_info(context: Context, model: ModelName = "") -> TokenizerInfo:
     """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
+    service, record = context.service, context.record
     source = (await service.chosen(model, record)).settings.source
     await service.hold(model, record)
     return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))

@@ -7,15 +7,15 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from engine.values.request import Grammar
-from server.errors import UNSUPPORTED
-from server.generation.request_fields import PromptRequest, SampledRequest
+from server.errors import UNSUPPORTED, invalid_field
+from server.generation.request_fields import PromptRequest, SampledRequest, Structure
 from server.generation.tools import (
     CustomToolCall,
     FunctionCall,
@@ -165,6 +165,14 @@ class Conversation(PromptRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
+    @classmethod
+    def read(cls, **fields: object) -> Self:
+        """One that a dialect makes of its own body. Raises ApiError (400)."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise invalid_field(error) from None
+
     @field_validator("messages")
     @classmethod
     def _readable_arguments(cls, messages: list[Message]) -> list[Message]:
@@ -199,10 +207,6 @@ class Conversation(PromptRequest):
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value
-
-
-Structure = tuple[str, Grammar]
-"""The field that asked for a grammar, for errors, and the grammar that the answer must match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from server.errors import UNSUPPORTED, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
-from server.generation.request_fields import of_schema
+from server.generation.conversation import Chat, Conversation
+from server.generation.request_fields import Structure, of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
@@ -143,7 +143,9 @@ class ConstraintWriter:
         tools = self._tools if functions else None
         if tools is not None and must_call(chat.conversation.tool_choice):
             begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
-            grammar = self._required(tools, functions, many=chat.parallel_calls)
+            grammar = self._calls(tools, functions, many=chat.parallel_calls)
+            if grammar.too_long:
+                raise InvalidField("tools", grammar.too_long)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         marker = self._marker(tools) if tools is not None else None
         calls = (
@@ -194,7 +196,7 @@ class ConstraintWriter:
         short = [grammar for grammar in grammars if not grammar.too_long]
         if not short:
             if is_promised:
-                raise _too_long(grammars[-1])
+                raise InvalidField("tools", grammars[-1].too_long or "")
             return None
         first, *weaker = short
         return Constraint(
@@ -213,29 +215,20 @@ class ConstraintWriter:
         not strict."""
         loose = [names_only(function) for function in functions]
         whole = list[Grammar]()
-        with suppress(NotASchema):
+        with suppress(InvalidField):
             whole = [self._calls(tools, functions, many=many, behind=behind)]
-        try:
-            names = self._calls(tools, loose, many=many, behind=behind)
-        except NotASchema as error:
-            raise _no_schema(error) from error
+        names = self._calls(tools, loose, many=many, behind=behind)
         return list(dict.fromkeys([*whole, names]))
-
-    def _required(self, tools: ToolFormat, functions: Sequence[Function], *, many: bool) -> Grammar:
-        try:
-            grammar = self._calls(tools, functions, many=many)
-        except NotASchema as error:
-            raise _no_schema(error) from error
-        if grammar.too_long:
-            raise _too_long(grammar)
-        return grammar
 
     def _calls(
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
     ) -> Grammar:
-        """Raises NotASchema."""
+        """Raises ApiError (400) for parameters that are no schema."""
         tokens = self._tokenizer.added_tokens
-        text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        try:
+            text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        except NotASchema as error:
+            raise InvalidField("tools", str(error)) from error
         return Grammar(GrammarKind.LARK, text)
 
 
@@ -246,14 +239,6 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
     if len(marker.tokens) > 1:
         return None
     return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)
-
-
-def _too_long(grammar: Grammar) -> Exception:
-    return InvalidField("tools", grammar.too_long or "")
-
-
-def _no_schema(error: NotASchema) -> Exception:
-    return InvalidField("tools", str(error))
 
 
 TAIL_TOKENS = 64

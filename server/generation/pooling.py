@@ -20,7 +20,13 @@ from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
 from server.errors import InvalidField
 from server.generation.prompt import bounded, check_prompt
-from server.generation.request_fields import Prompt, PromptRequest, WirePrompt, parse_prompts
+from server.generation.request_fields import (
+    PrioritizedRequest,
+    Prompt,
+    PromptRequest,
+    WirePrompt,
+    parse_prompts,
+)
 from server.generation.requests import ServedModel, check_task
 from server.record import RequestRecord
 
@@ -61,10 +67,9 @@ WHOLE_CONTEXT = -1
 """`truncate_prompt_tokens`: to as much as a sequence may have."""
 
 
-class PooledRequest(PromptRequest):
+class PooledRequest(PromptRequest, PrioritizedRequest):
     """Fields of all requests that ask for vectors or scores."""
 
-    priority: int = Field(0, ge=-1000, le=1000)
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=WHOLE_CONTEXT,

@@ -1,8 +1,8 @@
 """Fields that requests of several dialects have: the model, sampling, stops, structured output."""
 
 import json
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import (
@@ -60,6 +60,9 @@ class ResponseFormat(RequestModel):
         return self
 
 
+Structure = tuple[str, Grammar]
+"""The field that requests a grammar, for errors, and the grammar that the answer must match."""
+
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
@@ -80,18 +83,13 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Unsupported = None
     disable_any_whitespace: Unsupported = None
 
-    def grammars(self) -> Iterator[tuple[str, Grammar]]:
+    def grammars(self) -> Iterator[Structure]:
         """The grammars that the fields describe, each with its field's name."""
-        if self.json_ is not None:
-            yield "json", of_schema(self.json_)
-        if self.json_object:
-            yield "json_object", of_schema(ANY_OBJECT)
-        if self.regex is not None:
-            yield "regex", of_regex(self.regex)
-        if self.choice is not None:
-            yield "choice", of_choice(self.choice)
-        if self.grammar is not None:
-            yield "grammar", of_lark(self.grammar)
+        any_object = ANY_OBJECT if self.json_object else None
+        json, regex, choice, grammar = self.json_, self.regex, self.choice, self.grammar
+        return _grammars(
+            json=json, json_object=any_object, regex=regex, choice=choice, grammar=grammar
+        )
 
 
 def of_format(format: ResponseFormat) -> Grammar | None:
@@ -106,18 +104,26 @@ def of_schema(schema: JsonSchemaText) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
-def of_regex(pattern: str) -> Grammar:
-    return Grammar(GrammarKind.REGEX, pattern)
-
-
 def of_choice(choices: list[str]) -> Grammar:
     """One of some texts, word for word."""
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Grammar(GrammarKind.LARK, f"start: {' | '.join(quoted)}")
 
 
-def of_lark(grammar: str) -> Grammar:
-    return Grammar(GrammarKind.LARK, grammar)
+_GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": of_schema,
+    "json_object": of_schema,
+    "regex": partial(Grammar, GrammarKind.REGEX),
+    "choice": of_choice,
+    "grammar": partial(Grammar, GrammarKind.LARK),
+}
+
+
+def _grammars(**given: object) -> Iterator[Structure]:
+    """The names and grammars of those that are not None."""
+    for name, value in given.items():
+        if value is not None:
+            yield name, _GRAMMARS[name](value)
 
 
 NO_LIMIT = -1
@@ -176,7 +182,13 @@ class PromptRequest(RequestModel):
     cache_salt: str = Field("", max_length=256)
 
 
-class SampledRequest(PromptRequest):
+class PrioritizedRequest(RequestModel):
+    """A priority, where the settings let clients choose one."""
+
+    priority: int = Field(0, ge=-1000, le=1000)
+
+
+class SampledRequest(PromptRequest, PrioritizedRequest):
     """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
 
     stream: bool = False
@@ -213,7 +225,6 @@ class SampledRequest(PromptRequest):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)
 
     # What vLLM has besides, and what would change the answer, is refused, never ignored.
@@ -257,29 +268,28 @@ class GenerationRequest(SampledRequest):
         return self
 
     @property
-    def structure(self) -> tuple[str, Grammar] | None:
+    def structure(self) -> Structure | None:
         """The field that requests structured output, and its grammar."""
         return next(iter(self._asked), None)
 
     @cached_property
-    def _asked(self) -> list[tuple[str, Grammar]]:
+    def _asked(self) -> list[Structure]:
         """Kept from the validation, which a thread does where a schema may be long."""
         return list(self._structures())
 
-    def _structures(self) -> Iterator[tuple[str, Grammar]]:
+    def _structures(self) -> Iterator[Structure]:
         if self.response_format is not None and (asked := of_format(self.response_format)):
             yield "response_format", asked
         if self.structured_outputs is not None:
             for name, asked in self.structured_outputs.grammars():
                 yield f"structured_outputs.{name}", asked
-        if self.guided_json is not None:
-            yield "guided_json", of_schema(self.guided_json)
-        if self.guided_regex is not None:
-            yield "guided_regex", of_regex(self.guided_regex)
-        if self.guided_choice is not None:
-            yield "guided_choice", of_choice(self.guided_choice)
-        if self.guided_grammar is not None:
-            yield "guided_grammar", of_lark(self.guided_grammar)
+        for name, asked in _grammars(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        ):
+            yield f"guided_{name}", asked
 
     @property
     def include_usage(self) -> bool:

@@ -197,33 +197,35 @@ def _choice_kind(choice: object) -> str:
     return "Allowed" if type_of(choice) == "allowed_tools" else "Named"
 
 
+CHOICE_KIND = Discriminator(_choice_kind)
+"""Metadata of a union of what is tagged `Mode`, `Named` and `Allowed`."""
+
+ToolMode = Annotated[Literal["none", "auto", "required"], Tag("Mode")]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("Mode")]
-    | Annotated[NamedChoice, Tag("Named")]
-    | Annotated[AllowedToolChoice, Tag("Allowed")],
-    Discriminator(_choice_kind),
+    ToolMode | Annotated[NamedChoice, Tag("Named")] | Annotated[AllowedToolChoice, Tag("Allowed")],
+    CHOICE_KIND,
 ]
 
 
 def chosen_names(choice: ToolChoice) -> list[str] | None:
     """The tools that a choice names; None where it names none."""
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return [choice.name]
+        case str():
+            return None
         case AllowedToolChoice(allowed_tools=allowed):
             return [tool.name for tool in allowed.tools]
         case _:
-            return None
+            return [choice.name]
 
 
 def must_call(choice: ToolChoice) -> bool:
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return True
+        case str():
+            return choice == "required"
         case AllowedToolChoice(allowed_tools=allowed):
             return allowed.mode == "required"
         case _:
-            return choice == "required"
+            return True
 
 
 def _as_text(arguments: object) -> object:

@@ -3,11 +3,12 @@
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from anyio import Event
+from anyio import CancelScope, Event
 
 from engine.api import Engine
 from engine.values.model import ModelCard
@@ -33,6 +34,9 @@ from server.settings.models import ModelSettings
 FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
 """Before a model that has failed is loaded again: doubled each time, until it has served."""
+
+PROGRESS_SECONDS = 5.0
+"""Between two lines of the log on what a load is doing."""
 
 log = logging.getLogger("rootstock")
 
@@ -60,6 +64,8 @@ class LoadedModel:
     leases: set[Lease] = field(default_factory=set)
     kept_until: dict[str, float] = field(default_factory=dict)
     """For each API key, the latest end of what its ended leases wished: end of use plus wish."""
+    warming: CancelScope = field(default_factory=CancelScope)
+    """Of the task that computes the prompts of `warm_prompts`."""
     has_served: bool = False  # a request, to its end
     has_ended: bool = False
     earlier_latencies: Latencies = field(init=False)  # of the engines that the model had before
@@ -88,6 +94,7 @@ class LoadedModel:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Let requests end, and free the memory. Errors are logged."""
+        self.warming.cancel()
         try:
             await self.engine.drain(timeout_seconds)
             await self.stats()
@@ -115,6 +122,7 @@ class Model:
         self.waiting: list[Lease] = []
         self.changed = Event()
         self._n_failures = 0  # in a row, until it has served
+        self._logged_at = 0.0  # the last line on loading, by time.monotonic
 
     @property
     def name(self) -> str:
@@ -201,9 +209,14 @@ class Model:
         return sum(replays.clear() for replays in self.replays.values())
 
     def report(self, line: str) -> None:
-        """Log a line on how loading goes, and keep it as the progress."""
-        self.progress = line
-        log.info("%s: %s", self.name, line)
+        """Keep a line on how loading goes as the progress, and log it. One that ends in an ellipsis
+        is what is being done: it is logged if nothing has been for PROGRESS_SECONDS.
+        """
+        self.progress, now = line, time.monotonic()
+        is_due = not line.endswith("…") or now - self._logged_at >= PROGRESS_SECONDS
+        log.log(logging.INFO if is_due else logging.DEBUG, "%s: %s", self.name, line)
+        if is_due:
+            self._logged_at = now
 
     def report_fetched(self, done_bytes: int, total_bytes: int) -> None:
         """Keep the progress of a fetch. It is not logged: a terminal shows a bar of it."""

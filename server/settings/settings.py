@@ -78,7 +78,7 @@ class GeneralSettings(BaseModel):
 
     config: Path | None = Field(None, description="A YAML file with any of these settings.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least severe messages that are logged."
+        "info", description="Lowest severity to log."
     )
 
 

@@ -1,8 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +16,8 @@ from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
     NotLoaded,
-    TerminalError,
     bytes_text,
+    counted,
     errors_printed,
     facts,
     fullness_text,
@@ -36,7 +35,7 @@ from server.terminal.endpoint import (
     daemon_at,
 )
 
-DIRECTORY = "What --disk-cache names."
+DIRECTORY = "The folder that --disk-cache names."
 
 KINDS = ("kv", "replays", "responses")
 TIERS = ("memory", "disk")
@@ -62,12 +61,12 @@ cache = command_group()
 
 @cache.callback(no_args_is_help=True)
 def about() -> None:
-    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
+    """Show, clear or check the KV cache of the running daemon, or the folder of a disk cache."""
 
 
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what the cache holds, and how much it has saved."""
+    """Show what a model's cache holds, and how much it has saved."""
     with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
@@ -92,7 +91,7 @@ def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey 
 def clear(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may use it."),
     ] = None,
     tiers: Annotated[
         str | None,
@@ -133,8 +132,8 @@ def clear(
 
 @cache.command()
 def du(directory: Directory) -> None:
-    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
-    with _disk_errors_printed():
+    """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
+    with errors_printed(DiskError):
         uses = disk_store.du(directory)
     if uses:
         heads = ("folder", "files", "size", "of")
@@ -153,12 +152,12 @@ def du(directory: Directory) -> None:
 
 @cache.command()
 def verify(directory: Directory) -> None:
-    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+    """Read all of a disk cache and compare it with its checksums. No daemon may use it.
 
-    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
     """
     is_sound = True
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         for check in disk_store.verify(directory):
             typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
             is_sound = is_sound and check.is_sound
@@ -169,17 +168,19 @@ def verify(directory: Directory) -> None:
 @cache.command()
 def probe(
     text: Annotated[
-        str | None, typer.Argument(help="A user's message. Without it standard input is read.")
+        str | None, typer.Argument(help="A user's message. Default: standard input.")
     ] = None,
-    system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
-    cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="TEXT is a whole prompt, as in /v1/completions.")
+    ] = False,
+    cache_salt: Annotated[str, typer.Option(help="The requests' cache_salt.")] = "",
     model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
-    loaded for it.
+    """Show how much of a prompt is cached. Nothing is computed; a model that is not loaded is
+    loaded.
     """
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
@@ -193,7 +194,7 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     """Empty the directory. `others` are options that only a daemon takes, with their values."""
     if given := [flag for flag, value in others.items() if value is not None]:
         raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         n_bytes = disk_store.clear(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
@@ -210,21 +211,8 @@ def _cleared(
 
 
 def _remembered_text(remembered: Remembered) -> str:
-    answers = _counted(remembered.replays, "answer")
-    return f"{answers} with tool calls, {_counted(remembered.responses, 'stored response')}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-@contextmanager
-def _disk_errors_printed() -> Iterator[None]:
-    with errors_printed():
-        try:
-            yield
-        except DiskError as error:
-            raise TerminalError(str(error)) from error
+    answers = counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
 
 
 def _messages(system: str, text: str) -> list[dict[str, str]]:

@@ -155,7 +155,8 @@ class Answer:
             parts.append(f"prompt {self.usage.prompt_tokens:,} tokens{cached_text}")
             parts.append(f"answer {self.usage.completion_tokens:,} tokens")
         if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+            n_digits = 0 if self.tokens_per_second >= 100 else 1
+            parts.append(f"{self.tokens_per_second:,.{n_digits}f} tokens/s")
         if self.first_seconds is not None:
             parts.append(f"first after {self.first_seconds:.2f} s")
         if self.interrupted:

@@ -14,14 +14,17 @@ import termios
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from io import TextIOWrapper
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from engine.values.stats import ModelMemory, readable_bytes
 
 # C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
@@ -31,6 +34,8 @@ LEAST_OTHERS_BYTES = 2**20
 
 NAMES = ("rootstock", "rootstock-serve")
 """The command's name, and its second one, for where another program has the first."""
+
+ID_CHARACTERS = 8
 
 PADDING = (0, 2, 0, 0)  # top, right, bottom, left
 TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
@@ -68,11 +73,14 @@ class UnknownModel(TerminalError):
 
 
 @contextmanager
-def errors_printed() -> Iterator[None]:
-    """Print a TerminalError as a line on standard error, and exit with status 1."""
+def errors_printed(*others: type[Exception]) -> Iterator[None]:
+    """Print a TerminalError, or an error of another of these types, as a line on standard error,
+    and exit with status 1.
+    """
+    kinds: tuple[type[Exception], ...] = (TerminalError, *others)
     try:
         yield
-    except TerminalError as error:
+    except kinds as error:
         print_error(str(error))
         raise typer.Exit(1) from None
 
@@ -114,6 +122,31 @@ def bytes_text(n_bytes: int) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.2f} {unit}"
     return f"{n_bytes} bytes"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as `1 answer` and `2 answers`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def age_text(seconds: float) -> str:
+    """A time in the largest unit that it fills, such as `12 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def id_text(request_id: str) -> str:
+    """The beginning of a request's id, enough to find it in the log, and which of its sequences it
+    is if there are several, such as `1a2b3c4d#1`.
+    """
+    name, mark, index = request_id.partition("#")
+    return f"{name[:ID_CHARACTERS]}{mark}{index}"
+
+
+def state_text(state: str, reason: str | None) -> str:
+    """A request's state, and what it waits for if it waits."""
+    return f"{state}: {reason}" if reason else state
 
 
 def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
@@ -161,9 +194,24 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], cell: Cell = fo
     return table
 
 
-def show(table: Table) -> None:
-    """Print the table on standard output."""
-    Console().print(table)
+MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "process", "in all")
+
+
+def memory_listing(models: Sequence[tuple[str, ModelMemory]]) -> Table:
+    """What the memory of each model consists of: the first four parts as planned, then what its
+    process takes now, if it has one, and what is charged to a budget.
+    """
+    parts = attrgetter("weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes")
+    rows = []
+    for name, memory in models:
+        sizes = (*parts(memory), memory.process_bytes, memory.total_bytes)
+        rows.append((name, *(readable_bytes(size) if size else "-" for size in sizes)))
+    return listing(MEMORY_HEADS, rows)
+
+
+def show(*tables: RenderableType) -> None:
+    """Print the tables on standard output."""
+    Console().print(*tables, sep="")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def pull(
 ) -> None:
     """Fetch a model into the Hugging Face cache, so that serve finds it there.
 
-    Only what serve reads is fetched: weights, configuration and tokenizer, never code.
+    Only weights, configuration and tokenizer are fetched, never code.
     """
     # Imported here because `ls` and `rm` would wait for it.
     from engine.api import ModelError  # noqa: PLC0415
@@ -39,7 +39,7 @@ def pull(
 
 @command
 def ls() -> None:
-    """List the models in the Hugging Face cache, the one that was used last first."""
+    """List the models in the Hugging Face cache, the most recently used first."""
     rows = [
         (repo.repo_id, bytes_text(repo.size_on_disk), repo.last_accessed_str)
         for repo in cached_models()
@@ -58,11 +58,11 @@ def _names() -> list[str]:
 @command
 def rm(
     models: Annotated[
-        list[str], typer.Argument(help="As `rootstock ls` has them.", autocompletion=_names)
+        list[str], typer.Argument(help="Names from `rootstock ls`.", autocompletion=_names)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete models from the Hugging Face cache, every revision of them."""
+    """Delete models from the Hugging Face cache, with all their revisions."""
     with errors_printed():
         try:
             strategies = deletions(models)

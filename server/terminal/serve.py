@@ -49,7 +49,7 @@ log = logging.getLogger("rootstock")
 @partial(command, kind=SettingsCommand)
 @with_settings()
 def serve(settings: Settings) -> None:
-    """Load models, then serve them until SIGINT or SIGTERM."""
+    """Serve models until Ctrl-C or SIGTERM. Without --model it is the demonstration model."""
     configure_logging(settings.log_level)
     for handler in logging.root.handlers:
         handler.addFilter(_typeable)

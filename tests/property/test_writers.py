@@ -27,11 +27,14 @@ from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
 from server.dialects.chat.routes import ChatForm
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.completions.routes import CompletionForm
-from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
+from server.dialects.completions import (
+    Completion,
+    CompletionChunk,
+    CompletionForm,
+    CompletionRequest,
+)
 from server.dialects.job import Job
-from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
-from server.dialects.messages.routes import MessageForm
+from server.dialects.messages.routes import MESSAGE_EVENTS, MessageBody, MessageForm
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
 from server.dialects.responses.answer import RESPONSE_EVENTS, ResponseBody

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.dialects.chat.schema import ChatRequest
-from server.dialects.completions.schema import CompletionRequest
+from server.dialects.completions import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
 from server.fairness import Budget
 from server.http.body import BodyReader, parse, parsed_bytes

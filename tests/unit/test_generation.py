@@ -15,7 +15,7 @@ from engine.api import Engine, EventSink, Submission
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from server.activity import RequestTracker
-from server.dialects.job import Job, streamed
+from server.dialects.job import Job, StreamWriter, streamed
 from server.errors import ApiError, ClientDisconnected
 from server.fairness import Budget, Reservation
 from server.generation.choice import AnswerUsage, Choice, Step
@@ -78,16 +78,13 @@ async def refuse(message: Message) -> None:
     raise AssertionError(f"nothing is to be sent, and {message} was")
 
 
-class SilentWriter:
-    """A StreamWriter of which nothing is sent."""
+class SilentWriter(StreamWriter):
+    """Sends nothing."""
 
     media_type = "text/plain"
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return b""
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return b""

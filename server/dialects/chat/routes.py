@@ -4,16 +4,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import Request as HttpRequest
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import (
     COMMENTS,
     Job,
-    respond,
     respond_without_engine,
     when_loaded,
 )
@@ -32,7 +30,7 @@ from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
 from server.generation.stream import TOKEN_BYTES
 from server.generation.tools import ChatCustomTool, ChatFunctionTool, custom_input
-from server.service import RecordDependency, ServiceDependency
+from server.service import Context
 
 
 class ChatForm:
@@ -237,45 +235,30 @@ def as_chat(body: ChatRequest) -> Chat:
     )
 
 
-@router.endpoint(
-    "POST",
-    "/v1/chat/completions",
-    answer=ChatCompletion,
-    stream=chunks(ChatChunk),
-    errors=GENERATION_ERRORS,
-)
-async def create_chat_completion(
-    body: ChatRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
-
-    async def begin(model: ServedModel) -> Response:
-        chat = await model.workers.prepare(record, partial(as_chat, body))
-        request, plan = await prepare_chat(chat, model, record)
+@router.generation("/v1/chat/completions", answer=ChatCompletion, stream=chunks(ChatChunk))
+async def create_chat_completion(body: ChatRequest, context: Context) -> Response:
+    async def make(model: ServedModel) -> Job:
+        chat = await model.workers.prepare(context.record, partial(as_chat, body))
+        request, plan = await prepare_chat(chat, model, context.record)
         form = ChatForm(body, model, request.id)
         writer = form.writer if body.stream else None
-        job = Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
-        return await respond(job, http, service)
+        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @render_router.endpoint(
     "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
 )
-async def render_chat_completion(
-    body: ChatRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def render_chat_completion(body: ChatRequest, context: Context) -> Response:
     """What is refused in a chat is refused here; nothing is generated."""
-    model = await service.model(body.model, record)
-    service.check_priority(body.priority)
-    chat = await model.workers.prepare(record, partial(as_chat, body))
-    request, _ = await prepare_chat(chat, model, record)
-    await check_requests([request], model, record)
+    model = await context.model(body.model)
+    chat = await model.workers.prepare(context.record, partial(as_chat, body))
+    request, _ = await prepare_chat(chat, model, context.record)
+    await check_requests([request], model, context.record)
     return await respond_without_engine(
         lambda: rendered_request(request, body, model.name),
         TOKEN_BYTES * len(request.prompt),
-        http,
-        service,
+        context,
     )

@@ -4,25 +4,122 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import Request as HttpRequest
+from pydantic import BaseModel, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.errors import messages_error
-from server.dialects.job import COMMENTS, Job, as_arguments, respond, when_loaded, wire_json
-from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, StopReason, TokenCount
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
+from server.dialects.errors import MessagesError, messages_error
+from server.dialects.job import COMMENTS, Job, StreamWriter, as_arguments, when_loaded, wire_json
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import EVENT_STREAM, sse_event
-from server.service import RecordDependency, ServiceDependency
+from server.json_model import wire_event
+from server.service import Context
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class ThoughtTokens(BaseModel):
+    thinking_tokens: int
+
+
+class MessageUsage(BaseModel):
+    """The prompt's tokens are the sum of the first three."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThoughtTokens
+
+
+class TextBlock(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock: TypeAlias = Annotated[
+    TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class MessageBody(BaseModel):
+    """A message. `stop_reason` is null where it has only begun."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessageEnd(BaseModel):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+_DELTA_MODELS = (
+    wire_event("TextDelta", "text_delta", text=str),
+    wire_event("ThinkingDelta", "thinking_delta", thinking=str),
+    wire_event("SignatureDelta", "signature_delta", signature=str),
+    wire_event(
+        "InputJsonDelta",
+        "input_json_delta",
+        about="Slices of a call's input, as JSON text.",
+        partial_json=str,
+    ),
+)
+_Delta: Any = Annotated[reduce(or_, _DELTA_MODELS), Field(discriminator="type")]
+
+MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
+    wire_event("MessageStart", "message_start", message=MessageBody),
+    wire_event("Ping", "ping"),
+    wire_event("ContentBlockStart", "content_block_start", index=int, content_block=ContentBlock),
+    wire_event("ContentBlockDelta", "content_block_delta", index=int, delta=_Delta),
+    wire_event("ContentBlockStop", "content_block_stop", index=int),
+    wire_event(
+        "MessageDelta",
+        "message_delta",
+        about="How the message ended, and what it took in all.",
+        delta=MessageEnd,
+        usage=MessageUsage,
+    ),
+    wire_event("MessageStop", "message_stop"),
+    MessagesError,
+)
+
 
 SIGNATURE = "cm9vdHN0b2Nr"
 """The signature of all thinking blocks. Clients send it back, and it is never checked."""
@@ -113,8 +210,8 @@ _SIGNED = b'{"type":"signature_delta","signature":%b}' % to_json(SIGNATURE)
 _PING = sse_event("ping", b'{"type":"ping"}')
 
 
-class MessageWriter:
-    """A StreamWriter of one message's events.
+class MessageWriter(StreamWriter):
+    """The events of one message.
 
     Until its first token or the first keep-alive nothing is written, and an error has a status of
     its own.
@@ -129,9 +226,6 @@ class MessageWriter:
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self._begin() + b"".join(map(_block_event, steps))
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return self._begin() + _PING
@@ -185,41 +279,29 @@ def _event(event: dict[str, Any]) -> bytes:
 router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/v1/messages",
-    answer=MessageBody,
-    stream=named_events(MESSAGE_EVENTS),
-    errors=GENERATION_ERRORS,
-)
-async def create_message(
-    body: MessagesRequest, http: HttpRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    settings = service.settings
-    service.check_priority(body.priority)
+@router.generation("/v1/messages", answer=MessageBody, stream=named_events(MESSAGE_EVENTS))
+async def create_message(body: MessagesRequest, context: Context) -> Response:
+    settings, record = context.service.settings, context.record
 
-    async def begin(model: ServedModel) -> Response:
-        strips = settings.strip_billing_header
-        chat = await as_chat(body, model, record, strip_billing_header=strips)
+    async def make(model: ServedModel) -> Job:
+        read = partial(as_chat, body, model, record, settings)
+        chat = await model.workers.prepare(record, read)
         is_marked = settings.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
         form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
         writer = form.writer if body.stream else None
-        job = Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
-        return await respond(job, http, service)
+        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
-async def count_tokens(
-    body: CountTokensRequest, service: ServiceDependency, record: RecordDependency
-) -> TokenCount:
+async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
-    model, settings = await service.model(body.model, record), service.settings
-    strip = settings.strip_billing_header
-    prompt = await conversation(body, model, record, strip_billing_header=strip)
+    model, record = await context.model(body.model), context.record
+    read = partial(conversation, body, model, context.service.settings)
+    prompt = await model.workers.prepare(record, read)
     return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

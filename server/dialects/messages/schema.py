@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from engine.values.model import Temperature, TopK, TopP
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, TemplateArguments, as_parts
-from server.generation.request_fields import MODELS_OWN, SPECULATE, StopTexts
+from server.generation.request_fields import MODELS_OWN, SPECULATE, PrioritizedRequest, StopTexts
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import NULL, OBJECT, RequestModel, any_of, of_type, present, refused, type_of
 
@@ -359,7 +359,7 @@ class CountTokensRequest(CacheControlled):
         return super().cache_control_count + sum(part.cache_control_count for part in parts)
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, PrioritizedRequest):
     EXAMPLE: ClassVar = {
         "max_tokens": 100,
         "messages": [{"role": "user", "content": "What is a radix tree?"}],
@@ -373,5 +373,4 @@ class MessagesRequest(CountTokensRequest):
     top_k: TopK | None = Field(None, description=MODELS_OWN)
 
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)

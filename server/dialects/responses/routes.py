@@ -7,15 +7,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from fastapi import Request as HttpRequest
 from pydantic_core import to_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.job import COMMENTS, Job, json_response, respond, when_loaded
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
+from server.dialects.job import COMMENTS, Job, json_response, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -41,10 +40,10 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
-from server.generation.conversation import Chat, Conversation
+from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
 from server.record import RequestRecord
-from server.service import RecordDependency, ServiceDependency
+from server.service import Context, RecordDependency
 
 ECHOED = (
     "background", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
@@ -74,11 +73,9 @@ async def responses_job(
     """
     referenced = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, referenced)
-    roles = model.prompts.roles
 
     def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
-        tools = RequestTools(body.tools, is_strict)
-        given = read_input(body, tools, roles, store, record.key, max_bytes)
+        given = read_input(body, model, store, record.key, max_bytes, is_strict)
         return given, as_chat(body, given.prompt)
 
     given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
@@ -146,12 +143,8 @@ async def input_tokens(
     """
     named = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, named)
-
-    def read() -> Conversation:
-        tools, roles = RequestTools(body.tools), model.prompts.roles
-        return read_input(body, tools, roles, store, record.key, max_bytes).prompt
-
-    prompt = await model.workers.prepare(record, read)
+    read = partial(read_input, body, model, store, record.key, max_bytes)
+    prompt = (await model.workers.prepare(record, read)).prompt
     return len(await model.prompts.chat(record, prompt, model.replays))
 
 
@@ -201,40 +194,31 @@ NO_COMPACTING = (
 )
 
 
-@router.endpoint(
-    "POST", "", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS), errors=GENERATION_ERRORS
-)
+@router.generation("", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS))
 async def create_response(
     body: ResponsesRequest,
-    http: HttpRequest,
-    service: ServiceDependency,
-    record: RecordDependency,
+    context: Context,
     store: StoreDependency,
     background: BackgroundDependency,
 ) -> Response:
-    service.check_priority(body.priority)
-    max_bytes = service.settings.max_body_bytes
+    max_bytes = context.service.settings.max_body_bytes
 
-    async def begin(model: ServedModel) -> Response:
-        job, form = await responses_job(body, model, record, store, max_bytes)
-        if body.background:
-            return json_response(background.start(job, form))
-        return await respond(job, http, service)
+    async def make(model: ServedModel) -> Job | bytes:
+        job, form = await responses_job(body, model, context.record, store, max_bytes)
+        return background.start(job, form) if body.background else job
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)
 async def count_input_tokens(
-    body: InputTokensRequest,
-    service: ServiceDependency,
-    record: RecordDependency,
-    store: StoreDependency,
+    body: InputTokensRequest, context: Context, store: StoreDependency
 ) -> InputTokens:
     """Those of the prompt that the same request to /v1/responses would have."""
-    model, max_bytes = await service.model(body.model, record), service.settings.max_body_bytes
-    tokens = await input_tokens(body, model, record, store, max_bytes)
+    max_bytes = context.service.settings.max_body_bytes
+    model = await context.model(body.model)
+    tokens = await input_tokens(body, model, context.record, store, max_bytes)
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 
 
@@ -286,8 +270,7 @@ async def cancel_response(
 @router.endpoint("GET", "/{id:response}/input_items", answer=InputItemList, errors=(400, 404))
 async def list_input_items(
     id: str,
-    service: ServiceDependency,
-    record: RecordDependency,
+    context: Context,
     store: StoreDependency,
     background: BackgroundDependency,
     after: Annotated[str, Query(max_length=256)] = "",
@@ -297,6 +280,7 @@ async def list_input_items(
     """All that the model is given but instructions, with what came before a response that this
     one continues.
     """
+    service, record = context.service, context.record
     running = background.find(record.key, id)
     given = running.context if running else _stored(store, record.key, id).input
     page = partial(_page, given, order, after, limit)

@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    Discriminator,
     Field,
     StringConstraints,
     Tag,
@@ -17,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
 from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
-from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
+from server.generation.tools import CHOICE_KIND, FUNCTION_NAME, MAX_TOOLS, ToolMode
 from server.json_model import (
     OBJECT,
     ByType,
@@ -26,7 +25,6 @@ from server.json_model import (
     at_most,
     of_type,
     present,
-    type_of,
 )
 
 MAX_ITEMS = 10_000
@@ -209,17 +207,9 @@ class ChosenTools(RequestModel):
     tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
-def _choice_kind(choice: object) -> str:
-    if isinstance(choice, str):
-        return "Word"
-    return "Allowed" if type_of(choice) == "allowed_tools" else "Chosen"
-
-
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("Word")]
-    | Annotated[ChosenTool, Tag("Chosen")]
-    | Annotated[ChosenTools, Tag("Allowed")],
-    Discriminator(_choice_kind),
+    ToolMode | Annotated[ChosenTool, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
+    CHOICE_KIND,
 ]
 
 MAX_METADATA = 16  # OpenAI's, as are the lengths

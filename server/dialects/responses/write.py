@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from server.dialects.job import StreamWriter
 from server.dialects.openai import chat_logprobs, wire_finish_reason
 from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
 from server.dialects.responses.store import (
@@ -255,8 +256,8 @@ class Item:
         return f"{self._kind.event}.{end}", members
 
 
-class ResponseWriter:
-    """A StreamWriter of typed events.
+class ResponseWriter(StreamWriter):
+    """The typed events of one response.
 
     Codex times out between events and ignores comments, so a keep-alive repeats the event
     `response.in_progress`.

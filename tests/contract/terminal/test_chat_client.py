@@ -103,6 +103,17 @@ def test_commands_and_empty_lines_ask_nothing(chat: Chat, engine: FakeEngine) ->
     assert chat.session.failures == 0
 
 
+def test_the_beginning_of_a_command_is_enough_where_it_is_the_only_one(
+    chat: Chat, engine: FakeEngine
+) -> None:
+    shown = chat.say("/he", "/sys Be brief.", "One", "/", "/e", "never read")
+    assert "/system    set the system prompt" in shown
+    assert "`rootstock chat --resume` goes on with the last conversation" in shown
+    assert "error: there is no /;" in shown
+    assert prompt(engine) == "<system>Be brief.\n<user>One\n<assistant>"
+    assert engine.submitted.empty()
+
+
 def test_a_line_that_begins_with_a_space_is_no_command(chat: Chat, engine: FakeEngine) -> None:
     chat.say(" /help")
     assert prompt(engine) == "<user>/help\n<assistant>"

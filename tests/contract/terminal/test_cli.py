@@ -277,22 +277,23 @@ REPORT = MachineReport(
 )
 
 
-def test_doctor_prints_a_problem_as_it_is() -> None:
-    console = Console(record=True, width=100, file=StringIO())
-    console.print(machine_table(replace(REPORT, memory=None, problem="no [/bold] in models[0]")))
-    text = console.export_text()
-    assert "no [/bold] in models[0]" in text
-    assert "KV cache" not in text
+def test_doctor_prints_a_problem_as_it_is_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = replace(REPORT, memory=None, problem="no [/bold] in models[0]; `rootstock pull` it")
+    monkeypatch.setattr("server.terminal.doctor.describe_machine", lambda config: report)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    said = "error: cannot serve tiny: no [/bold] in models[0]; `rootstock pull` it\n"
+    assert result.stderr == said
 
 
 def test_doctor_says_what_the_budget_comes_to() -> None:
     console = Console(record=True, width=100, file=StringIO())
     console.print(machine_table(REPORT))
     lines = console.export_text().splitlines()
-    assert any(line.startswith("weights") and "512.00 MiB" in line for line in lines)
-    assert any(line.startswith("computing") and "384.00 MiB reserved" in line for line in lines)
-    assert any("1.00 GiB" in line and "123,456 tokens" in line for line in lines)
-    assert any(line.startswith("in all") and "1.88 GiB" in line for line in lines)
+    assert any("holds 123,456 tokens" in line for line in lines)
+    heads, sizes = (line.split() for line in lines[-2:])
+    assert heads == ["memory", "weights", "KV", "states", "workspace", "process", "in", "all"]
+    assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB - 1.9 GiB"
     assert any("4,096 tokens of the model's 131,072" in line for line in lines)
     assert not any("problem" in line or "advice" in line for line in lines)
 

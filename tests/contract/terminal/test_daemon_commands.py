@@ -62,7 +62,9 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
         "requests 1 running, 0 waiting",
         "cache 6% in use, 16% kept for later, of 4.00 MiB",
     ]
-    assert lines[5][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
+    assert lines[4][:2] == ["memory", "weights"]
+    assert lines[5][:5] == [model, "50", "MiB", "4", "MiB"]
+    assert lines[7][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
 
 
 def test_ps_has_a_line_of_80_columns_for_a_request(
@@ -90,15 +92,15 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
     )
     monkeypatch.setattr(Admin, "requests", lambda self: [large])
     lines = lines_of(run("ps", "--url", url, COLUMNS="80"))
-    assert lines[5] == [
+    assert lines[-1] == [
         *("ffffffff", "waiting:", "memory", "2001:db8::8a2e"),
         *["131,072"] * 3,
-        *("86,400", "s"),
+        *("24.0", "h"),
     ]
 
 
 def test_ps_of_an_idle_daemon_lists_no_requests(url: str) -> None:
-    assert len(lines_of(run("ps", "--url", url))) == 4
+    assert len(lines_of(run("ps", "--url", url))) == 6
 
 
 def test_the_daemon_that_runs_gets_its_key_and_another_port_does_not(keyed_url: str) -> None:

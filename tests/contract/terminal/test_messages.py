@@ -167,3 +167,32 @@ def test_help_has_every_setting_in_one_section() -> None:
     sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
     assert sections == ["Options", *GROUPS]
     assert 190 < max(map(len, shown.splitlines())) <= 200
+
+
+MOST_LINES = 8
+
+
+def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
+    lines = list[str]()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.split(maxsplit=3)[3])
+            if "ready on " in line:
+                break
+        process.terminate()
+        last = [line.split(maxsplit=3)[3] for line in process.stderr.read().splitlines()]
+    assert len(lines) <= MOST_LINES, lines
+    of_model = [line.removeprefix("rootstock: rootstock-demo: ") for line in lines]
+    assert [line.partition(" ")[0] for line in of_model if line not in lines] == [
+        *(["model", "BLAS:"] if any(line.startswith("BLAS") for line in of_model) else ["model"]),
+        *("weights:", "KV", "decode:"),
+    ]
+    assert [line.partition(" on ")[0] for line in lines[-2:]] == [
+        *("rootstock: the dashboard is", "rootstock: ready")
+    ]
+    assert last == [
+        "rootstock: finishing running requests, for up to 30 s; Ctrl-C again stops at once",
+        "rootstock: stopped",
+    ]
