@@ -1,4 +1,4 @@
-// How the prompts of bars begin, for their labels. Only a daemon with --dashboard-text tells.
+// How the prompts of bars begin, for their labels. Only a daemon with --dashboard-text has them.
 
 import { ask } from "../net/api.js";
 
