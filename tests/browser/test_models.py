@@ -292,7 +292,7 @@ def test_a_pull_that_fails_offline_says_so(
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
