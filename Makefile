@@ -32,7 +32,7 @@ endif
 INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 
 .PHONY: help serve free-port chat doctor install-service test test-all check format settings wheel simulate restarts hostile conformance \
-	browser screenshots clients bench router grafana demo-model clean
+	browser screenshots clients bench grafana demo-model clean
 
 help:  ## what there is to make
 	@awk -F':.*## ' '/^[a-z-]+:.*##/ {printf "%-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +46,7 @@ serve: free-port $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, opti
 free-port:
 	@$(PYTHON) tools/free_port.py "$(PORT)" $(ARGS)
 
-chat: $(VENV)/.runtime  ## talk to the daemon that runs, else to one of its own; --url: to any server
+chat: $(VENV)/.runtime  ## talk to the running daemon, else to one of its own; --url: to any server
 	$(BIN)/rootstock chat $(ARGS)
 
 doctor: $(VENV)/.runtime  ## what this machine offers
@@ -108,9 +108,6 @@ clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' cli
 
 bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); an hour, or --quick
 	$(BIN)/python -m load_tests compare $(ARGS)
-
-router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/operating.md
-	$(BIN)/python -m load_tests router $(ARGS)
 
 grafana: $(VENV)/.dev  ## every panel and alert of configs/ has data in a real Prometheus; skipped where there is none
 	$(BIN)/python -m load_tests grafana $(ARGS)

@@ -1,7 +1,6 @@
 """What the server may call in an engine, and the errors that it may get."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.values.model import ModelCard, Tokenizer
@@ -11,7 +10,9 @@ from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Prob
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
 Report = Callable[[str], None]
-"""Takes a line for a person to read: the progress of a long task, such as loading a model."""
+"""Takes a line for a person to read on a long task, such as loading a model. A line with "…" at its
+end is what is being done; any other is a result.
+"""
 
 Progress = Callable[[int, int], None]
 """Takes the number of bytes fetched so far, and the total as far as it is known."""
@@ -165,39 +166,3 @@ class Engine(Protocol):
         stop the engine. A step that hangs cannot be aborted: then this ends only if cancelled.
         """
         ...
-
-
-class EventQueue:
-    """An EventSink from which one task takes the events of one request."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[OutputEvent | BaseException] = asyncio.Queue()
-
-    def put(self, event: OutputEvent) -> None:
-        self._queue.put_nowait(event)
-
-    def fail(self, error: BaseException) -> None:
-        self._queue.put_nowait(error)
-
-    async def get(self) -> OutputEvent:
-        """The next event. Raises the error with which the request was refused."""
-        taken = await self._queue.get()
-        if isinstance(taken, BaseException):
-            raise taken
-        return taken
-
-
-async def events_of(engine: Engine, request: Request) -> AsyncGenerator[OutputEvent, None]:
-    """Submit a request, and yield its events. Closing the iterator, or cancelling the task that
-    reads it, aborts the request. Raises what the engine raises.
-    """
-    queue = EventQueue()
-    submission = engine.generate(request, queue)
-    try:
-        n_live = request.n
-        while n_live:
-            event = await queue.get()
-            n_live -= event.finish_reason is not None
-            yield event
-    finally:
-        submission.end()

@@ -10,26 +10,26 @@ from functools import cache, partial
 from engine.api import Engine, ModelError, Progress, Report
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.helper import ANSWER, CONFIG
-from engine.mlx_backend.loading.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    local_checkpoint,
-    open_checkpoint,
-)
+from engine.mlx_backend.loading.checkpoint import Checkpoint
+from engine.mlx_backend.loading.locate import find_checkpoint, local_checkpoint, open_checkpoint
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
-from engine.values.settings import EngineConfig
+from engine.values.settings import DiskCacheConfig, EngineConfig
+from engine.values.stats import ModelMemory
 from kvstore.disk.folder import new_daemon
+from kvstore.disk.store import clear_unopened
+from kvstore.disk.types import DiskError
 
 __all__ = [
     "Checkpoint",
+    "clear_unloaded",
     "describe_machine",
     "fetch_repository",
     "find_checkpoint",
     "free_bytes",
     "launch",
     "local_checkpoint",
-    "needed_bytes",
+    "needed_memory",
     "open_checkpoint",
 ]
 
@@ -53,22 +53,38 @@ def _this_daemon() -> str:
     return new_daemon()
 
 
+def clear_unloaded(disk: DiskCacheConfig, fingerprint: str = "") -> int:
+    """Clear what models that this process has not loaded have on disk: all of them, with what
+    earlier daemons left, or the one whose card has this fingerprint. Returns how many bytes of disk
+    that frees. Raises ModelError where another daemon uses the directory.
+    """
+    prefix = f"{fingerprint} " if fingerprint else ""
+    try:
+        return clear_unopened(disk.directory, _this_daemon(), prefix)
+    except DiskError as error:
+        raise ModelError(str(error)) from error
+
+
 def free_bytes() -> int:
     """How much memory MLX finds free. Raises ModelError if it does not start."""
-    return _memory_bytes()
+    answer = _memory()
+    assert isinstance(answer, int), "without a configuration the answer is a number"
+    return answer
 
 
-def needed_bytes(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
-    """How much memory the model takes, whose files have been fetched. Reads no weights.
+def needed_memory(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
+    """What memory the model takes, whose files have been fetched. Reads no weights.
 
     Of `budget_bytes` for all models, `storage_bytes` are for its KV cache and states unless the
     settings specify them. Raises ModelError.
     """
     config = replace(config, memory_bytes=budget_bytes)
-    return _memory_bytes(CONFIG.dump_json(config).decode(), str(storage_bytes))
+    answer = _memory(CONFIG.dump_json(config).decode(), str(storage_bytes))
+    assert isinstance(answer, ModelMemory), "with a configuration the answer has the parts"
+    return answer
 
 
-def _memory_bytes(*needed: str) -> int:
+def _memory(*needed: str) -> int | ModelMemory:
     """The answer of a helper process. Raises ModelError."""
     connection, process = start_child(_HELPER, "memory", *needed)
     with connection, connection.makefile("rb") as file:
@@ -77,7 +93,7 @@ def _memory_bytes(*needed: str) -> int:
     if not received:
         raise ModelError("MLX does not start")
     answer = ANSWER.validate_json(received)
-    if not isinstance(answer, int):
+    if not isinstance(answer, int | ModelMemory):
         raise ModelError(str(answer))
     return answer
 
@@ -104,4 +120,4 @@ async def fetch_repository(repository: str, progress: Progress) -> None:
     finally:
         process.kill()  # does nothing to one that has ended
         process.wait()
-    raise ModelError(f"{repository} was not fetched: the download's process has ended")
+    raise ModelError("the download's process has ended")

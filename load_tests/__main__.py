@@ -1,5 +1,5 @@
-"""`python -m load_tests`: load a server, compare some, put a router before two, play an agent,
-hold many streams, hold thousands of connections, fill Grafana's panels.
+"""`python -m load_tests`: load a server, compare some, hold many streams or thousands of
+connections, fill Grafana's panels.
 """
 
 import asyncio
@@ -10,11 +10,9 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 
-from load_tests.agents.command import agents
 from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
 from load_tests.grafana.command import grafana
-from load_tests.replicas.command import router
 from load_tests.scenarios.kinds import Playable, Restarting, load_scenario, names_for_any_server
 from load_tests.scenarios.load import Summary, run_table
 from load_tests.scenarios.option import Scenarios
@@ -27,8 +25,6 @@ from load_tests.terminal import fail, show
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(compare)
 app.command()(results)
-app.command()(router)
-app.command()(agents)
 app.command()(streams)
 app.command()(crowd)
 app.command()(grafana)

@@ -145,6 +145,7 @@ class EngineHarness:
         self._names = itertools.count()
         self.bare = BareModel(opened.loaded.model, layout.vocab_size)
         self.memory = backend.memory
+        self.step_bytes = opened.plan(config).step_bytes
         self.decode = backend.decode
         self.max_sequence_tokens = parts.card.max_sequence_tokens
         self._block_size = config.block_size
@@ -352,11 +353,11 @@ def median_times(
 
 def memory_cases(config: MeasureConfig) -> Cases:
     """The memory of steps in addition to weights and storage, as MLX counts it, and what was
-    promised for it at load.
+    reserved for it at load.
 
     The first case is the longest prompt that fits into the cache, the second one as many rows as
-    may run together. The promise is for the longest sequence that fits into the cache, so the cache
-    is as large as these prompts. Raises ModelError.
+    may run together. The reservation is for the longest sequence that fits into the cache, so the
+    cache is as large as these prompts. Raises ModelError.
     """
     rows = config.engine.max_running
     prompt_tokens = max(config.sizes.prompt_tokens // rows, 1)
@@ -366,13 +367,13 @@ def memory_cases(config: MeasureConfig) -> Cases:
         engine.begin(rows, prompt_tokens, _MEMORY_MAX_TOKENS)
         engine.run(STEPS)
         found = engine.memory()
-        taken = found.peak - found.promise.kept  # the peak since the model was loaded
+        taken = found.peak - found.model.kept_bytes  # the peak since the model was loaded
         return {
-            "promised_mib": found.promise.workspace / 2**20,
+            "reserved_mib": engine.step_bytes / 2**20,
             "taken_mib": taken / 2**20,
-            "taken_times": taken / found.promise.workspace,
-            "weights_mib": found.promise.weights / 2**20,
-            "storage_mib": found.promise.storage / 2**20,
+            "taken_times": taken / engine.step_bytes,
+            "weights_mib": found.model.weights_bytes / 2**20,
+            "storage_mib": (found.model.kv_bytes + found.model.states_bytes) / 2**20,
         }
 
     longest_prompt = engine.max_sequence_tokens - _MEMORY_MAX_TOKENS
@@ -407,7 +408,7 @@ def command_buffer_cases(config: MeasureConfig, device: mx.Device | None = None)
         memory = engine.memory()
         return {
             **times,
-            "taken_mib": (memory.peak - memory.promise.kept) / 2**20,
+            "taken_mib": (memory.peak - memory.model.kept_bytes) / 2**20,
             "cached_mib": memory.cached / 2**20,
         }
 

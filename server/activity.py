@@ -3,15 +3,19 @@
 In memory, bounded, and without any text of prompts or answers.
 """
 
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
 from itertools import takewhile
+from operator import attrgetter
 
 from anyio import get_cancelled_exc_class
+from starlette.status import HTTP_400_BAD_REQUEST
 
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
@@ -98,6 +102,48 @@ class SequenceTimes:
 KEPT = 300
 """Finished requests that are kept: some 100 KiB."""
 
+KEPT_REFUSED = 50
+"""Requests that failed before they reached an engine. They are kept apart from the others, so that
+a client that tries again and again does not push those out of the log."""
+
+MAX_PATH_CHARACTERS = 100  # of a refused request, whose path may be any
+
+_AGENTS = {
+    "aider": "aider",
+    "charm crush/": "Crush",
+    "charm-crush/": "Crush",
+    "claude-": "Claude Code",
+    "cline/": "Cline",
+    "codex": "Codex",
+    "copilot/": "Copilot",
+    "githubcopilot": "Copilot",
+    "goose": "goose",
+    "kilo-code/": "Kilo Code",
+    "mozilla/": "a browser",
+    "opencode/": "OpenCode",
+    "qwencode/": "Qwen Code",
+    "roo-code/": "Roo Code",
+    "zed/": "Zed",
+}
+"""Agents by the beginning of their User-Agent header, in lower case."""
+
+_PRODUCT = re.compile(r"([\w!#$%&'*+.^`|~-]{1,32})(/[a-z]{1,16}\b)?", re.ASCII | re.IGNORECASE)
+"""The first product of a User-Agent header (RFC 9110, section 10.1.5). What follows the slash
+belongs to the name if it is a word: OpenAI's and Anthropic's packages send their language there.
+"""
+
+
+def agent_name(user_agent: str) -> str | None:
+    """The program that sends a request, at most 49 characters: an agent's name, or the product that
+    the User-Agent header begins with. None without such a header.
+    """
+    lower = user_agent.lower()
+    for beginning, name in _AGENTS.items():
+        if lower.startswith(beginning):
+            return name
+    product = _PRODUCT.match(user_agent)
+    return product[0] if product else None
+
 
 class TrackedRequest:
     """One HTTP request that the engine answers, from its submission to the end of the answer.
@@ -114,6 +160,7 @@ class TrackedRequest:
     ) -> None:
         self.record = record
         self.requests = requests
+        self.agent = agent_name(record.user_agent)
         self.began_seconds = clock()
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -169,6 +216,7 @@ class TrackedRequest:
             model=record.model,
             client=record.client,
             key=record.key or None,
+            agent=self.agent,
             sequences=sum(request.n for request in self.requests),
             prompt_tokens=sum(len(request.prompt) for request in self.requests),
             cached_tokens=self.cached_tokens,
@@ -180,7 +228,9 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """All requests that the engine answers now, by id, and the last KEPT that are over."""
+    """All requests that an engine answers now, by id, the last KEPT that are over, and the last
+    KEPT_REFUSED that failed before they reached an engine.
+    """
 
     def __init__(
         self,
@@ -194,6 +244,7 @@ class RequestTracker:
         self._epoch_seconds = epoch_seconds
         self._live: dict[str, TrackedRequest] = {}
         self._finished = deque[FinishedRequest](maxlen=KEPT)
+        self._refused = deque[FinishedRequest](maxlen=KEPT_REFUSED)
         self._n_finished = 0
 
     @property
@@ -205,8 +256,14 @@ class RequestTracker:
         return self._clock()
 
     def finished(self, after: int = 0) -> list[FinishedRequest]:
-        """The finished requests with higher numbers than `after`, the latest first."""
-        return list(takewhile(lambda one: one.number > after, reversed(self._finished)))
+        """The finished and refused requests with higher numbers than `after`, the latest first."""
+        both = merge(
+            reversed(self._finished),
+            reversed(self._refused),
+            key=attrgetter("number"),
+            reverse=True,
+        )
+        return list(takewhile(lambda one: one.number > after, both))
 
     @contextmanager
     def answering(
@@ -229,7 +286,31 @@ class RequestTracker:
             raise
         finally:
             del self._live[record.id]
-            self._log(tracked, status, code)
+            record.was_tracked = True
+            seconds = self._clock() - tracked.began_seconds
+            self._log(self._finished, tracked.summary(), seconds, status, code)
+
+    def note_refused(self, record: RequestRecord, seconds: float) -> None:
+        """Log a request that is over after `seconds`, if it failed before it reached an engine."""
+        if record.was_tracked or record.status < HTTP_400_BAD_REQUEST:
+            return
+        status, code = record.ended or (record.status, record.error_code)
+        summary = RequestSummary(
+            id=record.id,
+            route=record.path[:MAX_PATH_CHARACTERS],
+            model=record.model,
+            client=record.client,
+            key=record.key or None,
+            agent=agent_name(record.user_agent),
+            sequences=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+            accepted_draft_tokens=0,
+            first_token_seconds=None,
+            tokens_per_second=None,
+        )
+        self._log(self._refused, summary, seconds, status, code)
 
     def end(self, id: str) -> bool:
         """End a request for an admin. False where there is none of that id."""
@@ -239,14 +320,21 @@ class RequestTracker:
         tracked.record.end(ended_by_admin())
         return True
 
-    def _log(self, tracked: TrackedRequest, status: int, code: str | None) -> None:
+    def _log(
+        self,
+        log: deque[FinishedRequest],
+        summary: RequestSummary,
+        seconds: float,
+        status: int,
+        code: str | None,
+    ) -> None:
         self._n_finished += 1
-        self._finished.append(
+        log.append(
             FinishedRequest(
-                **vars(tracked.summary()),
+                **vars(summary),
                 number=self._n_finished,
                 time=self._epoch_seconds(),
-                seconds=self._clock() - tracked.began_seconds,
+                seconds=seconds,
                 status=status,
                 code=code,
             )

@@ -1,6 +1,6 @@
 """The HTTP application around the models."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
 
@@ -19,10 +19,8 @@ from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
-from server.dialects import tokens
+from server.dialects import completions, embeddings, tokens, warming
 from server.dialects.chat import routes as chat
-from server.dialects.completions import routes as completions
-from server.dialects.embeddings import routes as embeddings
 from server.dialects.errors import (
     handle,
     handle_client_disconnected,
@@ -51,7 +49,12 @@ SECTIONS = {
     "Embeddings and ranking": (embeddings.router,),
     "Models": (admin_models.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
-    "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
+    "Prompts and tokens": (
+        chat.render_router,
+        completions.render_router,
+        tokens.router,
+        warming.router,
+    ),
     "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
     "The cache and what runs": (activity.router, cache.router),
@@ -63,9 +66,11 @@ DASHBOARD = {
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
-def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] = ()) -> FastAPI:
-    """The application. Whoever runs it runs and drains the models; `agents` are those that the page
-    says how to launch.
+def create_app(
+    models: ModelRegistry, settings: Settings, launch: pages.Launch = pages.NO_LAUNCH
+) -> FastAPI:
+    """The application. Its caller runs and drains the models. `launch`: the agents for which the
+    page has a line.
     """
     answers, output, tracker = HttpAnswers(), output_budget(settings), RequestTracker()
     policy = Policy(
@@ -83,7 +88,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
             service = create_service(models, settings, metrics_page, tracker)
             app.state.service = service
             app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
-            app.state.agents = tuple(agents)
+            app.state.launch = launch
             app.state.responses = ResponseStore(
                 settings.max_stored_responses, settings.max_stored_bytes
             )
@@ -107,6 +112,7 @@ def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] 
                 bodies=body_budget(settings),
                 output=output,
                 answers=answers,
+                tracker=tracker,
             )
         ],
         redirect_slashes=False,

@@ -110,6 +110,11 @@ def invalid_field(error: ValidationError) -> ApiError:
     return InvalidField(param, first["msg"], code)
 
 
+def not_loaded(message: str) -> ApiError:
+    """409: the route looks into models that are loaded, and loads none."""
+    return ApiError(409, message, param="model", code="model_not_loaded")
+
+
 def timed_out() -> ApiError:
     """504: the request's time is over. The header keeps OpenAI's and Anthropic's clients from
     sending it again, as they do after a 504: it would take as long.

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from uuid import uuid4
 
 from anyio import current_time
@@ -13,11 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.policy import Policy, peer_address
+from server.access.policy import Policy, is_limited, peer_address
 from server.access.web import Origins
-from server.budget import Budget, Reservation
+from server.activity import RequestTracker
 from server.dialects.errors import error_response
 from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
+from server.fairness import Budget, Reservation
 from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
 from server.metrics.metrics import HttpAnswers
@@ -29,13 +31,15 @@ READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 RETRY_AFTER_SECONDS = 5
+MAX_USER_AGENT_CHARACTERS = 200
 
 log = logging.getLogger("rootstock.access")
 
 
 class Gateway:
     """Gives each request an id and a deadline, lets it in or refuses it, limits its body, answers
-    what is raised, writes its line of the access log, and counts it.
+    what is raised, writes its line of the access log, and counts it. A request for an answer that
+    failed before it reached an engine goes into the tracker's log.
 
     The id is always the server's own: one chosen by a client could collide with another's.
     """
@@ -48,6 +52,7 @@ class Gateway:
         bodies: Budget,
         output: Budget,
         answers: HttpAnswers,
+        tracker: RequestTracker,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -55,6 +60,7 @@ class Gateway:
         self._bodies = bodies
         self._output = output
         self._answers = answers
+        self._tracker = tracker
         # Errors are answered inside CORS: a web page must be able to read them.
         self._answer = _with_cors(self._answer_errors, settings.cors_origin)
 
@@ -65,7 +71,11 @@ class Gateway:
         began = current_time()
         deadline = began + (self._settings.request_timeout_seconds or math.inf)
         record = RequestRecord(
-            uuid4().hex, Principal(peer_address(scope)), deadline, path=scope["path"]
+            uuid4().hex,
+            Principal(peer_address(scope)),
+            deadline,
+            path=scope["path"],
+            user_agent=Headers(scope=scope).get("user-agent", "")[:MAX_USER_AGENT_CHARACTERS],
         )
         scope.setdefault("state", {})["record"] = record
         connection = connection_of(scope)
@@ -97,6 +107,8 @@ class Gateway:
             if connection is not None:
                 connection.request_ended()
             self._answers.count(_route(scope), scope["method"], record.status)
+            if is_limited(scope["method"], record.path):
+                self._tracker.note_refused(record, current_time() - began)
             log.info("%s", _access_line(scope, record, current_time() - began))
 
     async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,45 +195,34 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 def body_budget(settings: Settings) -> Budget:
     """The memory of all bodies that arrive or are being prepared."""
-
-    def too_large() -> ApiError:
-        return body_too_large(settings.max_body_bytes)
-
-    def too_much() -> ApiError:
-        message = (
-            "The bodies of all requests are too large together, and this was the largest "
-            "(max_total_body_bytes)."
-        )
-        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
-
+    message = (
+        "The bodies of all requests are too large together, and this was the largest "
+        "(max_total_body_bytes)."
+    )
     total_bytes = settings.max_total_body_bytes
-    return Budget(total_bytes, total_bytes, too_large=too_large, too_much=too_much)
+    return Budget(
+        total_bytes,
+        total_bytes,
+        too_large=partial(body_too_large, settings.max_body_bytes),
+        too_much=partial(busy, 503, message, "overloaded", RETRY_AFTER_SECONDS),
+    )
 
 
 def output_budget(settings: Settings) -> Budget:
     """The memory of all output that clients have not read."""
-
-    def too_large() -> ApiError:
-        return ApiError(
-            400,
-            f"More than {settings.max_unsent_bytes} bytes of this answer were waiting to be sent "
-            "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, "
-            "logprobs.",
-            code="answer_too_large",
-        )
-
-    def too_much() -> ApiError:
-        message = (
-            "The server holds too many unsent answers, and this was the largest "
-            "(max_total_unsent_bytes). Read a stream as it comes, or try again later."
-        )
-        return busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
-
+    too_large = (
+        f"More than {settings.max_unsent_bytes} bytes of this answer were waiting to be sent "
+        "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, logprobs."
+    )
+    too_much = (
+        "The server holds too many unsent answers, and this was the largest "
+        "(max_total_unsent_bytes). Read a stream as it comes, or try again later."
+    )
     return Budget(
         settings.max_unsent_bytes,
         settings.max_total_unsent_bytes,
-        too_large=too_large,
-        too_much=too_much,
+        too_large=partial(ApiError, 400, too_large, code="answer_too_large"),
+        too_much=partial(busy, 503, too_much, "overloaded", RETRY_AFTER_SECONDS),
     )
 
 

@@ -10,9 +10,8 @@ from anyio import CancelScope
 from starlette.types import Scope
 
 from engine.values.output import Usage
-from server.budget import Reservation
 from server.errors import ApiError, timed_out
-from server.fair_limiter import Slot
+from server.fairness import Reservation, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class RequestRecord:
     principal: Principal
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     path: str = ""  # of its URL
+    user_agent: str = ""  # the User-Agent header, as its client wrote it
     model: str = ""  # the name by which it asked for its model, when it has that
     own_model: str = ""  # its model's own name, which may differ from that one
     keep_alive_seconds: float | None = None
@@ -57,6 +57,8 @@ class RequestRecord:
     usage: Usage | None = None
     cache_marks: int = 0  # `cache_control` fields of the body
     status: int = 0
+    error_code: str | None = None  # of the error that it was answered with
+    was_tracked: bool = False  # `RequestTracker.answering` has seen its end
     is_answered: bool = False  # to its last byte
     client_left: bool = False  # before that
 

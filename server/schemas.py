@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.values import tree
 from engine.values.request import WaitReason
-from engine.values.stats import CacheStats, EngineStats, MemoryStats, RecentHits
+from engine.values.stats import CacheStats, EngineStats, MemoryStats, ModelMemory, RecentHits
 
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
@@ -28,6 +28,10 @@ class RequestSummary(BaseModel):
         description="An address, or the name of the API key if there are several keys."
     )
     key: str | None = Field(description="The name of its API key.")
+    agent: str | None = Field(
+        description="The program that sent it, by its User-Agent header: `Claude Code`, `curl`. "
+        "At most 49 characters. Null without that header."
+    )
     sequences: int = Field(description="Requested sequences: `n` of each prompt.")
     prompt_tokens: int = Field(description="Tokens of all its prompts.")
     cached_tokens: int = Field(description="Prompt tokens found in the cache.")
@@ -64,14 +68,15 @@ class LiveRequests(BaseModel):
 
 
 class FinishedRequest(RequestSummary):
-    """A request that was submitted to the engine, and that is over."""
+    """A request that is over: an engine answered it, or it was refused before it reached one."""
 
     number: int = Field(
         description="Requests are numbered from 1 in the order in which they ended."
     )
     time: float = Field(description="Its end, in seconds since the epoch.")
     seconds: float = Field(
-        description="From its submission to the engine to its end, sending included."
+        description="From its submission to the engine, or of a refused request from its "
+        "arrival, to its end, sending included."
     )
     status: int = Field(
         description="The HTTP status of the result, also of an error in a stream that had begun: "
@@ -124,12 +129,14 @@ class PooledModelInfo(BaseModel):
     )
     requests: int = Field(description="Requests that use it.")
     waiting: int = Field(description="Requests that wait for it to be loaded.")
-    memory_bytes: int | None = Field(
-        description="Bytes that it takes of the budget while it is loaded. "
-        "Null before they are known."
+    needed_bytes: int | None = Field(
+        description="Bytes of the budget that loading it takes; all of it for the only model. Null "
+        "before they are known, and without a budget."
     )
-    resident_bytes: int | None = Field(
-        description="Memory of its process, as the operating system counts."
+    memory: ModelMemory | None = Field(
+        description="What it takes while it is loaded: `workspace_bytes` are reserved for the "
+        "largest step, `process_bytes` are resident now, `total_bytes` are charged to the budget. "
+        "Null while it is not loaded."
     )
     decode: str | None = Field(
         description="Whether steady decodes are compiled or eager, and why. Null while it is not "
@@ -146,7 +153,11 @@ class PooledModelInfo(BaseModel):
         description="Until it is unloaded if no other request uses it. Null: it is not loaded, or "
         "stays loaded."
     )
-    pinned: bool
+    pinned: bool = Field(description="Whether the settings say that it is never unloaded.")
+    alarms: list[str] = Field(
+        description="What has failed or is slower than it could be, each with what to do about it. "
+        "Empty while it is not loaded."
+    )
     load_seconds: float | None = Field(description="How long the last load took.")
     retry_seconds: float | None = Field(
         description="Until a model that failed may be loaded again."
@@ -173,9 +184,25 @@ class Remembered(BaseModel):
     responses: int  # stored by /v1/responses
 
 
-class ClearResponse(BaseModel):
+class ClearedModel(BaseModel):
+    """What a clear did to one loaded model."""
+
+    id: str = Field(description="The model's own name.")
     blocks_freed: int
     bytes_freed: int
+    failure: str | None = Field(description="Why its KV was not cleared; null where it was.")
+
+
+class ClearResponse(BaseModel):
+    """The first two numbers are of memory, and sums over the models."""
+
+    blocks_freed: int
+    bytes_freed: int
+    disk_bytes_freed: int = Field(
+        description="Of models that are not loaded. A loaded model no longer finds what it had on "
+        "disk, and frees those bytes within a second."
+    )
+    models: list[ClearedModel] = Field(description="Loaded models whose KV was to be cleared.")
     forgotten: Remembered
     kept: Remembered  # `what` names what else is to be cleared
 
@@ -260,6 +287,8 @@ class TreeRequest(_FromEngine):
     namespace: str
     state: Literal["waiting", "loading", "running"]
     """`loading`: waits for a load from disk; `waiting`: for anything else."""
+    waits_for: WaitReason | None = None
+    """Null while it runs."""
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int

@@ -22,12 +22,12 @@ from server.dialects.errors import error_shape
 from server.errors import busy
 from server.http.connections import (
     AcceptErrors,
+    BoundedHttp,
     ConnectionLimits,
     Connections,
     allowed_connections,
 )
 from server.http.listening import LISTEN_BACKLOG, url
-from server.http.protocol import BoundedHttp
 from server.settings import Settings
 
 LAST_BYTES_SECONDS = 3  # for clients to read the last output of a drained engine
@@ -183,9 +183,8 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info(
-            "draining for up to %d s; a second signal stops at once, and after %g s whatever hangs",
+            "finishing running requests, for up to %d s; Ctrl-C again stops at once",
             self._drain_timeout_seconds,
-            self._last_resort_seconds,
         )
         async with create_task_group() as tasks:
             tasks.start_soon(self._models.drain, self._drain_timeout_seconds)

@@ -8,7 +8,8 @@ from fastapi import Depends, Query, Request
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
-from server.generation.models import ServedModel
+from server.generation.request_fields import PrioritizedRequest
+from server.generation.requests import ServedModel
 from server.http.body import BodyReader
 from server.http.body import Model as BodyT
 from server.metrics.metrics import Metrics
@@ -82,6 +83,19 @@ def create_service(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One request at its route: as HTTP, what is known of it, and what serves it."""
+
+    http: Request
+    record: RequestRecord
+    service: Service
+
+    async def model(self, name: str) -> ServedModel:
+        """See Service.model."""
+        return await self.service.model(name, self.record)
+
+
 async def _service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
@@ -90,9 +104,14 @@ async def _record(request: Request) -> RequestRecord:
     return request_record(request.scope)
 
 
+async def _context(request: Request) -> RequestContext:
+    return RequestContext(request, request_record(request.scope), await _service(request))
+
+
 # All are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
 ServiceDependency = Annotated[Service, Depends(_service)]
 RecordDependency = Annotated[RequestRecord, Depends(_record)]
+Context = Annotated[RequestContext, Depends(_context)]
 
 ModelName = Annotated[
     str, Query(max_length=256, description="Of several models, which one; unset, the first.")
@@ -109,9 +128,14 @@ LoadedDependency = Annotated[LoadedModel, Depends(_loaded)]
 
 @dataclass(frozen=True)
 class JsonBody(Generic[BodyT]):
-    """Dependency: the request's body as a model."""
+    """Dependency: the request's body as a model. Raises ApiError (400), also for a priority where
+    clients may choose none.
+    """
 
     model: type[BodyT]
 
     async def __call__(self, request: Request, service: ServiceDependency) -> BodyT:
-        return await service.bodies.read(request, self.model)
+        body = await service.bodies.read(request, self.model)
+        if isinstance(body, PrioritizedRequest):
+            service.check_priority(body.priority)
+        return body

@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from server.errors import invalid
-from server.fair_limiter import FairLimiter
+from server.fairness import FairLimiter
 from server.record import RequestRecord
 
 LARGE_BYTES = 32 * 1024  # what is made of fewer takes milliseconds

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,4 +48,15 @@ def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("SSL_CERT_FILE", raising=False)
         environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands find no daemon of the machine's user, nor of another test process, and `rootstock`
+    is on the PATH.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        environment.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
         yield

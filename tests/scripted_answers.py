@@ -7,7 +7,7 @@ from engine.values.model import Replay, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from server.generation.choice import Choice
 from server.generation.plan import AnswerPlan
-from server.parsing.parts import AnswerPart
+from server.parsing.reader import AnswerPart
 
 USAGE = Usage(prompt_tokens=7, cached_tokens=3, completion_tokens=5)
 ADMISSION = Usage(prompt_tokens=7, cached_tokens=3, completion_tokens=0)

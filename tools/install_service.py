@@ -21,8 +21,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """What runs services on one platform: where it reads them, how it quotes and is told."""
+    """The manager of services of one platform: where it reads them, how it quotes, its commands."""
 
+    check: tuple[str, ...]  # a command that fails where the manager does not run
     template: str  # in configs/
     target: Path
     quoted: Callable[[str], str]
@@ -33,6 +34,7 @@ class Manager:
 def systemd(home: Path) -> Manager:
     systemctl = ("systemctl", "--user")
     return Manager(
+        check=(*systemctl, "show-environment"),
         template="rootstock.service",
         target=home / ".config/systemd/user/rootstock.service",
         quoted=_systemd_quoted,
@@ -59,6 +61,7 @@ def launchd(home: Path) -> Manager:
         f"launchctl bootstrap {domain} {shlex.quote(str(target))}"
     )
     return Manager(
+        check=("launchctl", "print", domain),
         template="rootstock.plist",
         target=target,
         quoted=escape,
@@ -95,6 +98,19 @@ def install(manager: Manager, home: Path, command: Path, run: Run, say: Say) -> 
         say(line)
 
 
+def problem(manager: Manager) -> str:
+    """Why the manager cannot start a service; empty if it can."""
+    name = manager.check[0]
+    try:
+        checked = subprocess.run(manager.check, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"there is no {name} here ({error.strerror})"
+    if checked.returncode:
+        said = " ".join(checked.stderr.split()) or f"status {checked.returncode}"
+        return f"no {name} runs for this user ({shlex.join(manager.check)}: {said})"
+    return ""
+
+
 def _log(home: Path) -> Path:
     return home / "Library/Logs/rootstock.log"
 
@@ -113,6 +129,11 @@ def main() -> None:
         sys.exit(f"there is no service to install on {sys.platform}")
     home = Path.home()
     manager = MANAGERS[sys.platform](home)
+    if reason := problem(manager):
+        sys.exit(
+            f"{reason}, so nothing was installed. Start the daemon by a program that runs here: "
+            f"{Path(sys.executable).with_name('rootstock')} serve"
+        )
     try:
         install(manager, home, Path(sys.executable).with_name("rootstock"), _run, print)
     except subprocess.CalledProcessError as error:

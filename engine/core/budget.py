@@ -15,6 +15,13 @@ class StepShape(NamedTuple):
     chunks: tuple[tuple[int, int], ...] = ()  # start and tokens of each
     drafts: tuple[tuple[int, int], ...] = ()  # position of the row's own token, draft tokens
     scored_tokens: int = 0  # of the chunks: the log-probability of the next one is computed
+    listed_rows: int = 0  # of the decodes: the request wants log-probabilities of their tokens
+    pooled_chunks: int = 0  # hidden states of their tokens are pooled
+
+    @property
+    def decodes(self) -> "StepShape":
+        """The decodes alone."""
+        return StepShape(self.decode_rows, self.decode_keys, listed_rows=self.listed_rows)
 
 
 _FIRST_STEPS = 3
@@ -107,6 +114,8 @@ class StepCosts:
         self._verify = _Cost(2e-3)
         self._draft_token = _Cost(0.7e-3)
         self._score = _Cost(1e-3)
+        self._listed = _Cost(3e-4)
+        self._pooled = _Cost(1e-4)
 
     def predict(self, shape: StepShape) -> float:
         """Predict the seconds of a step."""
@@ -214,7 +223,7 @@ class StepCosts:
 
     def _parts(self, shape: StepShape) -> _Parts:
         """The costs of a step's work, without the octaves' factors."""
-        rows, keys, chunks, drafts, scored_tokens = shape
+        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks = shape
         parts = _Parts()
         if rows:
             tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
@@ -227,6 +236,10 @@ class StepCosts:
                 parts.append((self._gather, start + n_tokens))
         if scored_tokens:
             parts.append((self._score, scored_tokens))
+        if listed_rows:
+            parts.append((self._listed, listed_rows))
+        if pooled_chunks:
+            parts.append((self._pooled, pooled_chunks))
         if drafts:
             parts.append((self._verify, 1))
             for start, n_tokens in drafts:
@@ -291,20 +304,28 @@ class StepBudget:
         self._batch_rows = batch_rows
         self._transfer_seconds = 0.0
 
-    def add_decodes(self, n_rows: int, n_keys: int) -> None:
-        """Add `n_rows` decodes, which attend to `n_keys` positions in all."""
+    def add_decodes(self, n_rows: int, n_keys: int, n_listed: int = 0) -> None:
+        """Add `n_rows` decodes, which attend to `n_keys` positions in all. Of the tokens of
+        `n_listed` of them the request wants log-probabilities.
+        """
         shape = self.shape
         self.shape = shape._replace(
-            decode_rows=shape.decode_rows + n_rows, decode_keys=shape.decode_keys + n_keys
+            decode_rows=shape.decode_rows + n_rows,
+            decode_keys=shape.decode_keys + n_keys,
+            listed_rows=shape.listed_rows + n_listed,
         )
 
-    def add_chunk(self, start: int, n_tokens: int, n_scored: int = 0) -> None:
+    def add_chunk(
+        self, start: int, n_tokens: int, n_scored: int = 0, *, is_pooled: bool = False
+    ) -> None:
         """Add a chunk of a prompt, positions [start, start + n_tokens), `n_scored` of which are
         scored.
         """
-        self.shape = self.shape._replace(
-            chunks=(*self.shape.chunks, (start, n_tokens)),
-            scored_tokens=self.shape.scored_tokens + n_scored,
+        shape = self.shape
+        self.shape = shape._replace(
+            chunks=(*shape.chunks, (start, n_tokens)),
+            scored_tokens=shape.scored_tokens + n_scored,
+            pooled_chunks=shape.pooled_chunks + is_pooled,
         )
 
     def add_draft(self, start: int, n_tokens: int) -> None:
@@ -318,7 +339,7 @@ class StepBudget:
     @property
     def decode_seconds(self) -> float:
         """Predicted seconds of the decodes alone."""
-        return self._costs.predict(StepShape(*self.shape[:2]))
+        return self._costs.predict(self.shape.decodes)
 
     @property
     def left_seconds(self) -> float:
@@ -363,6 +384,7 @@ class StepBudget:
     def _aim_seconds(self) -> float:
         if math.isinf(self._stretch):
             return math.inf
-        decodes = StepShape(max(self.shape.decode_rows, self._batch_rows), self.shape.decode_keys)
+        decodes = self.shape.decodes
+        decodes = decodes._replace(decode_rows=max(decodes.decode_rows, self._batch_rows))
         limit_seconds = self._stretch * self._costs.predict(decodes)
         return limit_seconds / (1 + _MARGIN_DEVIATIONS * self._costs.spread)

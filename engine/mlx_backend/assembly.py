@@ -19,7 +19,6 @@ from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehea
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -29,22 +28,26 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
-    attention_workspace,
     footprint,
 )
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
 from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
+from engine.mlx_backend.loading.workspace import (
+    attention_workspace,
+)
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME, EngineConfig
-from engine.values.stats import MachineReport
+from engine.values.stats import MachineReport, ModelMemory, readable_bytes
+from kvstore.sizes import StorageSizes
 
 LARGE_WEIGHT = 1 << 20
 """Weights of this many numbers or more are replaced by zeros while kernels are built."""
@@ -79,7 +82,12 @@ class OpenedModel:
             weight_bytes=loaded.weight_bytes,
             footprint=footprint(layout, config.block_size),
             workspace=attention_workspace(
-                config, layout, loaded.query_heads, self.attentions[0], self.machine.fused
+                config,
+                layout,
+                loaded.weight_bytes,
+                loaded.query_heads,
+                self.attentions[0],
+                self.machine.fused,
             ),
             vocab_size=layout.vocab_size,
             context_tokens=config.max_model_len or loaded.max_context_tokens,
@@ -119,6 +127,7 @@ def assemble_opened(
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
+    report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
     for line in _inventory(plan, storage):
         report(line)
@@ -133,9 +142,10 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
+    report("measuring compiled decodes…")
     decode = _decode_path(config, opened, model, problem)
     report(f"decode: {decode.why}")
-    meter = host.MemoryMeter(plan.promise, opened.used_bytes)
+    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
     sampler = Sampler(layout.vocab_size)
     runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter)
 
@@ -162,8 +172,11 @@ def assemble_opened(
         embedder=pooled.embedder,
         reranker=pooled.reranker,
         adapters=loaded.adapters,
+        batching=_batching(execution),
+        slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
-    report(f"tasks: {', '.join(card.tasks)}")
+    if card.tasks != (Task.GENERATE,):
+        report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
     return Backend(
         runner=runner,
@@ -180,6 +193,34 @@ def assemble_opened(
         rest=rest,
         release_thread=partial(release_thread, decode),
     )
+
+
+def _batching(execution: Execution) -> str:
+    """The card's `batching`."""
+    name = f"{execution.batching.name}, {execution.attention.name} attention"
+    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
+
+
+def _slowdowns(
+    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
+) -> Iterator[str]:
+    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
+    if problem:
+        yield (
+            f"MLX fuses no operations, so all steps take longer: {problem}. "
+            "Mend that, and start the daemon again."
+        )
+    if execution.attention is not preferred:
+        yield (
+            f"Steps take longer, because attention is {execution.attention.name} and not "
+            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
+            "Try newer versions of mlx and mlx-lm, or report the model."
+        )
+    if sizes.states is not None and not sizes.states.saved:
+        yield (
+            "No recurrent state can be saved, so no prompt is resumed from the cache. "
+            "Raise kv_cache_bytes or lower max_running."
+        )
 
 
 def _decode_path(
@@ -213,7 +254,7 @@ def release_thread(decode: DecodePath | None = None) -> None:
     mx.clear_streams()
 
 
-def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
+def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
     """What the configured model takes: weights as they will be in memory, the work of a step, and
     the storage that the settings specify, or else `default_bytes`. Reads no weights.
 
@@ -221,7 +262,8 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     """
     plan = open_configured(config).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
-    return max(plan.needed_bytes(default_bytes), least_bytes)
+    needed = plan.needed(default_bytes)
+    return replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
 
 
 def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
@@ -258,11 +300,11 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
-    promise, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
+    memory, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
     try:
         opened = open_configured(config)
         plan = opened.plan(config)
-        promise, arena_tokens = plan.promise, plan.arena_tokens
+        memory, arena_tokens = plan.memory, plan.arena_tokens
         context_tokens = plan.context_tokens
         max_context_tokens = opened.loaded.max_context_tokens
     except Exception as error:  # the words that `load_backend` would have
@@ -276,7 +318,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
         model=config.model or DEFAULT_NAME,
-        promise=promise,
+        memory=memory,
         arena_tokens=arena_tokens,
         context_tokens=context_tokens,
         max_context_tokens=max_context_tokens,

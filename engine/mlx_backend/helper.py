@@ -3,7 +3,7 @@
     python -m engine.mlx_backend.helper SOCKET memory [CONFIG STORAGE_BYTES]
     python -m engine.mlx_backend.helper SOCKET fetch REPOSITORY
 
-`memory` answers how many bytes MLX finds free, or how many the model of CONFIG takes, which must
+`memory` answers how many bytes MLX finds free, or what memory the model of CONFIG takes, which must
 have been fetched. Its KV cache and states take STORAGE_BYTES unless CONFIG specifies them.
 `memory_bytes` of CONFIG is the most that the model may take.
 
@@ -20,18 +20,19 @@ from pydantic import TypeAdapter
 
 from engine.api import ModelError, one_line
 from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.loading.checkpoint import fetch_checkpoint
+from engine.mlx_backend.loading.locate import fetch_checkpoint
 from engine.process.sockets import send_all
 from engine.values.settings import EngineConfig
+from engine.values.stats import ModelMemory
 
 CONFIG = TypeAdapter(EngineConfig)
 
-Answer: TypeAlias = tuple[int, int] | int | str | None
+Answer: TypeAlias = tuple[int, int] | int | ModelMemory | str | None
 
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 """One line that a helper sends. A pair is progress: the bytes that have been fetched, and all that
-there will be. The last line is the bytes of memory, None for a repository that has been fetched, or
-an error's message.
+there will be. The last line is the memory, None for a repository that has been fetched, or an
+error's message.
 """
 
 
@@ -46,7 +47,7 @@ def main(descriptor: int, question: str, *arguments: str) -> None:
     answer: Answer = None
     try:
         if question == "memory":
-            answer = _memory_bytes(*arguments)
+            answer = _memory(*arguments)
         else:
             fetch_checkpoint(arguments[0], lambda done, total: send((done, total)))
     except ModelError as error:
@@ -56,7 +57,7 @@ def main(descriptor: int, question: str, *arguments: str) -> None:
     send(answer)
 
 
-def _memory_bytes(*needed: str) -> int:
+def _memory(*needed: str) -> int | ModelMemory:
     """The answer to `memory`. Raises ModelError."""
     with mlx_imports():
         from engine.mlx_backend import assembly, host  # noqa: PLC0415 - MLX comes after the BLAS
@@ -64,7 +65,7 @@ def _memory_bytes(*needed: str) -> int:
     if not needed:
         return host.examine().left_bytes
     config, storage_bytes = needed
-    return assembly.needed_bytes(CONFIG.validate_json(config), int(storage_bytes))
+    return assembly.needed_memory(CONFIG.validate_json(config), int(storage_bytes))
 
 
 def _exit_when_closed(connection: socket.socket) -> None:

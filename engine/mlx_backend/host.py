@@ -20,7 +20,7 @@ import mlx.core as mx
 import psutil
 
 from engine.process.footprint import footprint_bytes
-from engine.values.stats import MemoryPromise, MemoryStats
+from engine.values.stats import MemoryStats, ModelMemory
 
 logger = logging.getLogger(__name__)
 
@@ -220,16 +220,20 @@ QUIET_SECONDS = 600.0
 
 
 class MemoryMeter:
-    """Measures the memory of each step, and compares it with what was promised."""
+    """Measures the memory of each step, and compares it with what was reserved."""
 
     def __init__(
         self,
-        promise: MemoryPromise,
+        planned: ModelMemory,
+        step_bytes: int,
         used_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`used_bytes`: what MLX's allocator had given out before the model was loaded."""
-        self._promise = promise
+        """`step_bytes`: the most that a step may take in addition to what is kept between steps.
+        `used_bytes`: what MLX's allocator had given out before the model was loaded.
+        """
+        self._planned = planned
+        self._step_bytes = step_bytes
         self._used_bytes = used_bytes
         self._clock = clock
         self._peak = 0
@@ -239,7 +243,7 @@ class MemoryMeter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Measure the peak of a step that ends within the block, also one that fails. Logs a
-        warning if it took more than was promised.
+        warning if it took more than was reserved.
         """
         try:
             yield
@@ -247,19 +251,19 @@ class MemoryMeter:
             peak = mx.get_peak_memory()
             mx.reset_peak_memory()
             self._peak = max(self._peak, peak)
-            taken, promised = peak - self._used_bytes - self._promise.kept, self._promise.workspace
+            taken, reserved = peak - self._used_bytes - self._planned.kept_bytes, self._step_bytes
             now = self._clock()
-            if taken > promised and (self._warned is None or now >= self._warned + QUIET_SECONDS):
+            if taken > reserved and (self._warned is None or now >= self._warned + QUIET_SECONDS):
                 self._warned = now
-                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were promised"
-                logger.warning(line, taken / 2**20, promised / 2**20)
+                line = "a step took %.0f MiB on top of weights and KV cache; %.0f MiB were reserved"
+                logger.warning(line, taken / 2**20, reserved / 2**20)
 
     def stats(self) -> MemoryStats:
         """The memory now. Any thread may call it."""
+        resident, total = process_bytes(), self._planned.total_bytes
         return MemoryStats(
+            replace(self._planned, process_bytes=resident, total_bytes=max(total, resident)),
             active=mx.get_active_memory() - self._used_bytes,
             cached=mx.get_cache_memory(),
             peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
-            resident=process_bytes(),
-            promise=self._promise,
         )

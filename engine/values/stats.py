@@ -126,36 +126,54 @@ class RecentHits:
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else None
 
 
+def readable_bytes(n_bytes: int) -> str:
+    """A size in GiB, or in MiB below that, for a sentence."""
+    n_bytes = max(n_bytes, 0)
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
 @dataclass(frozen=True, slots=True)
-class MemoryPromise:
-    """Bytes that the model was predicted to need when it was found to fit."""
+class ModelMemory:
+    """The memory that a model takes while it is loaded, in bytes. The first four fields are planned
+    before it is loaded, and do not change.
+    """
 
-    weights: int
-    storage: int  # arenas, and the largest number of recurrent states
-    workspace: int  # of a step, and the growth of the process
-    cache: int  # what MLX's buffer cache keeps in addition; 0 if it is emptied for a step
+    weights_bytes: int
+    kv_bytes: int  # of the KV cache, windows included
+    states_bytes: int  # of as many recurrent states, running and saved, as there may be
+    # Reserved for the arrays of the largest step, for buffers that MLX keeps for the next one, and
+    # for what the process needs apart from arrays. Most steps take far less.
+    workspace_bytes: int
+    process_bytes: int  # resident memory of the process now; 0 before the model is loaded
+    total_bytes: int  # charged to a memory budget: the plan's sum, or `process_bytes` if it is more
 
     @property
-    def kept(self) -> int:
-        """Bytes in use between steps."""
-        return self.weights + self.storage
+    def kept_bytes(self) -> int:
+        """Planned bytes of the arrays that stay between steps."""
+        return self.weights_bytes + self.kv_bytes + self.states_bytes
 
     @property
-    def total(self) -> int:
-        return self.kept + self.workspace + self.cache
+    def words(self) -> str:
+        """The planned parts for a sentence, without those that the model does not have."""
+        parts = {
+            "weights": self.weights_bytes,
+            "KV cache": self.kv_bytes,
+            "recurrent states": self.states_bytes,
+            "computing": self.workspace_bytes,
+        }
+        return ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items() if size)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Memory in bytes. The first three fields are of MLX's allocator. `active` and `peak` exclude
-    what was allocated before the model was loaded.
+    """A model's memory, and in bytes what MLX's allocator counts. `active` and `peak` exclude what
+    was allocated before the model was loaded.
     """
 
+    model: ModelMemory
     active: int
     cached: int  # unused buffers, kept for the next step
     peak: int  # of `active`, since the model was loaded
-    resident: int  # of the whole process, as the operating system counts
-    promise: MemoryPromise
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +182,14 @@ class DecodeStats:
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
+    `problem` says what has failed if decodes are eager for that alone; else it is empty.
     """
 
     why: str
     steps: int
     compiled_steps: int
     is_chosen: bool = True
+    problem: str = ""
 
 
 DISK_FAULTS = tuple(fault.value for fault in Fault)
@@ -213,13 +233,15 @@ class CacheStats:
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_shared: int  # in two tables or more; included in blocks_held
+    blocks_pinned: int  # kept from eviction by pins; included in blocks_held
+    blocks_shared: int  # in two tables or more, of which a pin is one; included in blocks_held
     blocks_saved: int  # additional blocks that would be needed if no tables shared any
     saved_bytes: int  # of these blocks, and of the slots of windows and states that are shared
     arena_bytes: int
     nodes: int  # of the prefix tree
     queried_tokens: int  # prompt tokens looked up, counted at a sequence's first admission
     hit_tokens: int  # prompt tokens found, counted at a sequence's first admission
+    warmed_tokens: int  # prompt tokens computed in the background, looked up for no client
     evictions: int
     tail_hit_tokens: int  # adopted beyond whole blocks, counted at every admission
     prefix_copies: int  # blocks copied because a prompt goes on within an adopted block
@@ -325,7 +347,7 @@ class MachineReport:
     mlx_version: str
     mlx_lm_version: str
     model: str
-    promise: MemoryPromise | None  # what the model will take; None with a problem
+    memory: ModelMemory | None  # what the model will take; None with a problem
     arena_tokens: int  # that the KV cache holds of this model; 0 with a problem
     context_tokens: int  # of the longest sequence; 0 with a problem
     max_context_tokens: int  # of the model's own context; 0 with a problem

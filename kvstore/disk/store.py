@@ -20,6 +20,7 @@ from kvstore.disk.folder import (
     DailyBudget,
     fingerprint_of,
     folders,
+    is_open,
     joined,
     keep_out_of_backups,
     new_daemon,
@@ -316,6 +317,21 @@ def clear(directory: Path) -> int:
         for use in found:
             OsFiles().remove(use.folder)
         return sum(use.allocated_bytes for use in found)
+
+
+def clear_unopened(directory: Path, daemon: str, fingerprint: str = "") -> int:
+    """Remove the folders that no process has open, of all models or of those whose fingerprint
+    begins with `fingerprint`. Processes of the same `daemon` may have other folders open. Returns
+    how many bytes of disk that frees. Raises DiskError where another daemon has the directory.
+    """
+    if not directory.is_dir():
+        return 0
+    with wrap_errors(directory), joined(directory, daemon) as lock, lock:
+        uses = (_use_of(folder) for folder in folders(directory) if not is_open(folder))
+        found = [use for use in uses if use.fingerprint.startswith(fingerprint)]
+        for use in found:
+            OsFiles().remove(use.folder)
+    return sum(use.allocated_bytes for use in found)
 
 
 def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:

@@ -1,6 +1,7 @@
 """`python -m load_tests grafana`: whether every panel and every alert of configs/ has data."""
 
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,15 @@ from load_tests.grafana.prometheus import (
     installed,
     scraping,
 )
-from load_tests.grafana.traffic import FLAGS, drive
-from load_tests.replicas.fleet import MODEL, replicas
+from load_tests.grafana.traffic import FLAGS, MODEL, drive
+from load_tests.processes import free_port, running
 from load_tests.report import Table
 from load_tests.terminal import fail
 
 MAY_BE_ZERO = "rootstock_preemptions_total"
 """Admission mostly keeps sequences from being sent back, under this load always."""
 
+LOG = Path("build/load_tests/grafana.log")
 SETTLE_SECONDS = 5 * SCRAPE_SECONDS
 
 
@@ -40,14 +42,17 @@ def grafana(*, seed: Annotated[int, typer.Option(help="Of the texts.")] = 0) -> 
     if program is None:
         print("skipped: there is no prometheus on the PATH (Debian has a package of that name)")
         return
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serve = (sys.executable, "-m", "server", "serve", "--port", str(port), *FLAGS)
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            replicas(1, *FLAGS, *disk.flags(Path(folder))) as (daemon,),
-            scraping(program, daemon.url[7:]) as prometheus,
+            running((*serve, *disk.flags(Path(folder))), f"{url}/health", LOG),
+            scraping(program, url.removeprefix("http://")) as prometheus,
         ):
             since = time.time()
-            asyncio.run(drive(Target(f"{daemon.url}/v1", MODEL), Path(folder), seed))
+            asyncio.run(drive(Target(f"{url}/v1", MODEL), Path(folder), seed))
             time.sleep(SETTLE_SECONDS)
             found = answers(prometheus, since, time.time())
             problems = [*empty(found), *unfilled(prometheus), *unhealthy(prometheus.rules())]

@@ -12,6 +12,7 @@ from load_tests.scenarios.kinds import Load
 from load_tests.scenarios.load import play
 from load_tests.scenarios.workloads import build
 
+MODEL = "rootstock-demo"
 FLAGS = (
     *("--max-running", "4"),
     *("--max-waiting", "16"),

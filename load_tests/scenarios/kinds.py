@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from load_tests.shapes import Shape
 
 Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 QUICK_TOKENS = 8
 
@@ -36,7 +35,6 @@ class Load(_Common):
     system_words: Annotated[int, Field(ge=0)] = 0
     user_words: Count
     output_tokens: Count
-    has_floor: bool = False  # whether mlx-lm's bare model is measured on the same work
 
     def quick(self) -> Self:
         """The same with hardly any work, for trying it."""
@@ -62,37 +60,11 @@ class Arrival(_Common):
         return self.model_copy(update={"prompt_words": self.prompt_words // 4})
 
 
-class Shares(_Common):
-    """Prompts of one length, of which more and more has been seen before."""
-
-    kind: Literal["shares"]
-    prompt_words: Count
-    shares: tuple[Share, ...]
-    output_tokens: Count
-
-    def quick(self) -> Self:
-        """The same with shorter prompts, for trying it."""
-        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
-
-
 class _Disk(_Common):
     """Ours alone, with a disk cache."""
 
     flags: tuple[str, ...]
     output_tokens: Count
-
-
-class Loading(_Disk):
-    """Beside streams a long prompt is loaded from disk, and another is written."""
-
-    kind: Literal["loading"]
-    prompt_words: Count
-    streams: Count  # answers under way
-    stream_words: Count  # of their prompts
-
-    def quick(self) -> Self:
-        """The same with a shorter prompt, for trying it."""
-        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
 
 
 class Restart(_Disk):
@@ -131,7 +103,7 @@ class Comeback(_Disk):
         return self.model_copy(update=work)
 
 
-Playable = Load | Arrival | Shares | Loading
+Playable = Load | Arrival
 """Needs no more than a server."""
 
 Restarting = Restart | Comeback

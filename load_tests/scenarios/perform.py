@@ -3,14 +3,12 @@
 from load_tests.client import Target
 from load_tests.scenarios.arrival import Arrived, play_arrival
 from load_tests.scenarios.comeback import CameBack
-from load_tests.scenarios.kinds import Arrival, Load, Loading, Playable, Shares
+from load_tests.scenarios.kinds import Arrival, Load, Playable
 from load_tests.scenarios.load import Summary, play, summarize
-from load_tests.scenarios.loading import Loaded, play_loading
 from load_tests.scenarios.restart import Restarted
-from load_tests.scenarios.shares import Probed, play_shares
 from load_tests.scenarios.workloads import build
 
-Outcome = Summary | Arrived | Probed | Loaded | Restarted | CameBack
+Outcome = Summary | Arrived | Restarted | CameBack
 """What a scenario came to, played once."""
 
 
@@ -21,7 +19,3 @@ async def perform(scenario: Playable, seed: int, target: Target) -> Outcome:
             return summarize(await play(build(scenario, seed), target))
         case Arrival():
             return await play_arrival(scenario, seed, target)
-        case Shares():
-            return await play_shares(scenario, seed, target)
-        case Loading():
-            return await play_loading(scenario, seed, target)

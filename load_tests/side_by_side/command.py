@@ -13,7 +13,6 @@ from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
 from load_tests.scenarios.kinds import (
-    Loading,
     Playable,
     Restarting,
     load_scenario,
@@ -73,7 +72,6 @@ def compare(
             kept.append(_record(called, played, seed, repeat))
         records.write(kept[-1], folder)
     show(kept[0].conditions, markdown, *tables(kept))
-    _draw(folder)
     failures = [(record.name, failure) for record in kept for failure in record.results.failures]
     for name, failure in failures:
         fail(f"{name}: {failure.peer}: {failure.reason}")
@@ -81,13 +79,12 @@ def compare(
 
 
 def results(*, into: Folder = None, markdown: Markdown = False) -> None:
-    """Print what `compare` has kept, and draw its plots again."""
+    """Print what `compare` has kept."""
     folder = into or RESULTS
     kept = records.read(folder, scenario_names())
     if not kept:
         raise typer.Exit(fail(f"{folder} has no results"))
     show(kept[0].conditions, markdown, *tables(kept))
-    _draw(folder)
 
 
 def _chosen(
@@ -116,16 +113,9 @@ def _record(name: str, scenario: Playable | Restarting, seed: int, repeat: int) 
 
 def _peers(scenario: Playable | Restarting) -> tuple[Peer, ...]:
     """Ours first."""
-    if isinstance(scenario, Loading | Restarting):
+    if isinstance(scenario, Restarting):
         return (rootstock(*scenario.flags),)
     if scenario.beside:
         return rootstock(), rootstock(*scenario.beside)
     others = {"mlx_lm": mlx_lm(listen_queue=scenario.listen_queue), "vllm_mlx": vllm_mlx()}
     return rootstock(), *(others[name] for name in scenario.others)
-
-
-def _draw(folder: Path) -> None:
-    from load_tests.side_by_side.plots import draw  # noqa: PLC0415 - of the dev environment alone
-
-    for file in draw(records.read(folder, scenario_names()), folder):
-        logger.info("%s", file)

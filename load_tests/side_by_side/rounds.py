@@ -3,17 +3,12 @@
 import asyncio
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from load_tests.bench.floor import Floor
 from load_tests.client import Target, TargetError
 from load_tests.peers.catalogue import Peer, Server, living, serving
 from load_tests.scenarios.comeback import play_comeback
@@ -32,7 +27,6 @@ WARM_UP = Load(
     user_words=32,
     output_tokens=4,
 )
-FLOOR = "floor"
 WARM_UP_SEED = 2**31  # no measured scenario shares its texts
 
 
@@ -46,11 +40,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What the peers did, by name, one run of each in every round, and the FLOOR where the scenario
-    has one. A run that failed is missing there and told of in `failures`.
+    """What the peers did, by name, one run of each in every round. A run that failed is missing
+    there and described in `failures`.
     """
 
-    rounds: tuple[Mapping[str, Outcome | Floor], ...]
+    rounds: tuple[Mapping[str, Outcome], ...]
     failures: tuple[Failure, ...]
 
 
@@ -88,19 +82,6 @@ class Bench:
             _warm_up(server.target)
             yield server
 
-    def measure_floor(self, scenario: Load, seed: int) -> Floor | Failure:
-        """By a process of its own, as MLX must find the BLAS loaded."""
-        command = (sys.executable, "-m", "load_tests.bench.floor", str(self.model))
-        arguments = (scenario.model_dump_json(), f"--seed={seed}")
-        try:
-            found = subprocess.run([*command, *arguments], check=True, capture_output=True)
-        except subprocess.CalledProcessError as error:
-            logger.warning("  %s failed", FLOOR)
-            return Failure(FLOOR, error.stderr.decode(errors="replace")[-2000:])
-        floor = TypeAdapter(Floor).validate_json(found.stdout)
-        logger.info("  %s: %s", FLOOR, floor.headline)
-        return floor
-
 
 def play_rounds(
     bench: Bench,
@@ -110,11 +91,11 @@ def play_rounds(
     repeat: int,
 ) -> Rounds:
     """Measure all `repeat` times, taking turns at going first."""
-    rounds: list[dict[str, Outcome | Floor]] = []
+    rounds: list[dict[str, Outcome]] = []
     failures: list[Failure] = []
     for number in range(repeat):
         first = number % len(peers)
-        outcomes: dict[str, Outcome | Floor] = {}
+        outcomes: dict[str, Outcome] = {}
         for name, found in _round(bench, [*peers[first:], *peers[:first]], scenario, seed):
             if isinstance(found, Failure):
                 failures.append(found)
@@ -126,11 +107,9 @@ def play_rounds(
 
 def _round(
     bench: Bench, peers: Sequence[Peer], scenario: Playable | Restarting, seed: int
-) -> Iterator[tuple[str, Outcome | Floor | Failure]]:
+) -> Iterator[tuple[str, Outcome | Failure]]:
     for peer in peers:
         yield peer.name, bench.measure(peer, scenario, seed)
-    if isinstance(scenario, Load) and scenario.has_floor:
-        yield FLOOR, bench.measure_floor(scenario, seed)
 
 
 def _warm_up(target: Target) -> None:

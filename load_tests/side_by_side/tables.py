@@ -5,16 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from load_tests.bench.floor import Floor
 from load_tests.report import Table
 from load_tests.scenarios.arrival import Arrived
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
 from load_tests.scenarios.load import Summary
-from load_tests.scenarios.loading import Loaded, Phase
 from load_tests.scenarios.restart import Restarted
-from load_tests.scenarios.shares import Probed
 from load_tests.side_by_side.record import Record
-from load_tests.side_by_side.rounds import FLOOR
 
 T = TypeVar("T")
 Number = Callable[[T], float]
@@ -42,8 +38,8 @@ def tables(records: Iterable[Record]) -> list[Table]:
     """One for each kind of outcome that the records have."""
     kept = list(records)
     made = (
-        *(load_table(kept), floor_table(kept), arrival_table(kept), shares_table(kept)),
-        *(loading_table(kept), restart_table(kept), comeback_table(kept), crowd_table(kept)),
+        *(load_table(kept), arrival_table(kept)),
+        *(restart_table(kept), comeback_table(kept), crowd_table(kept)),
     )
     return [table for table in made if table.rows]
 
@@ -73,39 +69,6 @@ def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
     )
 
 
-def floor_table(records: Iterable[Record]) -> Table:
-    """A row for each load that has a floor: medians, and the ratio of our time to it."""
-    columns = (
-        "scenario", "wall s", "floor s", "wall / floor",
-        "new prompt tokens", "at tokens/s", "steps", "of ms",
-    )  # fmt: skip
-    rows = (
-        (record.name, *_floor_cells(pairs)) for record in records if (pairs := _on_floor(record))
-    )
-    return Table(columns, tuple(rows))
-
-
-def _on_floor(record: Record) -> list[tuple[Floor, Summary]]:
-    """The rounds in which both were measured."""
-    found = [(played.get(FLOOR), played.get(record.peers[0])) for played in record.results.rounds]
-    return [(a, b) for a, b in found if isinstance(a, Floor) and isinstance(b, Summary)]
-
-
-def _floor_cells(pairs: Sequence[tuple[Floor, Summary]]) -> tuple[str, ...]:
-    floors = [floor for floor, _ in pairs]
-    work = floors[0].work
-    walls = [(floor.seconds, ours.wall_seconds) for floor, ours in pairs]
-    return (
-        f"{statistics.median(wall for _, wall in walls):.2f}",
-        f"{statistics.median(seconds for seconds, _ in walls):.2f}",
-        str(ratio(walls, float)),
-        f"{work.new_prompt_tokens:,}",
-        f"{statistics.median(floor.prefill_tokens_per_second for floor in floors):,.0f}",
-        f"{work.steps:,}",
-        f"{1e3 * statistics.median(floor.step_seconds for floor in floors):.1f}",
-    )
-
-
 def arrival_table(records: Iterable[Record]) -> Table:
     """A row for each server that met the long prompt: medians over the rounds."""
     columns = ("scenario", "server", "worst gap s", "first text alone s", "beside s", "times later")
@@ -126,43 +89,6 @@ def _arrival_cells(runs: Sequence[Arrived]) -> tuple[str, ...]:
         median(lambda run: run.first_token_alone),
         median(lambda run: run.first_token_beside),
         median(lambda run: run.first_token_beside / run.first_token_alone),
-    )
-
-
-def shares_table(records: Iterable[Record]) -> Table:
-    """A row for each server: the median first token of each share, in seconds."""
-    kept = [(record, *found) for record in records for found in runs_of(record, Probed)]
-    if not kept:
-        return Table((), ())
-    shares = [probe.share for probe in kept[0][2][0].probes]
-    rows = (
-        (record.name, peer, *(f"{seconds:.3f}" for seconds in share_seconds(runs)))
-        for record, peer, runs in kept
-    )
-    return Table(("scenario", "server", *(f"{share:.0%} seen, s" for share in shares)), tuple(rows))
-
-
-def loading_table(records: Iterable[Record]) -> Table:
-    """A row for each phase: the streams' gaps, medians over the rounds."""
-    columns = ("scenario", "beside the streams", "MiB", "in s", "median gap ms", "worst gap ms")
-    rows = (
-        (record.name, name, *_phase_cells([getattr(run, name) for run in runs]))
-        for record in records
-        for _, runs in runs_of(record, Loaded)
-        for name in ("calm", "hit", "loading", "resuming", "writing")
-    )
-    return Table(columns, tuple(rows))
-
-
-def _phase_cells(phases: Sequence[Phase]) -> tuple[str, ...]:
-    def median(form: str, number: Number[Phase]) -> str:
-        return format(statistics.median(map(number, phases)), form)
-
-    return (
-        median(".1f", lambda phase: phase.moved_bytes / 2**20),
-        median(".2f", lambda phase: phase.lasted),
-        median(".0f", lambda phase: 1e3 * phase.median_gap),
-        median(".0f", lambda phase: 1e3 * phase.worst_gap),
     )
 
 
@@ -254,12 +180,6 @@ def _resent_cells(runs: Sequence[Restarted], place: int) -> tuple[str, ...]:
         f"{statistics.median(run.share(run.resent[place]) for run in runs):.1%}",
         *(f"{cold:.2f}", f"{again:.3f}", f"{sooner:.1f}", f"{same} of {len(found)}"),
     )
-
-
-def share_seconds(runs: Sequence[Probed]) -> list[float]:
-    """The median first token of each share, over the runs."""
-    columns = zip(*(run.probes for run in runs), strict=True)
-    return [statistics.median(one.first_token_seconds for one in column) for column in columns]
 
 
 def runs_of(record: Record, kind: type[T]) -> Iterator[tuple[str, list[T]]]:

@@ -140,8 +140,10 @@ def _entries(path: Path) -> list[object]:
         raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise KeyFileError(f"{path} is not valid YAML") from None
-    if not isinstance(content, list) or not content:
-        raise KeyFileError(f"{path} must be a list of keys, at least one")
+    if not content:
+        raise KeyFileError(f"{path} has no keys; `rootstock key NAME >> {path}` adds one")
+    if not isinstance(content, list):
+        raise KeyFileError(f"{path} must be a list of keys, as `rootstock key NAME` prints them")
     return content
 
 

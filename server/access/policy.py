@@ -1,16 +1,113 @@
-"""Which requests are let in: by API keys and their roles, or without keys by hosts and origins."""
+"""Which requests are let in: by API keys with their roles and limits, or by hosts and origins."""
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from server.access.keys import ApiKey, Keyring, Role
-from server.access.limits import KeyLimits, LimitReached
 from server.access.web import Hosts, Origins, is_own
 from server.errors import ApiError, invalid
 from server.record import Principal, RequestRecord
+
+CONCURRENCY_RETRY_AFTER_SECONDS = 1
+
+
+class LimitReached(ApiError):
+    """429: a limit of the request's key is reached. `limit` is the name of the key's field."""
+
+    def __init__(self, limit: str, most: str, retry_after_seconds: int) -> None:
+        super().__init__(
+            429,
+            f"The limit of this API key is {most}.",
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(retry_after_seconds)},
+        )
+        self.limit = limit
+
+
+class KeyLimits:
+    """Counts the requests of one key. Belongs to one event loop.
+
+    The tokens of a request are known at its end, so it passes while any are left. Their window is
+    fixed: it is one counter, which may exceed the limit. A moving window has an entry for each hit,
+    which is right for requests alone.
+    """
+
+    def __init__(self, key: ApiKey) -> None:
+        self._most_at_once = key.concurrency
+        self._n_running = 0
+        self._requests = self._tokens = None
+        if key.requests_per_minute is not None:
+            self._requests = _Window(
+                "requests", key.requests_per_minute, MovingWindowRateLimiter(MemoryStorage())
+            )
+        if key.tokens_per_minute is not None:
+            self._tokens = _Window(
+                "tokens", key.tokens_per_minute, FixedWindowRateLimiter(MemoryStorage())
+            )
+
+    @asynccontextmanager
+    async def hold(self, record: RequestRecord) -> AsyncIterator[None]:
+        """Count a request for as long as the block runs, and `record.tokens` at its end. Raises
+        LimitReached.
+
+        Requests a minute are last: only what passes the other limits is counted.
+        """
+        if self._most_at_once is not None and self._n_running >= self._most_at_once:
+            most = f"{self._most_at_once} requests at a time"
+            raise LimitReached("concurrency", most, CONCURRENCY_RETRY_AFTER_SECONDS)
+        self._n_running += 1
+        try:
+            if self._tokens is not None:
+                await self._tokens.check()
+            if self._requests is not None:
+                await self._requests.count_one()
+            try:
+                yield
+            finally:
+                if self._tokens is not None and record.tokens:
+                    await self._tokens.count(record.tokens)
+        finally:
+            self._n_running -= 1
+
+
+class _Window:
+    """A limit by the minute of `what`, requests or tokens."""
+
+    def __init__(self, what: str, most: int, limiter: RateLimiter) -> None:
+        self._what = what
+        self._item = RateLimitItemPerMinute(most)
+        self._limiter = limiter
+
+    async def check(self) -> None:
+        """Raises LimitReached when nothing is left."""
+        if not await self._limiter.test(self._item):
+            raise await self._reached()
+
+    async def count_one(self) -> None:
+        """Raises LimitReached when nothing is left, and counts nothing then."""
+        if not await self._limiter.hit(self._item):
+            raise await self._reached()
+
+    async def count(self, cost: int) -> None:
+        """Count whatever is left."""
+        await self._limiter.hit(self._item, cost=cost)
+
+    async def _reached(self) -> LimitReached:
+        stats = await self._limiter.get_window_stats(self._item)
+        seconds = max(1, math.ceil(stats.reset_time - time.time()))
+        most = f"{self._item.amount} {self._what} a minute"
+        return LimitReached(f"{self._what}_per_minute", most, seconds)
+
 
 OPEN_PATHS = frozenset(
     {"/health", "/load", "/metrics", "/openapi.json", "/version", "/api/version", "/", "/docs"}
@@ -61,7 +158,7 @@ class Policy:
         self, keys: Keyring, hosts: Hosts, origins: Origins, *, has_namespaces: bool
     ) -> None:
         """`has_namespaces`: each key has a prefix cache of its own."""
-        self._keys = keys
+        self._keys = keys or None  # None: every request may do everything
         self._hosts = hosts
         self._origins = origins
         self._has_namespaces = has_namespaces
@@ -81,9 +178,9 @@ class Policy:
             if len(headers.getlist(name)) > 1:
                 raise invalid(f"A request has one {name.title()} header at most.", None)
         address = peer_address(scope)
-        if not self._keys or needed_role(scope["path"]) is None:
+        if self._keys is None or needed_role(scope["path"]) is None:
             return Principal(address)
-        key = self._key(scope)
+        key = self._key(self._keys, scope)
         return Principal(
             client=key.name if self._keys.identifies_clients else address,
             key=key.name,
@@ -96,7 +193,7 @@ class Policy:
         """Let in a request of `record.principal`, and count it against the limits of its key until
         `record.held` is closed. Raises ApiError: 403, 429, and 400 without a Host header.
         """
-        if not self._keys:
+        if self._keys is None:
             self._check_origin(scope)
             self._check_host(scope)
             return
@@ -111,10 +208,10 @@ class Policy:
                 self._count(reached.limit, principal.key)
                 raise
 
-    def _key(self, scope: Scope) -> ApiKey:
+    def _key(self, keys: Keyring, scope: Scope) -> ApiKey:
         headers = dict(scope["headers"])
-        bearer = self._keys.find(_bearer_token(headers.get(b"authorization", b"")))
-        key = self._keys.find(headers.get(b"x-api-key", b"").strip(b" \t")) or bearer
+        bearer = keys.find(_bearer_token(headers.get(b"authorization", b"")))
+        key = keys.find(headers.get(b"x-api-key", b"").strip(b" \t")) or bearer
         if key is None:
             self._count(Reason.NO_KEY)
             raise ApiError(

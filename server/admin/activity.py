@@ -221,7 +221,7 @@ async def requests(service: ServiceDependency) -> LiveRequests:
 
 @router.endpoint("GET", "/requests/log")
 async def finished_requests(service: ServiceDependency) -> FinishedRequests:
-    """The last 300 finished requests, without those refused before they reached the engine."""
+    """The last 300 requests that an engine answered, and the last 50 that were refused before."""
     return FinishedRequests(requests=service.tracker.finished())
 
 

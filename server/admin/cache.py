@@ -1,5 +1,6 @@
 """`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from enum import StrEnum
@@ -10,22 +11,33 @@ from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
-from engine.api import EngineStopped
+from engine.api import EngineStopped, ModelError
+from engine.launch import clear_unloaded
+from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
-from server.dialects.delivery import json_response
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
-from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
-from server.errors import ApiError, InvalidField
+from server.dialects.tokens import PromptOrChat, prompt_tokens
+from server.errors import ApiError, InvalidField, not_loaded
 from server.generation.prompt import check_prompt
-from server.models.model import LoadedModel
-from server.schemas import CacheStatsResponse, CacheTree, ClearResponse, ProbeResponse, Remembered
+from server.models.model import LoadedModel, Model
+from server.schemas import (
+    CacheStatsResponse,
+    CacheTree,
+    ClearedModel,
+    ClearResponse,
+    ProbeResponse,
+    Remembered,
+)
 from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
 
 router = Endpoints(prefix="/admin/cache")
 tree_router = Endpoints(prefix="/admin/cache")
 """Left out with `--no-dashboard`."""
+
+_NONE_LOADED = "No model is loaded."
 
 TEXT_TOKENS = 4096
 """How much of a node is shown as text."""
@@ -83,28 +95,77 @@ async def clear_cache(
     tiers: Tiers = None,
     what: What = (Clearable.KV,),
 ) -> ClearResponse:
-    """Blocks that live sequences hold stay with them; only their index is forgotten. What was freed
-    is counted in memory alone. Replays and stored responses are kept unless `what` names them; they
-    have neither namespaces nor tiers.
+    """Of one model, or without `model` of every model; what models that are not loaded have on disk
+    is cleared, too. Blocks that live sequences hold stay with them; only their index is forgotten.
+    Replays and stored responses are kept unless `what` names them; they have neither namespaces nor
+    tiers, and responses are of all models.
     """
     _check_scope(namespace, tiers, what)
-    known = service.models.find(model)
-    cleared = Cleared(0, 0)
+    known = [service.models.find(model)] if model else list(service.models.known.values())
+    cleared, disk_bytes = list[ClearedModel](), 0
     if Clearable.KV in what:
-        engine = service.models.loaded(model).engine
-        cleared = await engine.clear_cache(
-            namespace, ALL_TIERS if tiers is None else frozenset(tiers)
-        )
+        loaded = [each.loaded for each in known if each.loaded is not None]
+        chosen_tiers = ALL_TIERS if tiers is None else frozenset(tiers)
+        disk = service.settings.disk_cache_config()
+        if disk is not None and namespace is None and CacheTier.DISK in chosen_tiers:
+            disk_bytes = await _clear_unloaded(disk, known[0] if model else None)
+        elif not loaded:
+            raise not_loaded(f"The model '{model}' is not loaded." if model else _NONE_LOADED)
+        clears = (_clear(each, namespace, chosen_tiers) for each in loaded)
+        cleared = await asyncio.gather(*clears)
+        failures = [each.failure for each in cleared if each.failure is not None]
+        if failures and len(failures) == len(cleared):
+            raise EngineStopped(failures[0])
     forgotten = Remembered(
-        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
+        replays=sum(each.forget_replays() for each in known) if Clearable.REPLAYS in what else 0,
         responses=responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
+        blocks_freed=sum(each.blocks_freed for each in cleared),
+        bytes_freed=sum(each.bytes_freed for each in cleared),
+        disk_bytes_freed=disk_bytes,
+        models=cleared,
+        forgotten=forgotten,
+        kept=Remembered(replays=sum(each.n_replays for each in known), responses=len(responses)),
+    )
+
+
+async def _clear(
+    loaded: LoadedModel, namespace: str | None, tiers: frozenset[CacheTier]
+) -> ClearedModel:
+    """The result for one loaded model, whose engine may have stopped."""
+    cleared, failure = Cleared(0, 0), None
+    try:
+        cleared = await loaded.engine.clear_cache(namespace, tiers)
+    except EngineStopped as error:
+        failure = str(error)
+    return ClearedModel(
+        id=loaded.model.name,
         blocks_freed=cleared.blocks,
         bytes_freed=cleared.bytes,
-        forgotten=forgotten,
-        kept=Remembered(replays=known.n_replays, responses=len(responses)),
+        failure=failure,
     )
+
+
+async def _clear_unloaded(disk: DiskCacheConfig, model: Model | None) -> int:
+    """Clear what the model has on disk if it is not loaded; None: every model that is not loaded.
+    Returns the bytes freed. Raises ApiError (409) where the model's folder is not known, or another
+    daemon uses the directory.
+    """
+    fingerprint = ""
+    if model is not None:
+        if model.loaded is not None:
+            return 0
+        if model.card is None:
+            raise not_loaded(
+                f"The model '{model.name}' has not been loaded since the daemon started, so what "
+                "it has on disk is not known; without a model all of it is cleared."
+            )
+        fingerprint = model.card.fingerprint
+    try:
+        return await to_thread.run_sync(clear_unloaded, disk, fingerprint)
+    except ModelError as error:
+        raise ApiError(409, str(error), code="disk_cache_in_use") from error
 
 
 def _check_scope(

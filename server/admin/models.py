@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from engine.values.model import SamplingDefaults, Task
 from engine.values.stats import EngineStats
+from server.admin.alarms import alarms
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
@@ -77,15 +78,16 @@ def _info(model: RegisteredModel, stats: EngineStats | None) -> PooledModelInfo:
         progress_share=model.progress_share(now) if model.is_coming else None,
         requests=len(leases),
         waiting=len(model.waiting),
-        memory_bytes=need.bytes or None if need is not None else None,
-        resident_bytes=stats.memory.resident if stats is not None else None,
+        needed_bytes=need.bytes or None if need is not None else None,
+        memory=stats.memory.model if stats is not None else None,
         decode=stats.decode.why if stats is not None and stats.decode is not None else None,
         idle_seconds=now - state.used_at
         if isinstance(state, Ready) and not state.n_leases
         else None,
         ttl_seconds=model.settings.ttl_seconds,
         seconds_left=model.seconds_left(now),
-        pinned=model.is_pinned,
+        pinned=model.settings.pinned,
+        alarms=alarms(stats, model.card) if stats is not None else [],
         load_seconds=need.load_seconds if need is not None and model.card is not None else None,
         retry_seconds=_retry_seconds(model, now),
     )
@@ -113,6 +115,7 @@ class Model(BaseModel):
     max_model_len: int | None
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
+    tools: bool | None  # whether it writes tool calls; null while it is not loaded
 
     type: Literal["model"]
     display_name: str
@@ -173,6 +176,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
+        tools=model.loaded.served[name].planner.calls if model.loaded else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

@@ -2,6 +2,7 @@
 
 from os import PathLike, stat_result
 from pathlib import Path
+from typing import cast
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -38,11 +39,22 @@ class PageFiles(StaticFiles):
         return response
 
 
-class Agents(BaseModel):
-    """The names of the agents that `rootstock launch` can start."""
+class LaunchableAgent(BaseModel):
+    """An agent that `rootstock launch` can start, and what it needs of a model."""
 
-    agents: list[str]
+    name: str
+    context_tokens: int  # the shortest context in which a session works; 0 if that is not known
+    calls_tools: bool
 
+
+class Launch(BaseModel):
+    """What has to be typed for `rootstock` on the daemon's machine, and the agents it can start."""
+
+    command: str
+    agents: list[LaunchableAgent]
+
+
+NO_LAUNCH = Launch(command="rootstock", agents=[])
 
 router = Endpoints(include_in_schema=False)
 page_router = Endpoints(include_in_schema=False)
@@ -58,9 +70,9 @@ async def docs(request: Request) -> Response:
 
 
 @router.api_route("/dashboard/agents", methods=METHODS)
-async def agents(request: Request) -> Agents:
-    """For the lines that connect a client: what the terminal knows, so that they never differ."""
-    return Agents(agents=list(request.app.state.agents))
+async def launch(request: Request) -> Launch:
+    """The facts of the page's `rootstock launch` lines, as the terminal knows them."""
+    return cast(Launch, request.app.state.launch)
 
 
 @router.api_route("/dashboard/{path:path}", methods=METHODS)

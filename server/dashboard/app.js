@@ -1,8 +1,9 @@
-// The page: watches the daemon, and hands what it sees to the parts.
+// The page: watches the daemon, and passes its state to the parts.
 
 import { Playground } from "./chat/playground.js";
 import { Connect } from "./connect/connect.js";
 import { Daemon } from "./daemon/panel.js";
+import { Alarms } from "./models/alarms.js";
 import { Choice } from "./models/choice.js";
 import { Models } from "./models/panel.js";
 import { Unloaded } from "./models/unloaded.js";
@@ -20,19 +21,21 @@ import { Acts, modelOf } from "./state/models.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
+const NO_LAUNCH = { command: "rootstock", agents: [] };
 const STATUS = {
   connecting: "connecting …",
   live: "live",
   lost: "the daemon does not answer; trying again …",
   refused: "no access",
+  chatOnly: "signed in with a user key",
 };
 
 class App extends Component {
   state = {
     ...{ status: "connecting", refusal: null, now: 0 }, // of the daemon
-    ...{ models: null, budget: null }, // for whoever may see them
+    ...{ models: null, budget: null }, // null with a user's key
     ...{ snapshot: null, received: 0, isPast: false }, // of the model's cache
-    ...{ chosen: null, served: [], agents: [] }, // what is served, for whoever may use it
+    ...{ chosen: null, served: [], launch: NO_LAUNCH }, // what is served, also with a user's key
   };
   activity = new Activity();
   acts = new Acts(() => this.forceUpdate());
@@ -50,48 +53,48 @@ class App extends Component {
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
-  render(_, { status, refusal, models, agents, served }) {
-    if (refusal?.status === 401) return this.keyForm(refusal);
-    const names = this.names();
+  render(_, { status, refusal, models, launch, served }) {
+    if (refusal?.status === 401) {
+      return html`<${KeyForm} isWrong=${hasKey()} onKey=${() => this.start()} />`;
+    }
+    const isChatOnly = refusal?.status === 403;
     const chosen = this.chosen();
     const model = served.find(({ id }) => id === chosen) ?? null;
     return html`
-      <${Header} status=${status} canConnect=${model !== null} onForget=${() => this.forget()}>
-        <${Choice} names=${names} chosen=${chosen} onChoose=${(name) => this.choose(name)} />
+      <${Header} status=${isChatOnly ? "chatOnly" : status} hasModel=${model !== null}
+                 onForget=${() => this.forget()}>
+        <${Choice} names=${this.names()} chosen=${chosen} onChoose=${(name) => this.choose(name)} />
       <//>
-      <main>
+      <main class=${isChatOnly ? "chat-only" : ""}>
         <div class="watching ${status}">${this.watching()}</div>
-        <${Playground} model=${model} />
-        <div class="about">
-          ${model && html`<${Connect} model=${model} named=${this.named()} agents=${agents} />`}
+        <div class="side">
+          <${Playground} model=${model} />
+          ${model && html`<${Connect} model=${model} named=${this.named()} launch=${launch} />`}
           ${models && html`
             <${Daemon} key=${chosen} model=${this.model().id} isLive=${status === "live"} />`}
         </div>
+        ${models && html`
+          <section class="series ${status}" aria-labelledby="series">
+            <h2 id="series">The last 15 minutes${this.whose()}</h2>
+            <${Charts} series=${this.activity.series} />
+          </section>`}
       </main>`;
-  }
-
-  keyForm(refusal) {
-    const problem = hasKey() ? refusal.message : null;
-    return html`<${KeyForm} problem=${problem} onKey=${() => this.start()} />`;
   }
 
   watching() {
     const { activity, acts } = this;
     const { refusal, models, budget } = this.state;
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
-    if (!models) return html`<p class="notice">Waiting for the first picture …</p>`;
+    if (!models) return html`<p class="notice">Waiting for the daemon …</p>`;
     return html`
+      <${Alarms} models=${models} />
       <${Models} models=${models} budget=${budget} acts=${acts} />
       ${this.cache()}
       <${Requests} live=${activity.live} hidden=${activity.hidden}
-                   finished=${activity.finished} ofSeveral=${this.names().length > 1} />
-      <section aria-labelledby="series">
-        <h2 id="series">The last 15 minutes${this.whose()}</h2>
-        <${Charts} series=${activity.series} />
-      </section>`;
+                   finished=${activity.finished} ofSeveral=${this.names().length > 1} />`;
   }
 
-  /** The picture of the chosen model's cache, or why there is none. */
+  /** The picture of the chosen model's cache, or the reason why there is none. */
   cache() {
     const { snapshot, status, now, received } = this.state;
     const model = this.model();
@@ -108,7 +111,7 @@ class App extends Component {
                   named=${this.named()} clear=${(namespace) => this.clearButton(namespace)} />`;
   }
 
-  /** Without a namespace, of everything. One that is alone is everything. */
+  /** A button that clears the namespace; without one, all of them. None for a namespace that is alone. */
   clearButton(namespace) {
     const { disk, model, namespaces } = this.state.snapshot;
     if (namespace && namespaces.length === 1) return null;
@@ -231,13 +234,16 @@ class App extends Component {
   }
 }
 
-function Header({ status, canConnect, onForget, children }) {
+function Header({ status, hasModel, onForget, children }) {
   return html`
     <header class="top">
       <h1><img src="dashboard/icon.svg" alt="" width="28" height="28" />Rootstock</h1>
       ${children}
-      ${canConnect && html`
-        <nav aria-label="Further down"><a href="#connect">Connect a client</a></nav>`}
+      ${hasModel && html`
+        <nav aria-label="On this page">
+          <a class="narrow" href="#playground">Chat</a>
+          <a href="#connect">Connect a client</a>
+        </nav>`}
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;
@@ -256,7 +262,7 @@ function pastText({ time }, status) {
 
 function refusalText(refusal) {
   return refusal.status === 403
-    ? `The picture of the cache is not for this key: ${refusal.message} The playground may still work.`
+    ? "You are signed in with a user key: you can chat. The view of the cache needs an admin key."
     : refusal.message;
 }
 

@@ -1,6 +1,8 @@
-"""The APIs that clients speak, a package each.
+"""The APIs that clients speak: OpenAI's chat completions (`chat`), text completions, Responses, and
+embeddings with ranking; Anthropic's Messages; Ollama's API; and vLLM's routes of prompts and tokens
+(`tokens`). Each is a package, or a module.
 
-`schema` has the JSON, `read` makes requests of bodies, `write` makes bytes of events, `routes` has
-the URLs. No dialect imports another one. What they share is in the modules here, which import the
-service, generation and the layers below them.
+`schema` has the JSON, `read` makes requests of bodies, `routes` has the URLs, and `write`, where it
+is long, makes bytes of answers. No dialect imports another one. What they share is in the modules
+here.
 """

@@ -88,6 +88,12 @@ class Endpoints(APIRouter):
 
         return add
 
+    def generation(
+        self, *paths: str, answer: type[BaseModel], stream: Stream | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Decorator: the function answers POST on each of the paths with what a model generates."""
+        return self.endpoint("POST", *paths, answer=answer, stream=stream, errors=GENERATION_ERRORS)
+
 
 def chunks(model: type[BaseModel]) -> Stream:
     """OpenAI's stream: chunks or an error, and [DONE] after the last."""

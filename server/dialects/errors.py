@@ -157,8 +157,9 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 def error_response(scope: Scope, error: Exception) -> Response:
     """The error as the client of this path can read it."""
-    api_error = to_api_error(error)
-    body = _shape_for_client(scope).of(api_error, request_record(scope).id)
+    api_error, record = to_api_error(error), request_record(scope)
+    record.error_code = api_error.code
+    body = _shape_for_client(scope).of(api_error, record.id)
     return Response(
         body.model_dump_json(),
         status_code=api_error.status,

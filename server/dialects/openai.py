@@ -1,22 +1,41 @@
 """What OpenAI's dialects share: usage, chunks, log-probabilities, and the requests of `/render`."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel
-from pydantic_core import to_json
+from pydantic import (
+    BaseModel,
+    Field,
+    RootModel,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError, to_json
 
 from engine.values.model import Tokenizer
-from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.output import FinishReason, TokenLogprob
 from engine.values.request import Request
-from server.dialects.base import wire_json
 from server.dialects.errors import openai_error
+from server.dialects.job import StreamWriter, wire_json
 from server.errors import SERVER, ApiError
-from server.generation.choice import AnswerUsage, Step
-from server.generation.models import ServedModel
-from server.generation.request_fields import GenerationRequest
+from server.generation.choice import AnswerUsage
+from server.generation.conversation import Conversation
+from server.generation.request_fields import (
+    GenerationRequest,
+    ModelsTemplate,
+    Unsupported,
+)
+from server.generation.requests import ServedModel
+from server.generation.tools import (
+    MAX_TOOLS,
+    ChatFunctionTool,
+    FunctionChoice,
+    FunctionDeclaration,
+    NamedFunction,
+    NamedToolChoice,
+    ToolChoice,
+)
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 from server.record import RequestRecord
 
@@ -66,7 +85,7 @@ def response_fields(prefix: str, id: str, model: ServedModel) -> dict[str, Any]:
     }
 
 
-class ChunkWriter(ABC):
+class ChunkWriter(StreamWriter):
     """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE].
 
     All chunks of a stream have the same `fields`. They are rendered once, and each chunk only
@@ -75,20 +94,14 @@ class ChunkWriter(ABC):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, fields: dict[str, Any], *, with_usage: bool) -> None:
+    def __init__(self, fields: dict[str, Any], *, include_usage: bool) -> None:
         self._fields = {**fields, "choices": []}
-        self._with_usage = with_usage
+        self._include_usage = include_usage
         self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
-
-    @abstractmethod
-    def write(self, choice: int, steps: Sequence[Step]) -> bytes: ...
 
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
         return b'%b"choices":[%b]%b' % (self._head, one_line(choice), self._tail)
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
@@ -97,7 +110,7 @@ class ChunkWriter(ABC):
         return sse_data(wire_json(openai_error(error)))
 
     def end(self, usage: AnswerUsage) -> bytes:
-        if not self._with_usage:
+        if not self._include_usage:
             return DONE
         return sse_data(to_json({**self._fields, "usage": usage_fields(usage)})) + DONE
 
@@ -201,6 +214,13 @@ class RenderedSampling(BaseModel):
     skip_special_tokens: bool
 
 
+_SAME = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of a RenderedSampling that SamplingParams has under the same name."""
+
+
 class RenderedRequest(BaseModel):
     """What the engine would be asked."""
 
@@ -235,18 +255,10 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
         sampling_params=RenderedSampling(
             n=request.n,
             max_tokens=request.max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
+            **{name: getattr(sampling, name) for name in _SAME},
             logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
             allowed_token_ids=None if allowed is None else sorted(allowed),
             bad_words=body.bad_words,
-            seed=sampling.seed,
             stop=list(request.stop),
             stop_token_ids=sorted(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
@@ -258,3 +270,47 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
         cache_salt=body.cache_salt or None,
         priority=request.priority,
     )
+
+
+class ChatConversation(Conversation):
+    """What a chat body has of it. What vLLM has beyond it is refused, as it would be another
+    prompt.
+    """
+
+    functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
+        Field(default_factory=list, description="What was there before tools.")
+    )
+    function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
+    chat_template: ModelsTemplate = ""
+    documents: Unsupported = None
+
+    @field_validator("functions")
+    @classmethod
+    def _not_beside_tools(
+        cls, functions: list[FunctionDeclaration], info: ValidationInfo
+    ) -> list[FunctionDeclaration]:
+        if functions and info.data.get("tools"):
+            raise PydanticCustomError("functions", "give either tools or functions")
+        return functions
+
+    @field_validator("function_call")
+    @classmethod
+    def _callable(cls, choice: FunctionChoice, info: ValidationInfo) -> FunctionChoice:
+        names = {function.name for function in info.data.get("functions", ())}
+        if isinstance(choice, NamedFunction) and choice.name not in names:
+            message = "functions has no '{name}'"
+            raise PydanticCustomError("function_call", message, {"name": choice.name})
+        return choice
+
+    @property
+    def conversation(self) -> Conversation:
+        """The value: `functions` are tools like any others."""
+        if not self.functions:
+            return self
+        tools = [ChatFunctionTool(type="function", function=each) for each in self.functions]
+        choice: ToolChoice
+        if isinstance(self.function_call, NamedFunction):
+            choice = NamedToolChoice(type="function", function=self.function_call)
+        else:
+            choice = self.function_call
+        return self.model_copy(update={"tools": tools, "tool_choice": choice})

@@ -1,25 +1,95 @@
 """`POST /tokenize`, `/detokenize`, `GET /tokenizer_info`, in vLLM's shapes."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from fastapi import Request
-from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from engine.launch import Checkpoint, open_checkpoint
-from server.dialects.delivery import respond_without_engine
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.dialects.openai import token_text
-from server.dialects.prompt import PromptOrChat, prompt_tokens
+from server.dialects.job import respond_without_engine
+from server.dialects.openai import ChatConversation, token_text
 from server.errors import UNSUPPORTED
-from server.generation.models import ServedModel
-from server.generation.output_size import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
+from server.generation.conversation import MAX_MESSAGES, Message
 from server.generation.prompt import check_token_ids
-from server.generation.request_fields import TokenId, parse_token_ids
-from server.json_model import RequestModel
-from server.service import ModelName, RecordDependency, ServiceDependency
+from server.generation.request_fields import (
+    Prompt,
+    TokenId,
+    WirePrompt,
+    parse_prompts,
+    parse_token_ids,
+)
+from server.generation.requests import ServedModel
+from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
+from server.json_model import NULL, RequestModel, any_of
+from server.record import RequestRecord
+from server.service import Context, ModelName
+
+
+def _parse_prompt(value: object) -> Prompt:
+    prompts = parse_prompts(value)
+    if len(prompts) != 1:
+        raise PydanticCustomError("prompt", "one prompt at a time")
+    return prompts[0]
+
+
+WireOnePrompt = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=1)]
+
+
+OnePrompt = Annotated[Prompt, PlainValidator(_parse_prompt, json_schema_input_type=WireOnePrompt)]
+
+
+class PromptOrChat(ChatConversation):
+    """A prompt as text or token ids, or a chat body."""
+
+    EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
+
+    model_config = any_of(
+        {
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
+            "required": ["messages"],
+        },
+        {
+            "properties": {"messages": NULL, "prompt": {"type": ["string", "array"]}},
+            "required": ["prompt"],
+        },
+    )
+
+    messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
+    prompt: OnePrompt | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.messages) == (self.prompt is not None):
+            raise PydanticCustomError("prompt", "give either messages or prompt")
+        return self
+
+
+async def prompt_tokens(
+    body: PromptOrChat,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    add_special_tokens: bool = True,
+) -> tuple[int, ...]:
+    """The prompt of either kind of completion. `add_special_tokens` applies to plain text.
+
+    Raises ApiError (400) for one that the model cannot take.
+    """
+    if body.prompt is None:
+        chat = await model.workers.prepare(record, lambda: body.conversation)
+        return await model.prompts.chat(record, chat, model.replays)
+    return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)
+
 
 TokenIds = Annotated[
     list[int], PlainValidator(parse_token_ids, json_schema_input_type=list[TokenId])
@@ -76,34 +146,29 @@ router = Endpoints()
 
 
 @router.endpoint("POST", "/tokenize", answer=TokenizeResponse, errors=MODEL_ERRORS)
-async def tokenize(
-    body: TokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    model = await service.model(body.model, record)
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    model = await context.model(body.model)
     with_special = body.add_special_tokens is not False
-    tokens = await prompt_tokens(body, model, record, add_special_tokens=with_special)
+    tokens = await prompt_tokens(body, model, context.record, add_special_tokens=with_special)
     token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
     return await respond_without_engine(
-        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http, service
+        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), context
     )
 
 
 @router.endpoint("POST", "/detokenize", answer=DetokenizeResponse, errors=MODEL_ERRORS)
-async def detokenize(
-    body: DetokenizeRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    model = await service.model(body.model, record)
-    text = await model.prompts.decode(record, body.tokens, "tokens")
+async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
+    model = await context.model(body.model)
+    text = await model.prompts.decode(context.record, body.tokens, "tokens")
     return await respond_without_engine(
-        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http, service
+        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), context
     )
 
 
 @router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404))
-async def tokenizer_info(
-    service: ServiceDependency, record: RecordDependency, model: ModelName = ""
-) -> TokenizerInfo:
+async def tokenizer_info(context: Context, model: ModelName = "") -> TokenizerInfo:
     """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
+    service, record = context.service, context.record
     source = (await service.chosen(model, record)).settings.source
     await service.hold(model, record)
     return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))

@@ -1,4 +1,1 @@
-"""What all dialects share: conversations, prompts, engine requests, and answers made of events.
-
-Imports settings, parsing and the layers below them.
-"""
+"""What all dialects share: conversations, prompts, engine requests, and answers made of events."""

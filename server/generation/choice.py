@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 
 from engine.values.model import Replay, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from server.generation.history import AssistantTurn, Call
 from server.generation.plan import AnswerPlan
-from server.generation.replays import AssistantTurn, Call
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 Remember = Callable[[AssistantTurn, Replay], None]
 """Called with an answer that has tool calls, and with its tokens."""

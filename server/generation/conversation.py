@@ -6,18 +6,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
-from engine.values.request import Grammar
-from server.errors import UNSUPPORTED
-from server.generation.request_fields import PromptRequest, SampledRequest
+from server.errors import UNSUPPORTED, invalid_field
+from server.generation.request_fields import PromptRequest, SampledRequest, Structure
 from server.generation.tools import (
     CustomToolCall,
     FunctionCall,
@@ -27,8 +25,7 @@ from server.generation.tools import (
     Tools,
     chosen_names,
 )
-from server.json_model import RequestModel
-from server.json_size import check_json_size
+from server.json_model import RequestModel, any_of, at_most, check_json_size, present
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -74,16 +71,12 @@ FUNCTION_CALL_ID = "function1"
 """The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
 letters and digits."""
 
-CONTENT_REQUIRED_BY_ROLE: JsonSchemaValue = {
-    "anyOf": [
-        {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
-        {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
-    ]
-}
-
 
 class Message(RequestModel):
-    model_config = ConfigDict(json_schema_extra=CONTENT_REQUIRED_BY_ROLE)
+    model_config = any_of(
+        {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
+        present(content={"type": ["string", "array"]}),
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     refusal: str | None = None  # before content, which it becomes a part of
@@ -142,13 +135,10 @@ class Message(RequestModel):
         return self.tool_call_id or (FUNCTION_CALL_ID if self.role == "function" else None)
 
 
-def _plain(arguments: object) -> object:
-    """Few, and none that the server gives itself."""
+def _none_reserved(arguments: object) -> object:
+    """Refuse those that the server gives itself."""
     if not isinstance(arguments, dict):
         raise PydanticCustomError("template", "must be an object")
-    if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
-        message = "at most {limit} entries"
-        raise PydanticCustomError("template", message, {"limit": MAX_TEMPLATE_ARGUMENTS})
     if reserved := sorted(OWN_TEMPLATE_ARGUMENTS & arguments.keys()):
         raise PydanticCustomError("template", "{name} cannot be set here", {"name": reserved[0]})
     return arguments
@@ -159,7 +149,9 @@ OWN_TEMPLATE_ARGUMENTS = frozenset(
      "tokenize", "chat_template", "replays", "return_dict", "conversation"}
 )  # fmt: skip
 PlainValue = str | int | float | bool | None
-TemplateArguments = Annotated[dict[str, PlainValue], BeforeValidator(_plain)]
+TemplateArguments = Annotated[
+    dict[str, PlainValue], BeforeValidator(_none_reserved), at_most(MAX_TEMPLATE_ARGUMENTS)
+]
 
 
 class Conversation(PromptRequest):
@@ -172,6 +164,14 @@ class Conversation(PromptRequest):
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @classmethod
+    def read(cls, **fields: object) -> Self:
+        """One that a dialect makes of its own body. Raises ApiError (400)."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise invalid_field(error) from None
 
     @field_validator("messages")
     @classmethod
@@ -207,10 +207,6 @@ class Conversation(PromptRequest):
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value
-
-
-Structure = tuple[str, Grammar]
-"""The field that asked for a grammar, for errors, and the grammar that the answer must match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

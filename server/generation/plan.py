@@ -16,16 +16,21 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from server.errors import UNSUPPORTED, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
-from server.generation.request_fields import of_schema
+from server.generation.conversation import Chat, Conversation
+from server.generation.request_fields import Structure, of_schema
 from server.generation.tools import chosen_names, must_call
-from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
-from server.parsing.parts import Calls, NewId, openai_id
-from server.parsing.reader import AnswerStream, Reader
-from server.parsing.registry import answer_format, chosen, detect, reasoning_format, tool_format
-from server.parsing.schemas import closed
-from server.parsing.typed_values import check_work
+from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
+from server.parsing.registry import (
+    AnswerFormat,
+    answer_format,
+    chosen,
+    detect,
+    reasoning_format,
+    tool_format,
+)
+from server.parsing.schemas import check_work, closed
 from server.settings.models import ConversationSettings
 
 
@@ -138,7 +143,9 @@ class ConstraintWriter:
         tools = self._tools if functions else None
         if tools is not None and must_call(chat.conversation.tool_choice):
             begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
-            grammar = self._required(tools, functions, many=chat.parallel_calls)
+            grammar = self._calls(tools, functions, many=chat.parallel_calls)
+            if grammar.too_long:
+                raise InvalidField("tools", grammar.too_long)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         marker = self._marker(tools) if tools is not None else None
         calls = (
@@ -189,7 +196,7 @@ class ConstraintWriter:
         short = [grammar for grammar in grammars if not grammar.too_long]
         if not short:
             if is_promised:
-                raise _too_long(grammars[-1])
+                raise InvalidField("tools", grammars[-1].too_long or "")
             return None
         first, *weaker = short
         return Constraint(
@@ -208,29 +215,20 @@ class ConstraintWriter:
         not strict."""
         loose = [names_only(function) for function in functions]
         whole = list[Grammar]()
-        with suppress(NotASchema):
+        with suppress(InvalidField):
             whole = [self._calls(tools, functions, many=many, behind=behind)]
-        try:
-            names = self._calls(tools, loose, many=many, behind=behind)
-        except NotASchema as error:
-            raise _no_schema(error) from error
+        names = self._calls(tools, loose, many=many, behind=behind)
         return list(dict.fromkeys([*whole, names]))
-
-    def _required(self, tools: ToolFormat, functions: Sequence[Function], *, many: bool) -> Grammar:
-        try:
-            grammar = self._calls(tools, functions, many=many)
-        except NotASchema as error:
-            raise _no_schema(error) from error
-        if grammar.too_long:
-            raise _too_long(grammar)
-        return grammar
 
     def _calls(
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
     ) -> Grammar:
-        """Raises NotASchema."""
+        """Raises ApiError (400) for parameters that are no schema."""
         tokens = self._tokenizer.added_tokens
-        text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        try:
+            text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        except NotASchema as error:
+            raise InvalidField("tools", str(error)) from error
         return Grammar(GrammarKind.LARK, text)
 
 
@@ -241,14 +239,6 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
     if len(marker.tokens) > 1:
         return None
     return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)
-
-
-def _too_long(grammar: Grammar) -> Exception:
-    return InvalidField("tools", grammar.too_long or "")
-
-
-def _no_schema(error: NotASchema) -> Exception:
-    return InvalidField("tools", str(error))
 
 
 TAIL_TOKENS = 64
@@ -272,7 +262,7 @@ class AnswerPlan:
         """A parser for the text of one answer."""
         reader = Reader()
         calls = Calls(self.functions, self.new_id)
-        return AnswerStream(reader, self.format.read(reader, calls))
+        return AnswerStream(reader, self.format.read(reader, calls, is_open=bool(self.opened)))
 
     def replay(self, tokens: Sequence[int], text: str, reasoning: str) -> Replay:
         """The tokens of an answer, for when a client sends it back."""
@@ -287,9 +277,11 @@ class AnswerPlanner:
         self._tokenizer = tokenizer
         self._settings = settings
         found = detect(tokenizer.chat_template, tokenizer.added_tokens)
-        self._names = chosen(settings.tool_parser, settings.reasoning_parser, found)
-        self._tools = tool_format(self._names.tools) if self._names.tools else None
-        self._reasoning = reasoning_format(self._names.reasoning) if self._names.reasoning else None
+        names = chosen(settings.tool_parser, settings.reasoning_parser, found)
+        self._tools = tool_format(names.tools) if names.tools else None
+        self._reasoning = reasoning_format(names.reasoning) if names.reasoning else None
+        self._format = answer_format(names)
+        self._format_without_calls = replace(self._format, tools=None)
 
     @property
     def reasons(self) -> bool:
@@ -304,23 +296,13 @@ class AnswerPlanner:
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(chat.conversation)
-        if functions and self._tools is None:
-            message = "no format of tool calls is known for this model (tool_parser)"
-            raise InvalidField(chat.tools_field, message, UNSUPPORTED)
-        try:
-            check_work(function.parameters for function in functions)
-        except ValueError as error:
-            raise InvalidField(chat.tools_field, str(error)) from error
+        if functions:
+            self._check_functions(functions, chat.tools_field)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)
         return AnswerPlan(
-            format=answer_format(
-                self._names.tools,
-                self._names.reasoning,
-                is_open=thinking.is_open,
-                with_tools=bool(functions),
-            ),
+            format=self._format if functions else self._format_without_calls,
             functions={function.name: function.parameters for function in functions},
             new_id=self._tools.new_id if self._tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
@@ -329,6 +311,18 @@ class AnswerPlanner:
             opened=thinking.opened,
             reasoning_end=self._reasoning.end if self._reasoning else "",
         )
+
+    def _check_functions(self, functions: Sequence[Function], field: str) -> None:
+        """Raise ApiError (400) where the model calls none, or it takes too long to follow what all
+        of their schemas say.
+        """
+        if self._tools is None:
+            message = "no format of tool calls is known for this model (tool_parser)"
+            raise InvalidField(field, message, UNSUPPORTED)
+        try:
+            check_work(function.parameters for function in functions)
+        except ValueError as error:
+            raise InvalidField(field, str(error)) from error
 
     def text_constraint(self, structure: Structure | None) -> Constraint | None:
         """The constraint of a text completion, if it must be anything."""

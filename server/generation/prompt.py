@@ -4,26 +4,31 @@ All of it runs in the worker threads."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from engine.api import PromptTooLong
-from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
+from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message
-from server.generation.replays import AssistantTurn, Call, Replays
+from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
 from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.record import RequestRecord
 from server.workers import Workers
 
 NO_EFFORT = "none"
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that templates do not know, as the highest that they do."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 
 ROLES = {"developer": "system", "function": "tool"}
 """What templates call these roles."""
+
+ChatMessage = dict[str, Any]
+"""The fields of a Message, which a Conversation validates."""
 
 WriteArguments = Callable[[str], object]
 """Makes a call's arguments, given as JSON text, into the template's value."""
@@ -224,21 +229,44 @@ def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, obje
         return False
 
 
-T = TypeVar("T")
+@dataclass(slots=True)
+class Turn:
+    """What one role says in a row, put together from a dialect's own parts."""
 
-FindReplays = Callable[[], Mapping[int, Replay]]
-"""Finds the tokens of answers that this server wrote, by the index of their message. Called in a
-worker thread."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ChatMessage] = field(default_factory=list)
+    answered_call: str | None = None  # the id of the call whose result it is
 
+    def is_continued_by(self, other: "Turn", roles: Roles) -> bool:
+        """Whether the next turn has to be a part of this one: right after a tool's result some
+        templates can only render more of it.
+        """
+        return (self.role, other.role, roles.behind_results) == ("tool", "user", "tool")
 
-def no_replays() -> Mapping[int, Replay]:
-    """The FindReplays of prompts without a history."""
-    return NO_REPLAYS
+    def add(self, other: "Turn") -> None:
+        self.texts += other.texts
+        self.thoughts += other.thoughts
+        self.calls += other.calls
 
+    def add_call(self, id: str, name: str, arguments: str) -> None:
+        """The arguments are JSON."""
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": id, "type": "function", "function": function})
 
-def no_arguments() -> Mapping[str, object]:
-    """No arguments of a template but the messages."""
-    return {}
+    def message(self) -> ChatMessage:
+        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
+        message: ChatMessage = {"role": self.role}
+        if self.texts or self.role != "assistant":
+            message["content"] = ("" if self.role == "assistant" else "\n").join(self.texts)
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.answered_call is not None:
+            message["tool_call_id"] = self.answered_call
+        return message
 
 
 class PromptEncoder:
@@ -255,34 +283,32 @@ class PromptEncoder:
         return roles_of(self._tokenizer)
 
     async def chat(
-        self,
-        record: RequestRecord,
-        messages: Sequence[Message],
-        arguments: Callable[[], Mapping[str, object]] = no_arguments,
-        replays: FindReplays = no_replays,
+        self, record: RequestRecord, conversation: Conversation, replays: Replays
     ) -> tuple[int, ...]:
-        """The conversation, ready for the assistant's turn; `arguments` makes the template's.
+        """The conversation, ready for the assistant's turn, with the tokens of answers that this
+        server wrote.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
+        messages, salt = conversation.messages, record.cache_salt(conversation.cache_salt)
 
         def encode() -> list[int]:
-            fitted, known = self._fitted(messages), replays()
+            fitted, known = self._fitted(messages), found_replays(replays, messages, salt)
+            arguments = template_arguments(conversation)
+
+            def render(written: WriteArguments) -> list[int]:
+                rendered = template_messages(fitted, written)
+                return self._tokenizer.apply_chat_template(rendered, known, **arguments)
+
             try:
-                return render(fitted, known, as_object)
+                return render(as_object)
             except ValueError:
                 if not any(message.calls for message in messages):
                     raise
-                return render(fitted, known, as_text)
+                return render(as_text)
 
-        def render(
-            messages: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
-        ) -> list[int]:
-            conversation = template_messages(messages, written)
-            return self._tokenizer.apply_chat_template(conversation, known, **arguments())
-
-        return await self._encode(record, encode, "messages")
+        return await self._bounded(record, encode, "messages")
 
     def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, with texts before calls moved to where the template renders them."""
@@ -302,19 +328,19 @@ class PromptEncoder:
 
         Raises ApiError (400) for one of more tokens than a sequence may have.
         """
-        if not isinstance(prompt, str):
-            return await self._run(record, partial(self._bounded, prompt, param))
-        return await self._encode(
-            record,
-            lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
-            param,
-        )
+
+        def encode() -> Sequence[int]:
+            if not isinstance(prompt, str):
+                return prompt
+            return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+        return await self._bounded(record, encode, param)
 
     async def echo(self, record: RequestRecord, prompt: Prompt) -> str:
         """A bare prompt as text."""
         if isinstance(prompt, str):
             return prompt
-        return await self._run(record, lambda: self._tokenizer.decode(prompt))
+        return await self._workers.prepare(record, lambda: self._tokenizer.decode(prompt))
 
     async def decode(self, record: RequestRecord, tokens: Sequence[int], param: str) -> str:
         """Text of tokens from a client, special tokens included.
@@ -323,11 +349,11 @@ class PromptEncoder:
         """
 
         def decode() -> str:
-            bounded = self._bounded(tokens, param)
-            check_token_ids(bounded, self._card, param)
-            return self._tokenizer.decode(bounded)
+            taken = bounded(lambda: tokens, self._card, param)
+            check_token_ids(taken, self._card, param)
+            return self._tokenizer.decode(taken)
 
-        return await self._run(record, decode)
+        return await self._workers.prepare(record, decode)
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each of `bad_words`, as at the beginning of a text and, as vLLM has it,
@@ -344,23 +370,25 @@ class PromptEncoder:
             check_token_ids(tokens, self._card, "bad_words")
         return tuple(dict.fromkeys(encoded))
 
-    async def _run(self, record: RequestRecord, function: Callable[[], T]) -> T:
-        return await self._workers.prepare(record, function)
-
-    async def _encode(
-        self, record: RequestRecord, encode: Callable[[], list[int]], param: str
+    async def _bounded(
+        self, record: RequestRecord, encode: Callable[[], Sequence[int]], param: str
     ) -> tuple[int, ...]:
-        try:
-            return await self._run(record, lambda: self._bounded(encode(), param))
-        except PromptTooLong as error:
-            raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
-        except ValueError as error:
-            raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
+        return await self._workers.prepare(record, partial(bounded, encode, self._card, param))
 
-    def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
-        if len(prompt) > self._card.max_sequence_tokens:
-            raise too_long(str(len(prompt)), self._card, param)
-        return tuple(prompt)
+
+def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> tuple[int, ...]:
+    """The tokens of the field `param`, which `encode` makes in a worker thread. Raises ApiError
+    (400) where they are more than a sequence may have, or none can be made.
+    """
+    try:
+        tokens = tuple(encode())
+    except PromptTooLong as error:
+        raise too_long(f"at least {error.at_least_tokens}", card, param) from error
+    except ValueError as error:
+        raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
+    if len(tokens) > card.max_sequence_tokens:
+        raise too_long(str(len(tokens)), card, param)
+    return tokens
 
 
 def _beginning_and_middle(word: str) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
 """Fields that requests of several dialects have: the model, sampling, stops, structured output."""
 
 import json
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationInfo,
@@ -20,22 +19,25 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from engine.values.request import Grammar, GrammarKind
-from server.errors import UNSUPPORTED
-from server.json_model import RequestModel, integral_to_int
+from server.json_model import (
+    OBJECT,
+    RequestModel,
+    any_of,
+    at_most,
+    integral_to_int,
+    of_type,
+    present,
+    refused,
+)
 
 MAX_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
 
-def refuse(value: Any) -> Any:
-    """Validate a field that is not supported: only null, false and empty values pass."""
-    if value not in (None, False, "", [], {}):
-        raise PydanticCustomError(UNSUPPORTED, "not supported")
-    return value
-
-
-Unsupported = SkipJsonSchema[Annotated[Any, AfterValidator(refuse)]]
+Unsupported = SkipJsonSchema[Annotated[Any, refused()]]
+NoSuffix = SkipJsonSchema[Annotated[str, refused("inserting text is not supported")]]
+ModelsTemplate = SkipJsonSchema[Annotated[str, refused("the model's own is the only one")]]
 
 
 class NamedSchema(RequestModel):
@@ -46,17 +48,7 @@ class NamedSchema(RequestModel):
 class ResponseFormat(RequestModel):
     """OpenAI's. Where there is a schema it is kept to, `strict` or not."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"enum": ["text", "json_object"]}}},
-                {
-                    "properties": {"json_schema": {"type": "object"}},
-                    "required": ["json_schema"],
-                },
-            ]
-        }
-    )
+    model_config = any_of(of_type("text", "json_object"), present(json_schema=OBJECT))
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -67,6 +59,9 @@ class ResponseFormat(RequestModel):
             raise PydanticCustomError("json_schema", "json_schema is missing")
         return self
 
+
+Structure = tuple[str, Grammar]
+"""The field that requests a grammar, for errors, and the grammar that the answer must match."""
 
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]],
@@ -88,18 +83,13 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Unsupported = None
     disable_any_whitespace: Unsupported = None
 
-    def grammars(self) -> Iterator[tuple[str, Grammar]]:
+    def grammars(self) -> Iterator[Structure]:
         """The grammars that the fields describe, each with its field's name."""
-        if self.json_ is not None:
-            yield "json", of_schema(self.json_)
-        if self.json_object:
-            yield "json_object", of_schema(ANY_OBJECT)
-        if self.regex is not None:
-            yield "regex", of_regex(self.regex)
-        if self.choice is not None:
-            yield "choice", of_choice(self.choice)
-        if self.grammar is not None:
-            yield "grammar", of_lark(self.grammar)
+        any_object = ANY_OBJECT if self.json_object else None
+        json, regex, choice, grammar = self.json_, self.regex, self.choice, self.grammar
+        return _grammars(
+            json=json, json_object=any_object, regex=regex, choice=choice, grammar=grammar
+        )
 
 
 def of_format(format: ResponseFormat) -> Grammar | None:
@@ -114,18 +104,26 @@ def of_schema(schema: JsonSchemaText) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
-def of_regex(pattern: str) -> Grammar:
-    return Grammar(GrammarKind.REGEX, pattern)
-
-
 def of_choice(choices: list[str]) -> Grammar:
     """One of some texts, word for word."""
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Grammar(GrammarKind.LARK, f"start: {' | '.join(quoted)}")
 
 
-def of_lark(grammar: str) -> Grammar:
-    return Grammar(GrammarKind.LARK, grammar)
+_GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": of_schema,
+    "json_object": of_schema,
+    "regex": partial(Grammar, GrammarKind.REGEX),
+    "choice": of_choice,
+    "grammar": partial(Grammar, GrammarKind.LARK),
+}
+
+
+def _grammars(**given: object) -> Iterator[Structure]:
+    """The names and grammars of those that are not None."""
+    for name, value in given.items():
+        if value is not None:
+            yield name, _GRAMMARS[name](value)
 
 
 NO_LIMIT = -1
@@ -155,14 +153,6 @@ def _few_characters(stop: list[str]) -> list[str]:
     return stop
 
 
-def _few(biases: object) -> object:
-    """Limit the entries before they are validated: a dict has no `fail_fast`."""
-    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
-        message = "at most {limit} entries"
-        raise PydanticCustomError("logit_bias", message, {"limit": MAX_LOGIT_BIASES})
-    return biases
-
-
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[
     list[StopText],
@@ -175,7 +165,7 @@ TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[
     dict[TokenIdText, Bias],
-    BeforeValidator(_few),
+    at_most(MAX_LOGIT_BIASES),
     Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
 ]
 TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
@@ -192,7 +182,13 @@ class PromptRequest(RequestModel):
     cache_salt: str = Field("", max_length=256)
 
 
-class SampledRequest(PromptRequest):
+class PrioritizedRequest(RequestModel):
+    """A priority, where the settings let clients choose one."""
+
+    priority: int = Field(0, ge=-1000, le=1000)
+
+
+class SampledRequest(PromptRequest, PrioritizedRequest):
     """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
 
     stream: bool = False
@@ -229,7 +225,6 @@ class SampledRequest(PromptRequest):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)
 
     # What vLLM has besides, and what would change the answer, is refused, never ignored.
@@ -273,32 +268,32 @@ class GenerationRequest(SampledRequest):
         return self
 
     @property
-    def structure(self) -> tuple[str, Grammar] | None:
+    def structure(self) -> Structure | None:
         """The field that requests structured output, and its grammar."""
         return next(iter(self._asked), None)
 
     @cached_property
-    def _asked(self) -> list[tuple[str, Grammar]]:
+    def _asked(self) -> list[Structure]:
         """Kept from the validation, which a thread does where a schema may be long."""
         return list(self._structures())
 
-    def _structures(self) -> Iterator[tuple[str, Grammar]]:
+    def _structures(self) -> Iterator[Structure]:
         if self.response_format is not None and (asked := of_format(self.response_format)):
             yield "response_format", asked
         if self.structured_outputs is not None:
             for name, asked in self.structured_outputs.grammars():
                 yield f"structured_outputs.{name}", asked
-        if self.guided_json is not None:
-            yield "guided_json", of_schema(self.guided_json)
-        if self.guided_regex is not None:
-            yield "guided_regex", of_regex(self.guided_regex)
-        if self.guided_choice is not None:
-            yield "guided_choice", of_choice(self.guided_choice)
-        if self.guided_grammar is not None:
-            yield "guided_grammar", of_lark(self.guided_grammar)
+        for name, asked in _grammars(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        ):
+            yield f"guided_{name}", asked
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

@@ -1,24 +1,108 @@
 """What a client asks, as requests to the engine, checked against the limits of the loaded model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
+from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.request import Constraint, Request, SamplingParams
+from engine.values.request import Request, SamplingParams
 from server.errors import ApiError, InvalidField
-from server.generation.conversation import Chat, Conversation, Structure
-from server.generation.models import ServedModel
-from server.generation.plan import AnswerPlan
+from server.generation.conversation import Chat
+from server.generation.history import CommonPrefixTracker, Replays
+from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import (
+    PromptEncoder,
     check_prompt,
     check_token_ids,
-    found_replays,
-    template_arguments,
     too_long,
 )
-from server.generation.request_fields import MAX_PROMPTS, NO_LIMIT, Prompt, SampledRequest
+from server.generation.request_fields import (
+    MAX_PROMPTS,
+    NO_LIMIT,
+    Prompt,
+    SampledRequest,
+    Structure,
+)
 from server.record import RequestRecord
+from server.settings.models import ConversationSettings
+from server.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAlias:
+    """One name that requests may use for a model, with or without an adapter.
+
+    `root` is the first of the names that mean the same. For an adapter, `parent` is the name of the
+    model that it changes.
+    """
+
+    name: str
+    root: str
+    adapter: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
+
+    alias: ModelAlias
+    engine: Engine
+    prompts: PromptEncoder
+    planner: AnswerPlanner
+    replays: Replays
+    prefixes: CommonPrefixTracker
+    workers: Workers
+
+    @property
+    def name(self) -> str:
+        return self.alias.name
+
+    @property
+    def adapter(self) -> str:
+        return self.alias.adapter
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with what the model says: its own, and its adapter's."""
+        card = self.engine.card
+        adapter = card.adapters.get(self.adapter)
+        return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
+
+
+def model_aliases(names: Sequence[str], adapters: Iterable[str]) -> tuple[ModelAlias, ...]:
+    """The names of a model, its own first, then each adapter as `name:adapter` of each name."""
+    own = names[0]
+    adapted = [
+        ModelAlias(f"{name}:{adapter}", f"{own}:{adapter}", adapter, own)
+        for adapter in adapters
+        for name in names
+    ]
+    return (*(ModelAlias(name, own) for name in names), *adapted)
+
+
+def served_models(
+    names: Iterable[ModelAlias],
+    engine: Engine,
+    settings: ConversationSettings,
+    replays: Mapping[str, Replays],
+    workers: Workers,
+) -> Mapping[str, ServedModel]:
+    """The engine's model by each of its names. `replays` are by adapter: no adapter gets those of
+    another.
+    """
+    prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
+    planner = AnswerPlanner(engine.tokenizer, settings)
+    prefixes = CommonPrefixTracker()
+    return {
+        alias.name: ServedModel(
+            alias, engine, prompts, planner, replays[alias.adapter], prefixes, workers
+        )
+        for alias in names
+    }
+
 
 _USE_INSTEAD = {
     Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
@@ -54,6 +138,9 @@ def _refusal(name: str, asked: Task, served: tuple[Task, ...]) -> ApiError:
     )
 
 
+BadWords = tuple[tuple[int, ...], ...]
+"""The tokens of texts that are not generated."""
+
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_CHOICES = MAX_PROMPTS
 
@@ -74,102 +161,159 @@ class TextCompletion:
     echo: bool = False  # the answer begins with the prompt
 
 
-def chat_request(
+async def prepare_chat(
+    chat: Chat, model: ServedModel, record: RequestRecord
+) -> tuple[Request, AnswerPlan]:
+    """The engine's request, and the plan by which its answers are read.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
+    check_task(model, Task.GENERATE)
+    prompt = await model.prompts.chat(record, chat.conversation, model.replays)
+    prediction = tuple[int, ...]()
+    if chat.prediction:  # as the model would write it, in the midst of its turn
+        prediction = await model.prompts.text(
+            record, chat.prediction, add_special_tokens=False, param="prediction"
+        )
+    planned = partial(_planned, chat, prompt, prediction, model, record)
+    return await model.workers.prepare(record, planned)
+
+
+def _planned(
     chat: Chat,
     prompt: tuple[int, ...],
-    plan: AnswerPlan,
-    card: ModelCard,
+    prediction: tuple[int, ...],
+    model: ServedModel,
     record: RequestRecord,
-) -> Request:
-    """Raises ApiError (400) for what the model cannot serve."""
+) -> tuple[Request, AnswerPlan]:
+    card = model.engine.card
+    check_token_ids(prediction, card, "prediction")
+    plan = model.planner.plan(chat, prompt)
     max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
     check_prompt(prompt, card, "messages")
-    sampling, logprobs = chat.sampling, chat.logprobs
-    request = _request(sampling, prompt, card, record.id, record, max_tokens, chat.n, logprobs)
-    return replace(
-        request,
+    request = _request(
+        chat.sampling,
+        chat.logprobs,
+        model.prompts.bad_words(chat.sampling.bad_words),
+        model,
+        record,
+        id=record.id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        n=chat.n,
+        prediction=prediction,
         skip_special_tokens=plan.skip_special_tokens,
         text_before=prompt if chat.conversation.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
     )
+    return request, plan
 
 
-def completion_requests(
-    completion: TextCompletion,
-    prompts: Sequence[tuple[int, ...]],
-    constraint: Constraint | None,
-    card: ModelCard,
-    record: RequestRecord,
-) -> list[Request]:
-    """One engine request for each prompt.
+async def prepare_completion(
+    completion: TextCompletion, model: ServedModel, record: RequestRecord
+) -> tuple[list[Request], list[str]]:
+    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
 
     Raises ApiError (400) for what the model cannot serve.
     """
+    check_task(model, Task.GENERATE)
+    wanted: list[Prompt] = [
+        await _opening(model, record) if prompt == "" else prompt for prompt in completion.prompts
+    ]
+    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
+    requests = await model.workers.prepare(
+        record, partial(_checked_requests, completion, prompts, model, record)
+    )
+    echoes = [""] * len(prompts)
+    if completion.echo:
+        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
+    return requests, echoes
+
+
+async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
+    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
+    the end-of-text token. OpenAI's default prompt, <|endoftext|>, is such a token.
+
+    Raises ApiError (400) where the tokenizer adds none, and the model has not exactly one such.
+    """
+    marked, ends = await model.prompts.text(record, ""), model.engine.card.eos_token_ids
+    if not marked and len(ends) != 1:
+        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
+    return list(marked or ends)
+
+
+def _checked_requests(
+    completion: TextCompletion,
+    prompts: Sequence[tuple[int, ...]],
+    model: ServedModel,
+    record: RequestRecord,
+) -> list[Request]:
+    card, sampling, logprobs = model.engine.card, completion.sampling, completion.logprobs
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")
+    constraint = model.planner.text_constraint(completion.structure)
     sequences = completion.best_of or completion.n
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
         raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
-    asked, logprobs = completion.max_tokens, completion.logprobs
-    if asked is None:
-        asked = COMPLETION_MAX_TOKENS
-    requests = [
+    asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
+    words = model.prompts.bad_words(sampling.bad_words)
+    return [
         _request(
-            completion.sampling,
-            prompt,
-            card,
-            f"{record.id}-{index}",
-            record,
-            _max_tokens(asked, prompt, card, "prompt"),
-            sequences,
+            sampling,
             0 if logprobs is None and sequences > completion.n else logprobs,
-            logprobs if completion.echo else None,
+            words,
+            model,
+            record,
+            id=f"{record.id}-{index}",
+            prompt=prompt,
+            max_tokens=_max_tokens(asked, prompt, card, "prompt"),
+            n=sequences,
+            prompt_logprobs=logprobs if completion.echo else None,
+            text_before=prompt,
+            constraint=constraint,
         )
         for index, prompt in enumerate(prompts)
     ]
-    return [replace(one, text_before=one.prompt, constraint=constraint) for one in requests]
 
 
-def opening_token(card: ModelCard) -> int:
-    """The token before the first of a text, where the tokenizer adds none: the end-of-text token.
-
-    OpenAI's default prompt, <|endoftext|>, is such a token. Raises ApiError (400) unless the model
-    has exactly one.
-    """
-    if len(card.eos_token_ids) != 1:
-        raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
-    (token_id,) = card.eos_token_ids
-    return token_id
+def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
+    """As many as asked for, at most what the context has left; all of it if nothing is asked."""
+    left_tokens = card.max_sequence_tokens - len(prompt)
+    if left_tokens < 0 or (left_tokens == 0 and asked != 0):
+        raise too_long(str(len(prompt)), card, param)
+    return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
 def _request(
     body: SampledRequest,
-    prompt: tuple[int, ...],
-    card: ModelCard,
-    request_id: str,
-    record: RequestRecord,
-    max_tokens: int,
-    sequences: int,
     logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    bad_words: BadWords,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    max_tokens: int,
+    **fields: Any,
 ) -> Request:
+    """The request with these other fields of a Request. Raises ApiError (400)."""
+    card = model.engine.card
     if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
         limit = f"within 0 and {card.vocab_size - 1}"
         raise InvalidField("stop_token_ids", f"token ids must be {limit}")
+    sampling = _sampling(body, card, max_tokens, logprobs)
     return Request(
-        id=request_id,
-        prompt=prompt,
         max_tokens=max_tokens,
-        sampling=_sampling(body, card, max_tokens, logprobs),
+        sampling=_with_bad_words(sampling, bad_words, body.stop_token_ids, card),
         stop=tuple(body.stop),
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         speculate=body.speculate,
-        n=sequences,
         client=record.client,
         priority=body.priority,
         cache_salt=record.cache_salt(body.cache_salt),
-        prompt_logprobs=prompt_logprobs,
+        adapter=model.adapter,
+        **fields,
     )
 
 
@@ -219,120 +363,17 @@ def _allowed_token_ids(body: SampledRequest, card: ModelCard) -> frozenset[int] 
     return frozenset(body.allowed_token_ids)
 
 
-def with_bad_words(
-    request: Request, words: tuple[tuple[int, ...], ...], card: ModelCard
-) -> Request:
-    """The request, whose output may not have these words. Raises ApiError (400) where its fields
-    leave no token that may come first.
+def _with_bad_words(
+    sampling: SamplingParams, words: BadWords, stop_token_ids: Sequence[int], card: ModelCard
+) -> SamplingParams:
+    """Sampling of an output that may not have these words. Raises ApiError (400) where no token is
+    left that may come first.
     """
-    sampling = replace(request.sampling, bad_words=words)
     if sampling.allowed_token_ids is not None:
         left = sampling.allowed_token_ids.difference(word[0] for word in words if len(word) == 1)
         if not left:
             raise InvalidField("bad_words", "they rule out all of allowed_token_ids")
-        if sampling.min_tokens and left <= card.eos_token_ids | request.stop_token_ids:
+        if sampling.min_tokens and left <= card.eos_token_ids.union(stop_token_ids):
             message = "what is left of them ends the answer, which min_tokens rules out"
             raise InvalidField("allowed_token_ids", message)
-    return replace(request, sampling=sampling)
-
-
-def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
-    """As many as asked for, at most what the context has left; all of it if nothing is asked."""
-    left_tokens = card.max_sequence_tokens - len(prompt)
-    if left_tokens < 0 or (left_tokens == 0 and asked != 0):
-        raise too_long(str(len(prompt)), card, param)
-    return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
-
-
-async def chat_tokens(
-    conversation: Conversation, model: ServedModel, record: RequestRecord
-) -> tuple[int, ...]:
-    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
-    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
-    replays = partial(found_replays, model.replays, messages, salt)
-    arguments = partial(template_arguments, conversation)
-    return await model.prompts.chat(record, messages, arguments, replays)
-
-
-async def prepare_chat(
-    chat: Chat, model: ServedModel, record: RequestRecord
-) -> tuple[Request, AnswerPlan]:
-    """The engine's request, and the plan by which its answers are read.
-
-    Raises ApiError (400) for what the model cannot serve.
-    """
-    check_task(model, Task.GENERATE)
-    prompt = await chat_tokens(chat.conversation, model, record)
-    prediction = await _predicted_tokens(chat.prediction, model, record)
-    planned = partial(_planned, chat, prompt, prediction, model, record)
-    return await model.workers.prepare(record, planned)
-
-
-async def _predicted_tokens(
-    text: str, model: ServedModel, record: RequestRecord
-) -> tuple[int, ...]:
-    """The tokens as the model would write them, in the midst of its turn."""
-    if not text:
-        return ()
-    return await model.prompts.text(record, text, add_special_tokens=False, param="prediction")
-
-
-def _planned(
-    chat: Chat,
-    prompt: tuple[int, ...],
-    prediction: tuple[int, ...],
-    model: ServedModel,
-    record: RequestRecord,
-) -> tuple[Request, AnswerPlan]:
-    check_token_ids(prediction, model.engine.card, "prediction")
-    plan = model.planner.plan(chat, prompt)
-    request = chat_request(chat, prompt, plan, model.engine.card, record)
-    words = model.prompts.bad_words(chat.sampling.bad_words)
-    request = with_bad_words(request, words, model.engine.card)
-    return replace(request, adapter=model.adapter, prediction=prediction), plan
-
-
-async def prepare_completion(
-    completion: TextCompletion, model: ServedModel, record: RequestRecord
-) -> tuple[list[Request], list[str]]:
-    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
-
-    Raises ApiError (400) for what the model cannot serve.
-    """
-    check_task(model, Task.GENERATE)
-    wanted: list[Prompt] = [
-        await _opening(model, record) if prompt == "" else prompt for prompt in completion.prompts
-    ]
-    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
-    requests = await model.workers.prepare(
-        record, partial(_checked_requests, completion, prompts, model, record)
-    )
-    echoes = [""] * len(prompts)
-    if completion.echo:
-        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
-    return requests, echoes
-
-
-async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
-    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
-    the model's opening token.
-    """
-    marked = list(await model.prompts.text(record, ""))
-    return marked or [opening_token(model.engine.card)]
-
-
-def _checked_requests(
-    completion: TextCompletion,
-    prompts: Sequence[tuple[int, ...]],
-    model: ServedModel,
-    record: RequestRecord,
-) -> list[Request]:
-    card = model.engine.card
-    for prompt in prompts:
-        check_prompt(prompt, card, "prompt")
-    constraint = model.planner.text_constraint(completion.structure)
-    requests = completion_requests(completion, prompts, constraint, card, record)
-    words = model.prompts.bad_words(completion.sampling.bad_words)
-    return [
-        replace(with_bad_words(request, words, card), adapter=model.adapter) for request in requests
-    ]
+    return replace(sampling, bad_words=words)

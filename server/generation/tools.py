@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.json_model import ByType, RequestModel, type_of
+from server.json_model import OBJECT, ByType, RequestModel, any_of, of_type, present, type_of
 from server.parsing.json_text import whole_characters
 
 CUSTOM_INPUT = "input"
@@ -98,14 +98,7 @@ class CustomGrammar(RequestModel):
 class CustomFormat(RequestModel):
     """The format of a custom tool's input. It is in the prompt, and not enforced."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"const": "text"}}},
-                {"properties": {"grammar": {"type": "object"}}, "required": ["grammar"]},
-            ]
-        }
-    )
+    model_config = any_of(of_type("text"), present(grammar=OBJECT))
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None
@@ -204,33 +197,35 @@ def _choice_kind(choice: object) -> str:
     return "Allowed" if type_of(choice) == "allowed_tools" else "Named"
 
 
+CHOICE_KIND = Discriminator(_choice_kind)
+"""Metadata of a union of what is tagged `Mode`, `Named` and `Allowed`."""
+
+ToolMode = Annotated[Literal["none", "auto", "required"], Tag("Mode")]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("Mode")]
-    | Annotated[NamedChoice, Tag("Named")]
-    | Annotated[AllowedToolChoice, Tag("Allowed")],
-    Discriminator(_choice_kind),
+    ToolMode | Annotated[NamedChoice, Tag("Named")] | Annotated[AllowedToolChoice, Tag("Allowed")],
+    CHOICE_KIND,
 ]
 
 
 def chosen_names(choice: ToolChoice) -> list[str] | None:
     """The tools that a choice names; None where it names none."""
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return [choice.name]
+        case str():
+            return None
         case AllowedToolChoice(allowed_tools=allowed):
             return [tool.name for tool in allowed.tools]
         case _:
-            return None
+            return [choice.name]
 
 
 def must_call(choice: ToolChoice) -> bool:
     match choice:
-        case NamedToolChoice() | NamedCustomChoice():
-            return True
+        case str():
+            return choice == "required"
         case AllowedToolChoice(allowed_tools=allowed):
             return allowed.mode == "required"
         case _:
-            return choice == "required"
+            return True
 
 
 def _as_text(arguments: object) -> object:

@@ -14,10 +14,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from server.budget import Reservation
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
+from server.fairness import Reservation
 from server.http.stream import client_waiting
-from server.json_size import MAX_NODES, check_json_size, is_quick, most_parts
+from server.json_model import MAX_NODES, check_json_size, is_quick, most_parts
 from server.record import request_record
 from server.workers import Workers
 

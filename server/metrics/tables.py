@@ -101,6 +101,11 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter("rootstock_generated_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
     Counter(
+        "rootstock_warmed_tokens",
+        "Prompt tokens computed in the background, before a client asks; included in computed.",
+        lambda s: s.cache.warmed_tokens,
+    ),
+    Counter(
         "rootstock_preemptions",
         "Sequences sent back to the queue for lack of blocks.",
         lambda s: s.preemptions,
@@ -144,6 +149,11 @@ ENGINE: tuple[Row[EngineStats], ...] = (
             ("cached", s.cache.blocks_cached),
             ("held", s.cache.blocks_held),
         ],
+    ),
+    Gauge(
+        "rootstock_kv_pinned_blocks",
+        "Held blocks that are pinned: kept from eviction until a clear.",
+        lambda s: s.cache.blocks_pinned,
     ),
     Gauge(
         "rootstock_kv_shared_blocks",
@@ -227,14 +237,16 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     Gauge(
         "rootstock_resident_memory_bytes",
         "Memory of the engine's process, as the operating system counts.",
-        lambda s: s.memory.resident,
+        lambda s: s.memory.model.process_bytes,
     ),
     Gauge(
-        "rootstock_promised_memory_bytes{part}",
+        "rootstock_planned_memory_bytes{part}",
         "Bytes that the model was predicted to need when it was found to fit.",
         lambda s: [
-            (part, getattr(s.memory.promise, part))
-            for part in ("weights", "storage", "workspace", "cache")
+            ("weights", s.memory.model.weights_bytes),
+            ("kv", s.memory.model.kv_bytes),
+            ("states", s.memory.model.states_bytes),
+            ("workspace", s.memory.model.workspace_bytes),
         ],
     ),
 )

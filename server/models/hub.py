@@ -130,8 +130,8 @@ class Download:
             if self._scope.cancelled_caught:
                 self.error = f"{self.repository} was not fetched: the server is stopping"
         except ModelError as error:
-            self.error = str(error)
-            log.warning("%s", error)
+            self.error = f"{self.repository} was not fetched: {error}"
+            log.warning("%s", self.error)
         except Exception as error:
             self.error = f"{self.repository} was not fetched: {error}"
             log.exception("cannot fetch %s", self.repository)

@@ -3,17 +3,18 @@
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from anyio import Event
+from anyio import CancelScope, Event
 
 from engine.api import Engine
 from engine.values.model import ModelCard
-from engine.values.stats import EngineStats, Latencies, no_latencies
-from server.generation.models import ServedModel, model_aliases
-from server.generation.replays import Replays
+from engine.values.stats import EngineStats, Latencies, ModelMemory, no_latencies
+from server.generation.history import Replays
+from server.generation.requests import ModelAlias, ServedModel, model_aliases
 from server.models.policy import (
     Absent,
     Draining,
@@ -33,6 +34,9 @@ from server.settings.models import ModelSettings
 FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
 """Before a model that has failed is loaded again: doubled each time, until it has served."""
+
+PROGRESS_SECONDS = 5.0
+"""Between two lines of the log on what a load is doing."""
 
 log = logging.getLogger("rootstock")
 
@@ -60,6 +64,8 @@ class LoadedModel:
     leases: set[Lease] = field(default_factory=set)
     kept_until: dict[str, float] = field(default_factory=dict)
     """For each API key, the latest end of what its ended leases wished: end of use plus wish."""
+    warming: CancelScope = field(default_factory=CancelScope)
+    """Of the task that computes the prompts of `warm_prompts`."""
     has_served: bool = False  # a request, to its end
     has_ended: bool = False
     earlier_latencies: Latencies = field(init=False)  # of the engines that the model had before
@@ -88,6 +94,7 @@ class LoadedModel:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Let requests end, and free the memory. Errors are logged."""
+        self.warming.cancel()
         try:
             await self.engine.drain(timeout_seconds)
             await self.stats()
@@ -99,13 +106,13 @@ class Model:
     """A model that requests can name, in memory or not. Times are of the pool's clock."""
 
     def __init__(self, settings: ModelSettings, *, is_pinned: bool = False) -> None:
-        names = settings.served_model_name or (public_name(settings.source),)
         self.settings = settings
         self.is_pinned = is_pinned
-        self.aliases = {alias.name: alias for alias in model_aliases(names, settings.adapters)}
+        self.aliases = {alias.name: alias for alias in aliases_of(settings)}
         """By name: its own first, then its other names, then those of its adapters."""
         self.replays = {adapter: Replays() for adapter in ("", *settings.adapters)}
         self.card: ModelCard | None = None  # since it was first loaded
+        self.planned: ModelMemory | None = None  # since it was measured, as one of several models
         self.latencies: Latencies = no_latencies()  # of all its engines
         self.last_stats: EngineStats | None = None  # of its last engine, as last read
         self.progress = ""  # how far fetching or loading is, in words
@@ -115,6 +122,7 @@ class Model:
         self.waiting: list[Lease] = []
         self.changed = Event()
         self._n_failures = 0  # in a row, until it has served
+        self._logged_at = 0.0  # the last line on loading, by time.monotonic
 
     @property
     def name(self) -> str:
@@ -201,9 +209,14 @@ class Model:
         return sum(replays.clear() for replays in self.replays.values())
 
     def report(self, line: str) -> None:
-        """Log a line on how loading goes, and keep it as the progress."""
-        self.progress = line
-        log.info("%s: %s", self.name, line)
+        """Keep a line on how loading goes as the progress, and log it. One that ends in an ellipsis
+        is what is being done: it is logged if nothing has been for PROGRESS_SECONDS.
+        """
+        self.progress, now = line, time.monotonic()
+        is_due = not line.endswith("…") or now - self._logged_at >= PROGRESS_SECONDS
+        log.log(logging.INFO if is_due else logging.DEBUG, "%s: %s", self.name, line)
+        if is_due:
+            self._logged_at = now
 
     def report_fetched(self, done_bytes: int, total_bytes: int) -> None:
         """Keep the progress of a fetch. It is not logged: a terminal shows a bar of it."""
@@ -349,6 +362,12 @@ class Model:
             self.become(Ready(need, now, loaded.keep_until, n_leases))
         else:
             self.notify()
+
+
+def aliases_of(settings: ModelSettings) -> tuple[ModelAlias, ...]:
+    """The names of the model with these settings, its own first, then those of its adapters."""
+    names = settings.served_model_name or (public_name(settings.source),)
+    return model_aliases(names, settings.adapters)
 
 
 def public_name(model: str) -> str:

@@ -16,6 +16,8 @@ from anyio import (
 )
 from anyio.abc import TaskGroup, TaskStatus
 
+from engine.api import ModelError
+from engine.values.stats import readable_bytes
 from server.models.model import Lease, LoadedModel, Model
 from server.models.policy import (
     Draining,
@@ -48,10 +50,11 @@ class PoolError(Exception):
 class NeverFits(PoolError):
     """The model needs more memory than there would be with nothing else loaded."""
 
-    def __init__(self, need_bytes: int, budget_bytes: int) -> None:
+    def __init__(self, model: Model, need_bytes: int, budget_bytes: int) -> None:
+        parts = f" ({model.planned.words})" if model.planned is not None else ""
         super().__init__(
-            f"it needs {need_bytes / 2**30:.1f} GiB of memory, and all models together may take "
-            f"{budget_bytes / 2**30:.1f} GiB (memory_budget), those that are pinned included"
+            f"it needs {readable_bytes(need_bytes)} of memory{parts}, and all models together may "
+            f"take {readable_bytes(budget_bytes)} (memory_budget), those that are pinned included"
         )
 
 
@@ -170,11 +173,11 @@ class ModelPool:
                 pass
         else:
             log.warning(
-                "%s is not loaded at start: it needs %.1f GiB, more than the others leave of the "
-                "%.1f GiB of memory_budget; it is loaded when a request names it",
+                "%s is not loaded at start: it needs %s, more than the others leave of the %s of "
+                "memory_budget; it is loaded when a request names it",
                 model.name,
-                need.bytes / 2**30,
-                self.budget_bytes / 2**30,
+                readable_bytes(need.bytes),
+                readable_bytes(self.budget_bytes),
             )
 
     async def unload(self, model: Model) -> None:
@@ -247,7 +250,7 @@ class ModelPool:
             model.queue(self._clock())
             self._wake.set()
         else:
-            model.refuse(NeverFits(need.bytes, self.budget_bytes))
+            model.refuse(NeverFits(model, need.bytes, self.budget_bytes))
 
     def _begin_measuring(self, model: Model) -> None:
         if model.begin_measuring():
@@ -256,6 +259,9 @@ class ModelPool:
     async def _measure(self, model: Model) -> None:
         try:
             need_bytes = await self._measure_model(model)
+        except ModelError as error:  # about the model itself
+            log.error("cannot load %s: %s", model.name, error)
+            self._fail(model, str(error))
         except Exception as error:
             reason = (
                 f"how much memory it needs is unknown, so nothing shows that it fits into "

@@ -6,21 +6,24 @@ import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, ModelError, Report
-from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_bytes
+from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_memory
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats, RequestInfo
-from server.errors import ApiError, ModelNotFound, busy
-from server.generation.models import ServedModel, served_models
+from engine.values.stats import EngineStats, ModelMemory, RequestInfo
+from server.errors import ApiError, ModelNotFound, busy, not_loaded
+from server.generation.requests import ServedModel, served_models
+from server.generation.warming import warm_file
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
 from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
 from server.settings import Settings
 from server.settings.models import ModelSettings
+from server.settings.prompts import PromptFileError, read_prompts
 from server.workers import Workers
 
 BUDGET_SHARE = 0.8
@@ -44,7 +47,7 @@ class ModelRegistry:
         self,
         settings: Settings,
         start: StartEngine = launch,
-        needs: Callable[[EngineConfig, int, int], int] = needed_bytes,
+        needs: Callable[[EngineConfig, int, int], ModelMemory] = needed_memory,
         fetch: FetchRepository = fetch_repository,
     ) -> None:
         """Raises ModelError where the machine does not say what memory it has."""
@@ -52,7 +55,7 @@ class ModelRegistry:
         self.workers = Workers()
         self.closed = Event()  # when all models have been drained
         self._start = start
-        self._needed_bytes = needs
+        self._needed_memory = needs
         self._fetch = fetch
         self._cached = CachedNames()
         self._models: dict[str, Model] = {}  # by all their names
@@ -163,8 +166,7 @@ class ModelRegistry:
         """
         model = self.find(name)
         if model.loaded is None:
-            message = f"The model '{model.name}' {model.public_state.words}."
-            raise ApiError(409, message, param="model", code="model_not_loaded")
+            raise not_loaded(f"The model '{model.name}' {model.public_state.words}.")
         return model.loaded
 
     def all_loaded(self) -> dict[str, LoadedModel]:
@@ -226,7 +228,10 @@ class ModelRegistry:
         model.progress, model.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
-        return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
+        model.planned = await to_thread.run_sync(
+            self._needed_memory, config, budget_bytes, storage_bytes
+        )
+        return model.planned.total_bytes
 
     async def _load(self, model: Model, memory_bytes: int) -> LoadedModel:
         model.progress = ""
@@ -238,14 +243,27 @@ class ModelRegistry:
         )
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
+        if model.settings.warm_prompts is not None:
+            self._tasks.start_soon(self._warm, loaded, model.settings.warm_prompts)
         return loaded
 
+    async def _warm(self, loaded: LoadedModel, path: Path) -> None:
+        """Compute the prompts of a file while no request is answered. Its model is not held: it may
+        be unloaded meanwhile.
+        """
+        with loaded.warming:
+            try:
+                prompts = await to_thread.run_sync(read_prompts, path)
+            except PromptFileError as error:  # it has changed since the start
+                log.error("%s: warm_prompts: %s", loaded.model.name, error)
+            else:
+                await warm_file(prompts, loaded.served[loaded.model.name])
+
     async def _correct(self, loaded: LoadedModel) -> None:
-        """A model needs what its engine has promised, or what its process takes if that is more."""
-        memory = (await loaded.stats()).memory
+        """A model needs what was planned, or what its process takes if that is more."""
+        memory = (await loaded.stats()).memory.model
         if not self._is_alone:
-            need_bytes = max(memory.promise.total, memory.resident)
-            self.pool.correct(loaded.model, need_bytes)
+            self.pool.correct(loaded.model, memory.total_bytes)
 
 
 def _refusal(name: str, error: PoolError) -> Exception:

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from server.parsing.lark import CallSyntax
-from server.parsing.parts import CallBegun, Calls, Content, NewId, NotACall, Reasoning, openai_id
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import (
+    CallBegun,
+    Calls,
+    Content,
+    NewId,
+    NotACall,
+    Reader,
+    Reading,
+    Reasoning,
+    openai_id,
+)
 
 ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 """Parses the calls after a marker, which is given, up to where content may follow.
@@ -49,29 +57,19 @@ class ToolFormat:
     new_id: NewId = openai_id
 
 
-class AnswerFormat(Protocol):
-    """How a family of models writes an answer."""
-
-    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
-        """Everything up to the end of the text."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class MarkedFormat:
-    """Reasoning, then content and calls; either may be missing from the family.
-
-    `is_open` where the template has written the marker with which reasoning begins.
-    """
+    """Reasoning, then content and calls; either may be missing from the family."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
-    is_open: bool = False
 
-    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
-        """See AnswerFormat."""
+    def read(self, reader: Reader, calls: Calls, *, is_open: bool = False) -> Reading[None]:
+        """Everything up to the end of the text. `is_open` where the template has written the marker
+        with which reasoning begins.
+        """
         begins = [*self._thinks, *self._markup, *(self.tools.begins if self.tools else ())]
-        if self.is_open:
+        if is_open:
             yield from self._read_reasoning(reader)
         marker = yield from self._leading(reader)
         while True:

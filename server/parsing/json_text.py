@@ -7,8 +7,7 @@ import json
 import re
 from collections.abc import Callable
 
-from server.parsing.parts import AnswerPart, Calls, Content, NotACall
-from server.parsing.reader import Reader, Reading, gathered
+from server.parsing.reader import AnswerPart, Calls, Content, NotACall, Reader, Reading, gathered
 
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from server.parsing.schemas import closed
-from server.parsing.typed_values import KINDS, target
+from server.parsing.schemas import KINDS, closed, target
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)

@@ -5,9 +5,9 @@ Names are those of vLLM's parsers where it has one for the format.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import (
     harmony,
     json_calls,
@@ -17,31 +17,11 @@ from server.parsing.formats import (
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     format.name: format
-    for format in (
-        json_calls.HERMES,
-        json_calls.LLAMA3,
-        json_calls.MISTRAL,
-        json_calls.MISTRAL_ARGS,
-        json_calls.KIMI_K2,
-        json_calls.DEEPSEEK_V3,
-        json_calls.DEEPSEEK_V31,
-        xml_calls.DEEPSEEK_V32,
-        xml_calls.GLM45,
-        xml_calls.GLM47,
-        xml_calls.KIMI_K3,
-        xml_calls.LAGUNA,
-        xml_calls.LONGCAT,
-        xml_calls.MINICPM5,
-        xml_calls.MINIMAX_M2,
-        xml_calls.MUSE_SPARK,
-        xml_calls.QWEN3_CODER,
-        literal_calls.FUNCTION_GEMMA,
-        literal_calls.GEMMA4,
-        literal_calls.LFM2,
-        literal_calls.PYTHONIC,
-        harmony.TOOLS,
-    )
+    for module in (json_calls, xml_calls, literal_calls, harmony)
+    for format in vars(module).values()
+    if isinstance(format, ToolFormat)
 }
+"""All that these modules define."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
@@ -59,6 +39,9 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 }
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
+
+AnswerFormat: TypeAlias = MarkedFormat | harmony.Harmony
+"""How a family of models writes an answer."""
 
 _HARMONY = (harmony.TOOLS.name, "openai_gptoss")
 
@@ -138,14 +121,25 @@ def detect(chat_template: str, added_tokens: Collection[str]) -> Formats:
 
 
 def chosen(tool_parser: str, reasoning_parser: str, found: Formats) -> Formats:
-    """What settings say: names of formats, or `auto` for what was found, or `none`."""
+    """What settings say: names of formats, or `auto` for what was found, or `none`. What was found
+    counts as far as it goes together with what is named.
+    """
     tools = _chosen(tool_parser, found.tools)
     is_harmony = tools == harmony.TOOLS.name
-    return Formats(tools, _chosen(reasoning_parser, _HARMONY[1] if is_harmony else found.reasoning))
+    reasoning = _chosen(reasoning_parser, _HARMONY[1] if is_harmony else found.reasoning)
+    if go_together(tools, reasoning):
+        return Formats(tools, reasoning)
+    return Formats(tools, None) if reasoning_parser == "auto" else Formats(None, reasoning)
 
 
 def _chosen(parser: str, found: str | None) -> str | None:
     return found if parser == "auto" else None if parser == "none" else parser
+
+
+def go_together(tools: str | None, reasoning: str | None) -> bool:
+    """Whether one model can write both: Harmony's calls and reasoning go with no other format."""
+    named = {tools, reasoning} - {None}
+    return named.isdisjoint(_HARMONY) or named.issubset(_HARMONY)
 
 
 def tool_format(name: str) -> ToolFormat:
@@ -158,21 +152,18 @@ def reasoning_format(name: str) -> ReasoningFormat:
     return _named(name, REASONING_FORMATS, "reasoning parser")
 
 
-def answer_format(
-    tools: str | None, reasoning: str | None, *, is_open: bool, with_tools: bool
-) -> AnswerFormat:
+def answer_format(formats: Formats) -> AnswerFormat:
     """How to read an answer of a model that writes these formats.
 
-    `is_open` where the prompt ends inside of reasoning, `with_tools` where the answer may have
-    calls. Raises ValueError for names that are unknown or do not go together.
+    Raises ValueError for names that are unknown or do not go together.
     """
-    of_tools = tool_format(tools) if tools else None
-    of_reasoning = reasoning_format(reasoning) if reasoning else None
-    if of_tools is harmony.TOOLS or of_reasoning is harmony.REASONING:
-        if {tools, reasoning} - {None, *_HARMONY}:
-            raise ValueError(f"{' and '.join(_HARMONY)} go together, and with no other parser")
-        return harmony.Harmony(of_tools if with_tools else None)
-    return MarkedFormat(of_reasoning, of_tools if with_tools else None, is_open)
+    tools = tool_format(formats.tools) if formats.tools else None
+    reasoning = reasoning_format(formats.reasoning) if formats.reasoning else None
+    if not go_together(formats.tools, formats.reasoning):
+        raise ValueError(f"{' and '.join(_HARMONY)} go together, and with no other parser")
+    if tools is harmony.TOOLS or reasoning is harmony.REASONING:
+        return harmony.Harmony(tools)
+    return MarkedFormat(reasoning, tools)
 
 
 def _first(table: Sequence[_Signs], known: Collection[str]) -> str | None:

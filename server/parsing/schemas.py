@@ -8,10 +8,140 @@ those of OpenAI's strict mode. Others may be enforced too, but some values of th
 pattern that looks around, a format without a grammar.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
-from server.parsing.typed_values import KINDS, listed, target
+KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
+"""JSON Schema's types."""
+
+_MOST_BRANCHES = 1000  # and values of enums: they are gone through for each value that is written
+
+MAX_REFERENCE_STEPS = 64
+"""Names in the path of one `$ref`. Generated schemas have two or three."""
+MAX_FOLLOWED_STEPS = 1 << 18
+"""Steps to find the types of all parameters of a request's functions. Ordinary tools take a few
+steps for each parameter."""
+
+_KIND_OF: Mapping[type, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+_IMPLIED = {"object": "properties", "array": "items"}
+
+
+def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
+    """The types that a schema allows, of KINDS; none where it does not say, or says it at length.
+
+    References lead into `root`, the function's whole schema.
+    """
+    found, left = set[str](), _MOST_BRANCHES
+    for branch in _alternatives(schema, root):
+        left -= 1 + len(listed(branch, "enum"))
+        if left < 0:
+            return set()
+        if not isinstance(branch.get("$ref"), str):
+            found |= _stated_kinds(branch)
+    return found
+
+
+def target(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema to which a `$ref` leads, which may be a reference itself. An empty schema, which
+    allows anything, where the `$ref` leads nowhere.
+    """
+    schema: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        if not isinstance(schema, Mapping):
+            return {}
+        schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def check_work(functions: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError where the parameters of all functions together take too many steps to
+    follow. Each of `functions` is the schema of one function's parameters.
+
+    A few kilobytes of schemas that refer to one another can take minutes of work otherwise.
+    """
+    left = MAX_FOLLOWED_STEPS
+    for root in functions:
+        _check_references(root)
+        declared = root.get("properties")
+        parameters = declared.values() if isinstance(declared, Mapping) else ()
+        for parameter in (*parameters, root.get("additionalProperties")):
+            left = _followed(parameter, root, left)
+
+
+def _check_references(root: Mapping[str, Any]) -> None:
+    waiting: list[Any] = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += part.values()
+            reference = part.get("$ref")
+            if isinstance(reference, str) and reference.count("/") > MAX_REFERENCE_STEPS:
+                raise ValueError(
+                    f"the path of a $ref has more than {MAX_REFERENCE_STEPS} steps: "
+                    f"{reference[:40]}..."
+                )
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
+    """What is left of `left` steps after following one parameter. Raises ValueError for less than
+    none."""
+    for branch in _alternatives(parameter, root):
+        reference = branch.get("$ref")
+        steps = reference.count("/") if isinstance(reference, str) else 0
+        left -= 1 + steps + len(listed(branch, "enum"))
+        if left < 0:
+            raise ValueError(
+                f"it takes more than {MAX_FOLLOWED_STEPS} steps to follow the references and "
+                "alternatives of all parameters"
+            )
+    return left
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schema, and those that a value conforms to, or may, where it conforms to that: each once,
+    references and alternatives followed as they are consumed.
+    """
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        branch = waiting.pop()
+        if not isinstance(branch, Mapping) or id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        yield branch
+        if isinstance(branch.get("$ref"), str):
+            waiting.append(target(branch["$ref"], root))
+        else:
+            waiting += [one for key in ("anyOf", "oneOf", "allOf") for one in listed(branch, key)]
+
+
+def kind(value: Any) -> str:
+    """The most special of KINDS that a JSON value is of."""
+    return _KIND_OF[type(value)]
+
+
+def _stated_kinds(schema: Mapping[str, Any]) -> Set[str]:
+    stated = schema.get("type")
+    types = stated if isinstance(stated, list) else [stated]
+    values = [*listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+    found = {name for name in KINDS if name in types} | set(map(kind, values))
+    return found or {name for name, key in _IMPLIED.items() if key in schema}
+
+
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """The list that a schema has under a key; an empty one where it has none."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
 
 Schema: TypeAlias = Mapping[str, Any]
 

@@ -1,23 +1,33 @@
 """Calls whose parameters are untyped text between tags: how a family marks them, and their parser.
-The schema says which JSON a text is. Grammars of the same tags are in tagged_lark.py.
+The schema says which JSON a text is. Grammars of the same tags are in call_grammars.py.
 
 The arguments become a JSON object while they stream: strings in slices, other values when
 they are complete. Where the text ends inside of a call, as one that is cut by `max_tokens` does,
 the object stays open: arguments that may lack their half must not look complete.
 """
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from server.parsing.answer import ReadCalls, all_calls
 from server.parsing.json_text import read_arguments
 from server.parsing.lark import ANY_TEXT
-from server.parsing.parts import AnswerPart, CallArguments, Calls, Content, NotACall
-from server.parsing.reader import Reader, Reading, gathered, held_back
-from server.parsing.typed_values import as_json, kinds
+from server.parsing.reader import (
+    AnswerPart,
+    CallArguments,
+    Calls,
+    Content,
+    NotACall,
+    Reader,
+    Reading,
+    gathered,
+    held_back,
+)
+from server.parsing.schemas import kind, kinds
 
 Attributes: TypeAlias = Mapping[str, str]
 
@@ -353,3 +363,51 @@ def _read_value(
     yield arguments.value(key, '"')
     if (yield from tags.trim.until(reader, end, arguments.text)):
         yield arguments.end('"')
+
+
+_MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow
+
+
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+
+
+def as_json(text: str, allowed: Set[str]) -> str:
+    """The text as JSON of one of the allowed kinds, or of any if none is.
+
+    Text that is nothing else is a string. JSON stays as it is written; Python's words and literals,
+    which models write too, become JSON.
+    """
+    source = _as_written(text.strip())
+    if source is None:
+        return json.dumps(text, ensure_ascii=False)
+    value = json.loads(source)
+    if "integer" in allowed and isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if _is_of(value, allowed - {"string"}):
+        return source
+    return json.dumps(text, ensure_ascii=False) if "string" in allowed else source
+
+
+def _is_of(value: Any, allowed: Set[str]) -> bool:
+    name = kind(value)
+    return not allowed or name in allowed or (name == "integer" and "number" in allowed)
+
+
+def _as_written(text: str) -> str | None:
+    """The text as JSON, whatever it says; None if it says nothing in JSON or in Python."""
+    source = _WORDS.get(text.lower(), text)
+    try:
+        json.loads(source, parse_constant=_refuse)
+        return source
+    except (ValueError, RecursionError):
+        pass
+    if len(text) > _MOST_LITERAL:
+        return None
+    try:
+        return json.dumps(ast.literal_eval(text), allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(word)  # NaN and Infinity, which JSON does not have

@@ -28,7 +28,8 @@ from engine.values.settings import (
     DiskWrites,
     EngineConfig,
 )
-from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
+from server.settings.prompts import PromptFileError, read_prompts
 from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
@@ -48,8 +49,8 @@ class EngineSettings(BaseModel):
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="How to sample where a request does not say: auto, as the model's "
-        "generation_config.json does; none, from the model's own distribution.",
+        description="Sampling defaults: auto takes them from the model's generation_config.json, "
+        "none uses temperature 1.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         None,
@@ -76,8 +77,8 @@ class EngineSettings(BaseModel):
         1024,
         ge=1,
         le=1_000_000,
-        description="Sequences that may queue before requests are refused; of one client at most "
-        "as many as places are free.",
+        description="Queue length, in sequences, beyond which requests are refused with a 429. One "
+        "client may queue at most as many as places are left.",
     )
     step_tokens: int = Field(
         512,
@@ -215,7 +216,9 @@ class DiskCacheSettings(EngineSettings):
     def _there_are_prefixes_to_keep(self) -> Self:
         if self.disk_cache is not None and not self.prefix_cache:
             raise PydanticCustomError(
-                "disk_cache", "disk_cache: keeps what prefix_cache shares, which is turned off"
+                "disk_cache",
+                "disk_cache: needs the prefix cache, which is turned off (--no-prefix-cache, or "
+                "prefix_cache: false)",
             )
         return self
 
@@ -262,6 +265,27 @@ class ConversationSettings(BaseModel):
         "system prompt: it differs between sessions, which would share nothing.",
     )
 
+    warm_prompts: Path | None = Field(
+        None,
+        description="A file with prompts to compute as soon as the model is loaded, whenever no "
+        "request is answered: system prompts with their tools, as chats begin with them. A list "
+        "in JSON or YAML, or JSON lines (.jsonl).",
+    )
+
+    @field_validator("warm_prompts")
+    @classmethod
+    def _file_of_prompts(cls, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        try:
+            path = path.expanduser()
+            read_prompts(path)
+        except RuntimeError:
+            raise PydanticCustomError("file", "begins with a home that is not known") from None
+        except PromptFileError as error:
+            raise PydanticCustomError("file", "{problem}", {"problem": str(error)}) from None
+        return path
+
     @field_validator("tool_parser", "reasoning_parser")
     @classmethod
     def _known_parser(cls, name: str, info: ValidationInfo) -> str:
@@ -269,6 +293,15 @@ class ConversationSettings(BaseModel):
         if name not in {"auto", "none", *known}:
             names = ", ".join(("auto", "none", *sorted(known)))
             raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
+        return name
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _goes_with_tool_parser(cls, name: str, info: ValidationInfo) -> str:
+        tools = info.data.get("tool_parser", "none")
+        if not {tools, name} & {"auto", "none"} and not go_together(tools, name):
+            message = "cannot go together with the tool_parser {tools}"
+            raise PydanticCustomError("parser", message, {"tools": tools})
         return name
 
 
@@ -283,13 +316,12 @@ class ResidencySettings(BaseModel):
     )
     pinned: bool = Field(
         False,
-        description="Never unload the model for its age or for another model, and load it again "
-        "if its process dies.",
+        description="Never unload this model, neither when idle nor to make room; restart it if "
+        "its process dies.",
     )
     preload: bool = Field(
         True,
-        description="Load the model at start if it fits next to the others; else it is loaded "
-        "when a request names it.",
+        description="Load this model at start if there is room; else on first use.",
     )
 
 

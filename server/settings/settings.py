@@ -58,6 +58,13 @@ MESSAGES = {
 }
 """What replaces pydantic's own message, by the type of the error."""
 
+YAML_HINTS = {
+    "mapping values are not allowed here": "is the line indented too far, or a text with a colon "
+    "not in quotes?",
+    "found character '\\t' that cannot start any token": "indent with spaces",
+}
+"""What the reasons of PyYAML mostly mean."""
+
 NEED_ANOTHER_KIND = frozenset({"dict_type", "model_type", "tuple_type"})
 """The errors about what kind of value is given, such as a text in place of a list."""
 
@@ -71,7 +78,7 @@ class GeneralSettings(BaseModel):
 
     config: Path | None = Field(None, description="A YAML file with any of these settings.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least severe messages that are logged."
+        "info", description="Lowest severity to log."
     )
 
 
@@ -142,9 +149,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"config: cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise SettingsError(f"config: {path} is not valid YAML: {problem}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"config: {path} is no text in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"config: {path}{_yaml_problem(error)}") from None
     if content is None:
         return {}
     if not (isinstance(content, dict) and all(isinstance(name, str) for name in content)):
@@ -152,6 +160,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     if "config" in content:
         raise SettingsError(f"config: {path} cannot name another file")
     return content
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Where a file is not YAML, and why, as the end of a line that begins with its path."""
+    match error:
+        case yaml.MarkedYAMLError(problem_mark=yaml.Mark(line=line), problem=str(problem)):
+            hint = YAML_HINTS.get(problem)
+            return f", line {line + 1}: {problem}" + (f" ({hint})" if hint else "")
+        case _:  # a character that YAML does not allow
+            return f" is not valid YAML: {' '.join(str(error).split())}"
 
 
 def _explained(

@@ -33,14 +33,14 @@ Texts = Annotated[
 
 
 def _as_mapping(value: object) -> object:
-    """Read texts such as NAME=DIRECTORY, as flags and variables have them, into a mapping."""
+    """Read texts such as NAME=FOLDER, as flags and variables have them, into a mapping."""
     texts = as_texts(value)
     if not isinstance(texts, list | tuple):
         return value
     pairs = [str(text).partition("=") for text in texts]
     names = [name for name, _, _ in pairs]
     if not all(directory for _, _, directory in pairs):
-        raise PydanticCustomError("adapters", "must be NAME=DIRECTORY")
+        raise PydanticCustomError("adapters", "must be NAME=FOLDER, such as sql=~/adapters/sql")
     if len(set(names)) < len(names):
         raise PydanticCustomError("adapters", "must have each name once")
     return {name: directory for name, _, directory in pairs}

@@ -1,8 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +11,13 @@ from engine.values.stats import DiskCacheStats, MemoryStats
 from kvstore.disk import store as disk_store
 from kvstore.disk.store import FolderCheck
 from kvstore.disk.types import DiskError
-from server.schemas import CacheStatsResponse, ClearResponse
-from server.terminal.admin_client import LOADED, Admin, loaded_model, none_loaded, recent_text
+from server.schemas import CacheStatsResponse, ClearResponse, Remembered
+from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
-    TerminalError,
+    NotLoaded,
     bytes_text,
+    counted,
     errors_printed,
     facts,
     fullness_text,
@@ -35,10 +35,24 @@ from server.terminal.endpoint import (
     daemon_at,
 )
 
-DIRECTORY = "What --disk-cache names."
+DIRECTORY = "The folder that --disk-cache names."
 
-KV = "kv"
-"""The kind of state that `clear` can only forget of a loaded model."""
+KINDS = ("kv", "replays", "responses")
+TIERS = ("memory", "disk")
+
+
+def _some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check of an option's value: some of these names, with commas between them."""
+
+    def check(value: str | None) -> str | None:
+        for given in [] if value is None else value.split(","):
+            if given not in names:
+                *first, last = names
+                raise typer.BadParameter(f"{given}: must be {', '.join(first)} or {last}")
+        return value
+
+    return check
+
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 
@@ -47,13 +61,13 @@ cache = command_group()
 
 @cache.callback(no_args_is_help=True)
 def about() -> None:
-    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
+    """Show, clear or check the KV cache of the running daemon, or the folder of a disk cache."""
 
 
 @cache.command()
 def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what the cache holds, and how much it has saved."""
-    with daemon_at(url, api_key) as (daemon, _):
+    """Show what a model's cache holds, and how much it has saved."""
+    with daemon_at(url, api_key, model) as (daemon, _):
         counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
@@ -77,46 +91,49 @@ def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey 
 def clear(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may use it."),
     ] = None,
     tiers: Annotated[
-        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+        str | None,
+        typer.Option(callback=_some_of(TIERS), help="memory or disk. Default: both."),
     ] = None,
     what: Annotated[
         str | None,
         typer.Option(
+            callback=_some_of(KINDS),
             help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
-            "responses (stored ones), with commas between them. Without it kv."
+            "responses (stored ones), with commas between them. Default: kv.",
         ),
     ] = None,
     model: EachModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Forget every prompt that no live request holds, in memory and on disk, of each loaded model
-    or of the one that --model names; or empty a disk cache's directory, of all models.
+    """Forget every prompt that no live request holds, in memory and on disk, of each model, loaded
+    or not, or of the one that --model names; or empty a disk cache's directory, of all models.
     """
     if directory is not None:
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
-    with daemon_at(url, api_key) as (daemon, _):
-        cleared = _clear_models(daemon, tiers, (what or KV).split(","), model)
-    for name, one in cleared.items():
+    with daemon_at(url, api_key, model) as (daemon, _):
+        cleared = _cleared(daemon, tiers, what, model)
+    for one in cleared.models:
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
-        typer.echo(f"{name}: {freed}")
-    replays = sum(one.forgotten.replays for one in cleared.values())
-    responses = sum(one.forgotten.responses for one in cleared.values())
-    typer.echo(f"forgotten: {_remembered_text(replays, responses)}")
-    replays = sum(one.kept.replays for one in cleared.values())
-    responses = max((one.kept.responses for one in cleared.values()), default=0)
-    typer.echo(f"kept: {_remembered_text(replays, responses)}")  # responses are of all models
+        typer.echo(printable(f"{one.id}: {freed if one.failure is None else one.failure}"))
+    if cleared.disk_bytes_freed:
+        disk = f"{bytes_text(cleared.disk_bytes_freed)} freed on disk"
+        typer.echo(f"models that are not loaded: {disk}")
+    typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
+    kept = cleared.kept
+    hint = f" (--what {','.join(KINDS[1:])} forgets them)" if kept.replays + kept.responses else ""
+    typer.echo(f"kept: {_remembered_text(kept)}{hint}")
 
 
 @cache.command()
 def du(directory: Directory) -> None:
-    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
-    with _disk_errors_printed():
+    """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
+    with errors_printed(DiskError):
         uses = disk_store.du(directory)
     if uses:
         heads = ("folder", "files", "size", "of")
@@ -135,12 +152,12 @@ def du(directory: Directory) -> None:
 
 @cache.command()
 def verify(directory: Directory) -> None:
-    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+    """Read all of a disk cache and compare it with its checksums. No daemon may use it.
 
-    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
     """
     is_sound = True
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         for check in disk_store.verify(directory):
             typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
             is_sound = is_sound and check.is_sound
@@ -151,22 +168,24 @@ def verify(directory: Directory) -> None:
 @cache.command()
 def probe(
     text: Annotated[
-        str | None, typer.Argument(help="A user's message. Without it standard input is read.")
+        str | None, typer.Argument(help="A user's message. Default: standard input.")
     ] = None,
-    system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
-    cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="TEXT is a whole prompt, as in /v1/completions.")
+    ] = False,
+    cache_salt: Annotated[str, typer.Option(help="The requests' cache_salt.")] = "",
     model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
-    loaded for it.
+    """Show how much of a prompt is cached. Nothing is computed; a model that is not loaded is
+    loaded.
     """
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
     prompt = {"prompt": text} if raw else {"messages": _messages(system, text)}
-    with daemon_at(url, api_key) as (daemon, _):
+    with daemon_at(url, api_key, model) as (daemon, _):
         probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **prompt})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
 
@@ -175,47 +194,25 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     """Empty the directory. `others` are options that only a daemon takes, with their values."""
     if given := [flag for flag, value in others.items() if value is not None]:
         raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         n_bytes = disk_store.clear(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
-def _clear_models(
-    daemon: Admin, tiers: str | None, what: list[str], model: str | None
-) -> dict[str, ClearResponse]:
-    """Clear the named model, or else each model. Only a loaded model's KV can be cleared.
-
-    Raises NotLoaded where only KV is to be cleared and the model, or every model, is not loaded.
-    """
-    if model is not None:
-        name = loaded_model(daemon, model) if KV in what else model
-        return {name: daemon.clear_cache(tiers, ",".join(what), name)}
-    cleared, models = {}, daemon.models().models
-    if what == [KV] and not any(each.state in LOADED for each in models):
-        raise none_loaded(models)
-    for each in models:
-        name, kinds = each.id, what
-        if KV in what and each.state not in LOADED:
-            typer.echo(f"{name} {each.state.words}: what it has on disk stays", err=True)
-            kinds = [kind for kind in what if kind != KV]
-        if kinds:
-            cleared[name] = daemon.clear_cache(
-                tiers if kinds == what else None, ",".join(kinds), name
-            )
-    return cleared
+def _cleared(
+    daemon: Admin, tiers: str | None, what: str | None, model: str | None
+) -> ClearResponse:
+    """Clear the named model, or else each model. Raises NotLoaded where nothing can be cleared."""
+    try:
+        return daemon.clear_cache(tiers, what, model)
+    except NotLoaded:
+        loaded_model(daemon, model)  # raises NotLoaded with what is loaded, or what loads it
+        raise
 
 
-def _remembered_text(replays: int, responses: int) -> str:
-    return f"{replays:,} replays, {responses:,} stored responses"
-
-
-@contextmanager
-def _disk_errors_printed() -> Iterator[None]:
-    with errors_printed():
-        try:
-            yield
-        except DiskError as error:
-            raise TerminalError(str(error)) from error
+def _remembered_text(remembered: Remembered) -> str:
+    answers = counted(remembered.replays, "answer")
+    return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
 
 
 def _messages(system: str, text: str) -> list[dict[str, str]]:
@@ -255,11 +252,10 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
 
 
 def _memory_text(memory: MemoryStats) -> str:
-    promise = memory.promise
-    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
-        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
-        f"of {most} promised; {bytes_text(memory.resident)} resident"
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, of "
+        f"{bytes_text(memory.model.total_bytes)} reserved; "
+        f"{bytes_text(memory.model.process_bytes)} resident"
     )
 
 

@@ -6,12 +6,14 @@ The server is the one at --url, else the running daemon, else one that is starte
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from server.settings import Settings
 from server.terminal.chat_screen import (
@@ -28,9 +30,12 @@ from server.terminal.client import Answer, ChatClient, Endpoint, Parameters, cha
 from server.terminal.console import (
     TERMINAL_ENDS,
     TerminalError,
+    counted,
     exiting_on,
     replace_bad_text,
+    state_folder,
     terminal_restored,
+    typeable,
 )
 from server.terminal.endpoint import ApiKey, endpoint_at, running_daemon
 from server.terminal.flags import settings_or_exit
@@ -51,7 +56,10 @@ KEYS = {
 }
 HELP = "\n".join(
     [f"{name:11}{about}" for name, about in {**COMMANDS, **KEYS}.items()]
-    + ["A line that begins with a space is never a command."]
+    + [
+        "The beginning of a command is enough. A line that begins with a space is never a command.",
+        "`rootstock chat --resume` goes on with the last conversation.",
+    ]
 )
 
 
@@ -70,10 +78,20 @@ def chat(
         ),
     ] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling: the share of probability to sample from."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; the same seed gives the same answer.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last conversation at a terminal.")
+    ] = False,
 ) -> None:
     """Talk to a model: at a URL, on the running daemon, or on one started for the chat."""
     parameters = {
@@ -94,6 +112,9 @@ def chat(
             screen = pipe_screen()
             stack.enter_context(exiting_on(PIPE_ENDS))
         try:
+            conversation = saved_conversation() if resume else Conversation()
+            if system:
+                conversation = conversation.with_system(system)
             endpoint = (
                 running_daemon(settings, model, api_key)
                 if url is None
@@ -101,7 +122,11 @@ def chat(
             )
             with _connected(endpoint, settings, model, given, screen) as client:
                 screen.note(f"{client.model} at {client.base_url}; /help lists the commands")
-                session = Session(client, screen, Conversation(system))
+                if resume:
+                    turns = counted(len(conversation.turns), "turn")
+                    screen.note(f"going on after {turns}, saved in {conversation_file()}")
+                is_saved = resume or is_terminal()
+                session = Session(client, screen, conversation, save if is_saved else None)
                 session.run()
         except TerminalError as error:
             screen.error(str(error))
@@ -121,6 +146,8 @@ def _connected(
     """A client of the server at the endpoint, or of a daemon that ends with the block."""
     with ExitStack() as stack:
         if endpoint is None:
+            with_model = f" that serves {model}" if model else ""
+            screen.note(f"no daemon runs{with_model}; starting one for this chat")
             stop_seconds = STOP_SECONDS + settings.disk_cache_shutdown_seconds
             with screen.busy("starting a daemon") as progress:
                 own = local_daemon(serve_command(model), progress, stop_seconds)
@@ -170,28 +197,68 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+_CONVERSATION = TypeAdapter(Conversation)
+
+
+def conversation_file() -> Path:
+    """The file with the last conversation at a terminal."""
+    return state_folder() / "conversation.json"
+
+
+def save(conversation: Conversation) -> None:
+    """Replace the saved conversation. Its file is for its user's eyes alone."""
+    file = conversation_file()
+    with suppress(OSError):  # a full disk does not end the chat
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (new := file.with_suffix(".new")).unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        new.write_bytes(_CONVERSATION.dump_json(conversation))
+        new.replace(file)
+
+
+def saved_conversation() -> Conversation:
+    """The saved conversation. Raises TerminalError where there is none."""
+    file = conversation_file()
+    try:
+        return _CONVERSATION.validate_json(file.read_bytes())
+    except OSError as error:
+        raise TerminalError(f"no conversation is saved in {file} ({error.strerror})") from None
+    except ValidationError:
+        raise TerminalError(f"{file} is no saved conversation") from None
+
+
 class Session:
     """The loop of a chat: reads a line, runs it as a command or sends it to the model. `failures`
-    counts the questions that were not answered.
+    counts the questions that were not answered. `save` gets the conversation after each turn.
     """
 
-    def __init__(self, client: ChatClient, screen: Screen, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        screen: Screen,
+        conversation: Conversation,
+        save: Callable[[Conversation], None] | None = None,
+    ) -> None:
         self.conversation = conversation
         self.failures = 0
         self._client = client
         self._screen = screen
+        self._save = save
 
     def run(self) -> None:
         """Read lines until the input ends, /exit, or Ctrl-C outside an answer."""
         try:
-            while (line := self._screen.read()) != "/exit":
-                self._take(line)
+            while True:
+                self._take(self._screen.read())
         except (EOFError, KeyboardInterrupt):
             return
 
     def _take(self, line: str) -> None:
+        """Run a command, or ask. Raises EOFError for /exit."""
         name, _, argument = line.partition(" ")
-        match name:
+        match _whole_command(name):
+            case "/exit":
+                raise EOFError
             case "/clear":
                 self.conversation = self.conversation.cleared()
                 self._screen.note("forgotten")
@@ -199,7 +266,7 @@ class Session:
                 self.conversation = self.conversation.with_system(argument.strip())
                 self._screen.note("system prompt " + ("set" if argument.strip() else "removed"))
             case "/help":
-                self._screen.note(HELP)
+                self._screen.note(typeable(HELP))
             case _ if name.startswith("/"):
                 self._screen.error(f"there is no {name}; /help lists what there is")
             case _ if line.strip():
@@ -222,5 +289,13 @@ class Session:
             return
         if answer.text or not answer.interrupted:
             self.conversation = self.conversation.answered(text, answer.text)
+            if self._save is not None:
+                self._save(self.conversation)
         if summary := answer.summary():
             self._screen.note(summary)
+
+
+def _whole_command(begun: str) -> str:
+    """The only command that begins so, or else the text itself."""
+    found = [name for name in COMMANDS if begun[1:] and name.startswith(begun)]
+    return found[0] if len(found) == 1 else begun

@@ -4,6 +4,7 @@ The text (of a model, a server, a log) is untrusted: control characters are remo
 read as rich's markup.
 """
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -28,8 +30,54 @@ from server.terminal.console import printable, state_folder
 SPINNER_CELLS = 3
 PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
 MAX_HISTORY_BYTES = 2**20
+TAB_COLUMNS = 4
+
+# Where a line may break: next to spaces, and next to each character of a script without spaces,
+# which is two columns wide, or an emoji
+WIDE = re.compile(
+    "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\U0001f300-\U0003fffd]"
+)
+TOKENS = re.compile(rf"\n|[^\S\n]+|{WIDE.pattern}|(?:(?!{WIDE.pattern})\S)+")
 
 editing = has_focus(DEFAULT_BUFFER)  # and not searching in the history
+
+
+class WordWrap:
+    """Breaks lines at words, in text that comes in pieces and is printed at once. A word that
+    turns out not to fit is taken back, and begins the next line.
+
+    The last column stays empty: after a character in it some terminals have moved the cursor on,
+    and others have not.
+    """
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._word = ""  # which the next piece may continue
+
+    def take(self, text: str, width: int) -> str:
+        """The text with line breaks, and with the control sequences that take words back, for a
+        terminal of `width` columns.
+        """
+        return "".join(self._placed(token, width - 1) for token in TOKENS.findall(text))
+
+    def _placed(self, token: str, width: int) -> str:
+        if token == "\n":
+            self._column, self._word = 0, ""
+            return token
+        if token.isspace():
+            token = token.expandtabs(TAB_COLUMNS)
+            fitting = token[: max(width - self._column, 0)]
+            self._column, self._word = self._column + len(token), ""
+            return fitting
+        word = "" if WIDE.match(token) else self._word
+        n_cells, word_cells = cell_len(token), cell_len(word)
+        self._column += n_cells
+        self._word = "" if WIDE.match(token) else word + token
+        if self._column <= width or self._column == word_cells + n_cells:
+            return token  # a word that is longer than a line is left to the terminal
+        self._column = word_cells + n_cells
+        back = f"\x1b[{word_cells}D\x1b[K" if word_cells else ""
+        return f"{back}\n{word}{token}"
 
 
 class Screen:
@@ -41,6 +89,7 @@ class Screen:
         self._notes = notes
         self._stream = (answers, PLAIN)  # console and style of the last piece
         self._at_line_start = True
+        self._wrap = WordWrap()
 
     def read(self) -> str:
         """The user's next text. Raises EOFError or KeyboardInterrupt when there is none."""
@@ -91,7 +140,8 @@ class Screen:
         if (console, style) != self._stream:
             self._end_line()
         self._stream = console, style
-        _write(console, text, style)
+        wrapped = self._wrap.take(text, console.width) if console.is_terminal else text
+        _write(console, wrapped, style)
         self._at_line_start = text.endswith("\n")
 
     def _end_line(self) -> None:
@@ -99,6 +149,7 @@ class Screen:
             console, style = self._stream
             _write(console, "\n", style)
         self._at_line_start = True
+        self._wrap = WordWrap()
 
 
 def is_terminal() -> bool:

@@ -9,23 +9,26 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from server import __version__
 
+WIDEST = 10_000
+"""Columns of help: as many as the terminal has."""
+
 SUMMARIES = {
-    "serve": "Load models, then serve them until SIGINT or SIGTERM.",
-    "chat": "Talk to a model: the daemon's that runs, or any server's.",
-    "launch": "Start a coding agent on the daemon that runs.",
-    "ps": "Show what runs: the daemon, its models, requests.",
-    "load": "Have the running daemon load a model.",
-    "unload": "Have the running daemon unload a model.",
-    "top": "Watch the cache and what runs.",
-    "cache": "Look into the KV cache of the daemon, or a disk cache.",
+    "serve": "Serve models until Ctrl-C or SIGTERM.",
+    "chat": "Talk to a model of the running daemon, or of any server.",
+    "launch": "Start a coding agent on the running daemon.",
+    "ps": "Show the running daemon: models, memory, requests.",
+    "load": "Load a model in the running daemon.",
+    "unload": "Unload a model in the running daemon.",
+    "top": "Watch a model's cache and requests.",
+    "cache": "Show, clear or check the KV cache, in memory or on disk.",
     "pull": "Fetch a model into the Hugging Face cache.",
     "ls": "List the models in the Hugging Face cache.",
     "rm": "Delete models from the Hugging Face cache.",
-    "doctor": "Print what the machine offers, or measure it.",
+    "doctor": "Show what this machine offers a model, or measure it.",
     "key": "Make an API key.",
 }
 """What help says of each command, in the order in which help lists them."""
@@ -37,10 +40,12 @@ SHARED_MODULES = {
 """The modules of the commands that have none of their own name."""
 
 
-def command(run: Callable[..., None]) -> typer.Typer:
-    """Make a command of a function. The module's attribute of the command's name is the result."""
+def command(run: Callable[..., None], kind: type[TyperCommand] | None = None) -> typer.Typer:
+    """Make a command of a function, of a class of its own where `kind` is one. The module's
+    attribute of the command's name is the result.
+    """
     app = command_group()
-    app.command()(run)
+    app.command(cls=kind)(run)
     return app
 
 
@@ -95,6 +100,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # tables cut the names of flags short
+    context_settings={"max_content_width": WIDEST},
 )
 
 
@@ -108,9 +114,11 @@ def _print_version(is_asked: bool) -> None:
 def rootstock(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which it is."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Every flag of serve and doctor can be set as ROOTSTOCK_NAME and in the YAML file, too; a
-    flag wins.
+    """Every flag of serve and doctor can also be set as ROOTSTOCK_NAME or in a YAML file; a flag
+    wins.
     """

@@ -18,6 +18,8 @@ from server.http.listening import is_loopback
 from server.terminal.console import (
     KeyRefused,
     NotFound,
+    NotLoaded,
+    Starting,
     TerminalError,
     UnknownModel,
     Unreachable,
@@ -153,7 +155,8 @@ class Answer:
             parts.append(f"prompt {self.usage.prompt_tokens:,} tokens{cached_text}")
             parts.append(f"answer {self.usage.completion_tokens:,} tokens")
         if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+            n_digits = 0 if self.tokens_per_second >= 100 else 1
+            parts.append(f"{self.tokens_per_second:,.{n_digits}f} tokens/s")
         if self.first_seconds is not None:
             parts.append(f"first after {self.first_seconds:.2f} s")
         if self.interrupted:
@@ -314,11 +317,15 @@ def _refusal(response: httpx.Response) -> TerminalError:
     message = error_message(body) or response.reason_phrase
     match response.status_code, _json(body):
         case _, {"error": {"code": "model_not_found"}}:
-            kind: type[TerminalError] = UnknownModel
+            return UnknownModel(message)
+        case _, {"error": {"code": "server_starting"}}:
+            return Starting(f"{shown_url(response.url.join('/'))}: {message}")
         case httpx.codes.UNAUTHORIZED | httpx.codes.FORBIDDEN, _:
-            kind = KeyRefused
+            kind: type[TerminalError] = KeyRefused
         case httpx.codes.NOT_FOUND, _:
             kind = NotFound
+        case _, {"error": {"code": "model_not_loaded"}}:
+            kind = NotLoaded
         case _:
             kind = TerminalError
     return kind(f"{message} (HTTP {response.status_code} from {shown_url(response.url)})")
@@ -329,10 +336,19 @@ def _as_terminal_errors(http: httpx.Client) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise Unreachable(f"cannot connect to {shown_url(http.base_url)}: {error}") from error
+        raise _unreachable(http.base_url, error) from error
     except httpx.RequestError as error:
         problem = str(error) or type(error).__name__
         raise TerminalError(f"lost {shown_url(http.base_url)}: {problem}") from error
+
+
+def _unreachable(url: httpx.URL, error: httpx.ConnectError) -> Unreachable:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionRefusedError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return Unreachable(f"cannot connect to {shown_url(url)}: {error}")
+    return Unreachable(f"nothing listens at {url.netloc.decode()}: has the server been started?")
 
 
 class EventStream:

@@ -1,30 +1,41 @@
-"""A command's side of the terminal: safe text, tables, errors, signals, and a folder for its files.
+"""A command's side of the terminal: safe text, tables, errors, signals, a folder for its files, and
+the name of the command.
 
 Text of a model, a server or a file name is untrusted. It is printed without control characters, and
 never read as rich's markup.
 """
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from io import TextIOWrapper
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from engine.values.stats import ModelMemory, readable_bytes
 
 # C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 LEAST_OTHERS_BYTES = 2**20
 """Other models' share of a disk cache is shown from this size on: directories alone take less."""
+
+NAMES = ("rootstock", "rootstock-serve")
+"""The command's name, and its second one, for where another program has the first."""
+
+ID_CHARACTERS = 8
 
 PADDING = (0, 2, 0, 0)  # top, right, bottom, left
 TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
@@ -53,18 +64,51 @@ class NotLoaded(TerminalError):
     """The daemon has the model, but not in memory."""
 
 
+class Starting(TerminalError):
+    """The daemon does not serve yet: it loads its models."""
+
+
 class UnknownModel(TerminalError):
     """The server has no model of that name (404)."""
 
 
 @contextmanager
-def errors_printed() -> Iterator[None]:
-    """Print a TerminalError as a line on standard error, and exit with status 1."""
+def errors_printed(*others: type[Exception]) -> Iterator[None]:
+    """Print a TerminalError, or an error of another of these types, as a line on standard error,
+    and exit with status 1.
+    """
+    kinds: tuple[type[Exception], ...] = (TerminalError, *others)
     try:
         yield
-    except TerminalError as error:
-        typer.echo(f"error: {printable(str(error))}", err=True)
+    except kinds as error:
+        print_error(str(error))
         raise typer.Exit(1) from None
+
+
+def print_error(text: str) -> None:
+    """Print an error on standard error, with commands as they can be typed here."""
+    typer.echo(f"error: {typeable(printable(text))}", err=True)
+
+
+def command_name() -> str:
+    """What has to be typed here to run `rootstock`: its name where the shell finds it by that, else
+    the path of the one of this environment, such as `.venv/bin/rootstock` in a clone.
+    """
+    ours = Path(sys.executable).with_name(NAMES[0])
+    for name in NAMES:
+        found = shutil.which(name)
+        if found is not None and Path(found).resolve() == ours.with_name(name).resolve():
+            return name
+    if not ours.exists():
+        return NAMES[0]
+    path = ours.relative_to(Path.cwd()) if ours.is_relative_to(Path.cwd()) else ours
+    return shlex.quote(str(path))
+
+
+def typeable(text: str) -> str:
+    """The text with each command in it, such as `rootstock ps`, as it can be typed here."""
+    begins = f"`{NAMES[0]} "
+    return text.replace(begins, f"`{command_name()} ") if begins in text else text
 
 
 def printable(text: str) -> str:
@@ -78,6 +122,31 @@ def bytes_text(n_bytes: int) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.2f} {unit}"
     return f"{n_bytes} bytes"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as `1 answer` and `2 answers`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def age_text(seconds: float) -> str:
+    """A time in the largest unit that it fills, such as `12 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def id_text(request_id: str) -> str:
+    """The beginning of a request's id, enough to find it in the log, and which of its sequences it
+    is if there are several, such as `1a2b3c4d#1`.
+    """
+    name, mark, index = request_id.partition("#")
+    return f"{name[:ID_CHARACTERS]}{mark}{index}"
+
+
+def state_text(state: str, reason: str | None) -> str:
+    """A request's state, and what it waits for if it waits."""
+    return f"{state}: {reason}" if reason else state
 
 
 def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
@@ -125,9 +194,24 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], cell: Cell = fo
     return table
 
 
-def show(table: Table) -> None:
-    """Print the table on standard output."""
-    Console().print(table)
+MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "process", "in all")
+
+
+def memory_listing(models: Sequence[tuple[str, ModelMemory]]) -> Table:
+    """What the memory of each model consists of: the first four parts as planned, then what its
+    process takes now, if it has one, and what is charged to a budget.
+    """
+    parts = attrgetter("weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes")
+    rows = []
+    for name, memory in models:
+        sizes = (*parts(memory), memory.process_bytes, memory.total_bytes)
+        rows.append((name, *(readable_bytes(size) if size else "-" for size in sizes)))
+    return listing(MEMORY_HEADS, rows)
+
+
+def show(*tables: RenderableType) -> None:
+    """Print the tables on standard output."""
+    Console().print(*tables, sep="")
 
 
 @contextmanager

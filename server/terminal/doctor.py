@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
-from rich.table import Table
+from rich.console import Group, RenderableType
 
 from engine.api import ModelError
 from engine.launch import describe_machine
@@ -18,8 +19,15 @@ from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.settings import Settings
 from server.terminal.cli import command
-from server.terminal.console import TerminalError, errors_printed, facts, show
-from server.terminal.flags import with_settings
+from server.terminal.console import (
+    TerminalError,
+    bytes_text,
+    errors_printed,
+    facts,
+    memory_listing,
+    show,
+)
+from server.terminal.flags import SettingsCommand, with_settings
 
 REPORT = "rootstock-measurements"
 """The name of both files of a report, without the suffix."""
@@ -34,7 +42,7 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-@command
+@partial(command, kind=SettingsCommand)
 @with_settings({"config", *(field.name for field in fields(EngineConfig))})
 def doctor(
     settings: Settings,
@@ -43,28 +51,25 @@ def doctor(
         bool,
         typer.Option(
             "--measure",
-            help="Measure for ten minutes at most, and write a report to send with an issue.",
+            help="Measure for at most ten minutes, and write a report to attach to an issue.",
         ),
     ] = False,
     into: Annotated[
         Path, typer.Option(help="The folder of the report.", callback=_writable)
     ] = Path(),
 ) -> None:
-    """Print what the machine offers, and what the KV budget comes to in tokens.
+    """Show what this machine offers a model: its memory, and how many tokens the KV cache holds.
 
     With --measure: how fast the device attends, decodes and gathers, what memory that takes, and
     whether every architecture passes the check at load. The report has no path, no name of a user,
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
     config = settings.config_of(settings.each_model()[0])
-    with errors_printed():
-        try:
-            report = describe_machine(config)
-        except ModelError as error:  # MLX does not start
-            raise TerminalError(str(error)) from error
+    with errors_printed(ModelError):  # which MLX raises where it does not start
+        report = describe_machine(config)
+        if report.problem:
+            raise TerminalError(f"cannot serve {report.model}: {report.problem}")
     show(machine_table(report))
-    if report.problem:
-        raise typer.Exit(1)
     if measure:
         _measure(config, into)
 
@@ -77,35 +82,27 @@ def _measure(config: EngineConfig, into: Path) -> None:
         typer.echo(f"wrote {path}")
 
 
-def machine_table(report: MachineReport) -> Table:
-    """What the machine offers the configured model, as names and values."""
+def machine_table(report: MachineReport) -> RenderableType:
+    """What the machine offers the configured model, and what memory that takes there. For a report
+    without a problem.
+    """
+    assert report.memory is not None, "a report without a problem has it"
     rows = [
         ("device", report.device),
-        ("memory", f"{_gib(report.memory_bytes)}, {_gib(report.left_bytes)} not in use"),
+        (
+            "memory",
+            f"{bytes_text(report.memory_bytes)}, {bytes_text(report.left_bytes)} not in use",
+        ),
         ("BLAS", report.blas),
         ("advice", report.advice),
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
     ]
-    if report.promise is None:
-        rows.append(("problem", report.problem))
-        return facts(rows)
-    promise, context = report.promise, f"{report.context_tokens:,} tokens"
+    context = f"{report.context_tokens:,} tokens"
     if report.context_tokens < report.max_context_tokens:
         context += f" of the model's {report.max_context_tokens:,}"
-    computing = _gib(promise.workspace + promise.cache)
-    rows += [
-        ("weights", _gib(promise.weights)),
-        ("KV cache", f"{_gib(promise.storage)}, which holds {report.arena_tokens:,} tokens"),
-        ("computing", f"{computing} at most, in the largest step with the longest sequence"),
-        ("in all", _gib(promise.total)),
-        ("context", context),
-    ]
-    return facts(rows)
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.2f} GiB"
+    rows += [("KV cache", f"holds {report.arena_tokens:,} tokens"), ("context", context)]
+    return Group(facts(rows), memory_listing([(report.model, report.memory)]))
 
 
 def to_json(found: Measurements) -> str:

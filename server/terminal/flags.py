@@ -1,5 +1,6 @@
 """Command-line options generated from the fields of Settings."""
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -10,12 +11,72 @@ import typer
 import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from server.settings import Settings, SettingsError, load_settings
+from server.terminal.console import print_error
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Model": (
+        *("model", "served_model_name", "adapters", "max_model_len", "generation_config"),
+        *("tool_parser", "reasoning_parser", "tool_guides", "json_schemas"),
+        *("strip_billing_header", "pooling", "reranker"),
+    ),
+    "Memory": (
+        *("memory_budget", "kv_cache_bytes", "state_cache_bytes", "on_demand", "preload"),
+        *("pinned", "ttl_seconds", "load_timeout_seconds", "prefix_cache"),
+    ),
+    "Disk cache": (
+        *("disk_cache", "disk_cache_bytes", "disk_cache_write", "disk_cache_daily_bytes"),
+        *("disk_cache_shutdown_seconds", "disk_cache_salted"),
+    ),
+    "Network": (
+        *("host", "port", "allowed_host", "cors_origin", "trusted_proxies", "dashboard"),
+        *("dashboard_text", "vllm_metric_names"),
+    ),
+    "Keys": (
+        *("api_key", "api_keys_file", "allow_public_without_key", "cache_namespace"),
+        "allow_priority",
+    ),
+    "Limits": (
+        *("max_running", "max_waiting", "max_connections", "max_background_responses"),
+        *("max_stored_responses", "max_stored_bytes", "max_body_bytes", "max_total_body_bytes"),
+        *("max_unsent_bytes", "max_total_unsent_bytes", "request_timeout_seconds"),
+        *("header_timeout_seconds", "body_timeout_seconds", "send_timeout_seconds"),
+        *("idle_timeout_seconds", "keepalive_seconds", "drain_timeout_seconds"),
+    ),
+    "Computing": (
+        *("block_size", "step_tokens", "max_prompt_share", "speculate", "decode", "attention"),
+    ),
+}
+"""The sections of help, and the settings in each. What is in none comes first, as options."""
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
 UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+class SettingsCommand(TyperCommand):
+    """A command with options for settings: help has them in sections. It takes no arguments, and
+    says what a model's name without its option should be.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = {option.name: option.get_help_record(ctx) for option in self.get_params(ctx)}
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in records if name not in grouped)
+        for section, names in {"Options": others, **GROUPS}.items():
+            shown = [records[name] for name in names if records.get(name) is not None]
+            if shown:
+                with formatter.section(section):
+                    formatter.write_dl(shown)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        if extra := super().parse_args(ctx, args):
+            name = shlex.quote(extra[0])
+            ctx.fail(f"{name} is the value of no option; did you mean --model {name}?")
+        return extra
 
 
 def with_settings(
@@ -56,7 +117,7 @@ def settings_or_exit(flags: dict[str, Any]) -> Settings:
         return load_settings(flags)
     except SettingsError as error:
         for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
+            print_error(line)
         raise typer.Exit(USAGE_ERROR) from None
 
 

@@ -13,19 +13,19 @@ from server.terminal.cli import command
 @command
 def key(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Whose key it is: letters, digits, . _ @ and -.")
+        str, typer.Argument(metavar="NAME", help="Its owner: letters, digits, . _ @ and -.")
     ],
-    role: Annotated[Role, typer.Option(help="Users reach the models, admins /admin besides.")] = (
+    role: Annotated[Role, typer.Option(help="user may use the models, admin also /admin.")] = (
         Role.USER
     ),
-    concurrency: Annotated[int | None, typer.Option(help="Requests at a time.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Most requests at a time.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Most requests a minute.")] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens of prompts and answers a minute.")
+        int | None, typer.Option(help="Most tokens of prompts and answers a minute.")
     ] = None,
 ) -> None:
-    """Make an API key: it is shown on standard error, once; its entry for api_keys_file goes to
-    standard output, such as `rootstock key alice >> keys.yaml`.
+    """Make an API key. It is shown on standard error, once; its entry for api_keys_file goes to
+    standard output, as in `rootstock key alice >> keys.yaml`.
     """
     secret = new_secret()
     try:

@@ -14,6 +14,7 @@ from server.terminal.console import (
     listing,
     printable,
     show,
+    typeable,
 )
 
 
@@ -23,7 +24,7 @@ def pull(
 ) -> None:
     """Fetch a model into the Hugging Face cache, so that serve finds it there.
 
-    Only what serve reads is fetched: weights, configuration and tokenizer, never code.
+    Only weights, configuration and tokenizer are fetched, never code.
     """
     # Imported here because `ls` and `rm` would wait for it.
     from engine.api import ModelError  # noqa: PLC0415
@@ -33,12 +34,12 @@ def pull(
         try:
             typer.echo(find_checkpoint(model, download=True))
         except ModelError as error:
-            raise TerminalError(str(error)) from error
+            raise TerminalError(f"cannot fetch {model}: {error}") from error
 
 
 @command
 def ls() -> None:
-    """List the models in the Hugging Face cache, the one that was used last first."""
+    """List the models in the Hugging Face cache, the most recently used first."""
     rows = [
         (repo.repo_id, bytes_text(repo.size_on_disk), repo.last_accessed_str)
         for repo in cached_models()
@@ -47,7 +48,7 @@ def ls() -> None:
         show(listing(("model", "size", "last used"), rows))
     else:
         nothing = f"no models in {constants.HF_HUB_CACHE}; `rootstock pull` fetches one"
-        typer.echo(printable(nothing), err=True)
+        typer.echo(typeable(printable(nothing)), err=True)
 
 
 def _names() -> list[str]:
@@ -57,11 +58,11 @@ def _names() -> list[str]:
 @command
 def rm(
     models: Annotated[
-        list[str], typer.Argument(help="As `rootstock ls` has them.", autocompletion=_names)
+        list[str], typer.Argument(help="Names from `rootstock ls`.", autocompletion=_names)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete models from the Hugging Face cache, every revision of them."""
+    """Delete models from the Hugging Face cache, with all their revisions."""
     with errors_printed():
         try:
             strategies = deletions(models)

@@ -1,19 +1,27 @@
 """`rootstock serve`: loads models, and serves them until a signal ends it."""
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from shutil import disk_usage
+from tempfile import TemporaryFile
 
+import httpx
 import typer
 from anyio import create_task_group
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import ModelError
-from engine.launch import launch
+from engine.launch import launch, local_checkpoint
+from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
-from server.http.listening import listening
+from server.http.listening import base_url, listening
+from server.models.model import aliases_of
 from server.models.pool import LoadFailed, PoolError
 from server.models.registry import ModelRegistry, StartEngine
 from server.serve import (
@@ -26,27 +34,125 @@ from server.serve import (
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command
-from server.terminal.flags import with_settings
+from server.terminal.console import bytes_text, command_name, typeable
+from server.terminal.endpoint import reachable
+from server.terminal.flags import SettingsCommand, with_settings
+from server.terminal.records import recorded, records_folder, running_records
+
+TRIED_PORTS = 100
+MAX_PORT = 65_535
+STAT_BLOCK_BYTES = 512  # the unit of st_blocks in POSIX
 
 log = logging.getLogger("rootstock")
 
 
-@command
+@partial(command, kind=SettingsCommand)
 @with_settings()
 def serve(settings: Settings) -> None:
-    """Load models, then serve them until SIGINT or SIGTERM."""
+    """Serve models until Ctrl-C or SIGTERM. Without --model it is the demonstration model."""
     configure_logging(settings.log_level)
+    for handler in logging.root.handlers:
+        handler.addFilter(_typeable)
     with ExitStack() as held:
         try:
             sockets = held.enter_context(listening(settings.host, settings.port))
         except OSError as error:
-            log.error(
-                "cannot listen on %s, port %d: %s", settings.host, settings.port, error.strerror
-            )
+            log.error("%s", _cannot_listen(settings, error))
             raise typer.Exit(1) from None
+        served_at = base_url(reachable(settings.host), sockets[0].getsockname()[1])
+        names = [alias.name for model in settings.each_model() for alias in aliases_of(model)]
+        try:
+            held.enter_context(recorded(served_at, names))
+        except OSError as error:
+            log.warning(
+                "commands find this daemon by --url alone: cannot write to %s: %s",
+                records_folder(),
+                error.strerror,
+            )
+        if problems := [*_disk_cache_problems(settings), *_model_problems(settings)]:
+            for problem in problems:
+                log.error("%s", problem)
+            raise typer.Exit(1)
         runner = held.enter_context(asyncio.Runner(loop_factory=auto_loop_factory()))
         if not runner.run(serve_models(settings, sockets)):
             raise typer.Exit(1)
+        log.info("stopped")
+
+
+def _typeable(record: logging.LogRecord) -> bool:
+    """A filter that has commands in messages as they can be typed."""
+    record.msg, record.args = typeable(record.getMessage()), ()
+    return True
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> str:
+    """Why the daemon cannot listen, and what to do."""
+    host, port = settings.host, settings.port
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = f"start this one with --port {_free_port(host, port)}"
+            for record in running_records():
+                if httpx.URL(record.url).port == port:
+                    return (
+                        f"port {port} is taken by a Rootstock (pid {record.pid}) at {record.text}: "
+                        f"use that one, or {advice}"
+                    )
+            return f"port {port} of {host} is taken by another program: {advice}"
+        case errno.EACCES:
+            return f"port {port} is for the system: choose one from 1024 on, such as --port 8000"
+        case errno.EADDRNOTAVAIL:
+            return f"host: {host} is no address of this machine"
+        case _:
+            return f"cannot listen on {host}, port {port}: {error.strerror}"
+
+
+def _disk_cache_problems(settings: Settings) -> Iterator[str]:
+    """Why the disk cache cannot be used, as far as it shows without a model. The folder is made. A
+    disk that is fuller than the settings assume is logged.
+    """
+    if (folder := settings.disk_cache) is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+        used_bytes = sum(file.stat().st_blocks for file in folder.glob("*/*")) * STAT_BLOCK_BYTES
+        room_bytes = disk_usage(folder).free + used_bytes
+    except FileExistsError:
+        yield f"disk_cache: {folder} is a file; a folder is needed"
+    except OSError as error:
+        yield (
+            f"disk_cache: cannot write to the folder {folder} ({error.strerror}): name one on a "
+            "disk that you may write to"
+        )
+    else:
+        if room_bytes < settings.disk_cache_bytes:
+            log.warning(
+                "disk_cache: the disk of %s has room for %s, less than disk_cache_bytes, %s",
+                folder,
+                bytes_text(room_bytes),
+                bytes_text(settings.disk_cache_bytes),
+            )
+
+
+def _model_problems(settings: Settings) -> Iterator[str]:
+    """Which models that are loaded at start are not there, or not whole, as far as that shows
+    without a network: so that none is loaded in vain.
+    """
+    for model in settings.each_model():
+        if model.preload:
+            try:
+                local_checkpoint(model.source)
+            except ModelError as error:
+                yield f"cannot load {aliases_of(model)[0].name}: {error}"
+
+
+def _free_port(host: str, taken: int) -> int:
+    """The next port on which this host can listen; 0, any free one, if none of the next is free."""
+    for port in range(taken + 1, min(taken + TRIED_PORTS, MAX_PORT) + 1):
+        with suppress(OSError), listening(host, port):
+            return port
+    return 0
 
 
 async def serve_models(
@@ -66,9 +172,20 @@ async def serve_models(
                 log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
-        server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
+        server = DrainingServer(create_app(models, settings, page_launch()), models, settings)
         freeze_gc()
         sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     return True
+
+
+def page_launch() -> Launch:
+    """What the page's `rootstock launch` lines are made of."""
+    agents = [
+        LaunchableAgent(
+            name=name, context_tokens=agent.least_context_tokens, calls_tools=agent.calls_tools
+        )
+        for name, agent in AGENTS.items()
+    ]
+    return Launch(command=command_name(), agents=agents)

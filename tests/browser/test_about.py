@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,49 +13,93 @@ from pydantic import SecretStr
 
 from server.settings import Settings
 from server.terminal.agents import AGENTS
+from server.terminal.console import command_name
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
 from tests.browser.conftest import Serve, Visit
-from tests.browser.demo import say
+from tests.browser.demo import PHONE, say
 from tests.contract.access.helpers import key_file, secret_of
-from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine
 
 KEY = "open-sesame"
+TOOL_TEMPLATE = '<tool_call>{"name"}</tool_call>'
 AWKWARD = 'it\'s "mine" $HOME'
 
 
 def lines(page: Page) -> dict[str, str]:
     """What can be copied, by its name."""
-    shown = page.locator("#connect .lines > div")
-    return {
-        line.locator("dt").inner_text(): line.locator("pre").inner_text() for line in shown.all()
-    }
+    connect = page.locator("#connect")
+    client = connect.get_by_role("combobox")
+    found = {"Base URL": connect.get_by_label("Base URL", exact=True).inner_text()}
+    for name in client.get_by_role("option").all_inner_texts():
+        client.select_option(name)
+        found[name] = connect.get_by_label(name, exact=True).inner_text()
+    return found
 
 
-def test_every_client_has_a_line_also_when_the_cache_is_full(
-    visit: Visit, demo_url: str, daemon: httpx.Client
-) -> None:
-    say(daemon, "Who are you?")
-    page = visit(demo_url, permissions=["clipboard-read", "clipboard-write"])
-    expect(page.locator(".bar")).to_have_count(1)
+def large() -> FakeEngine:
+    """An engine whose model serves every agent: 32,768 tokens, and a template with tools."""
+    card = replace(CARD, max_context_tokens=32_768, arena_tokens=65_536)
+    return FakeEngine(card=card, tokenizer=ByteTokenizer(chat_template=TOOL_TEMPLATE))
+
+
+def test_every_client_has_a_line_that_can_be_copied(visit: Visit, serve: Serve) -> None:
+    url = serve(large(), Settings(port=0))
+    page = visit(url, permissions=["clipboard-read", "clipboard-write"])
     expect(page.locator("#connect")).to_be_visible()
     told = lines(page)
-    assert told["Base URL"] == f"{demo_url}/v1"
-    assert f"curl {demo_url}/v1/chat/completions" in told["curl"]
-    assert f'base_url="{demo_url}/v1"' in told["openai"]
+    assert told["Base URL"] == f"{url}/v1"
+    assert f"curl {url}/v1/chat/completions" in told["curl"]
+    assert f'base_url="{url}/v1"' in told["Python"]
     assert {name: told[name] for name in AGENTS} == {
-        name: f"rootstock launch {name} --url {demo_url}/v1" for name in AGENTS
+        name: f"{command_name()} launch {name} --url {url}/v1" for name in AGENTS
     }
     for name, text in told.items():
+        if name != "Base URL":
+            page.locator("#connect").get_by_role("combobox").select_option(name)
         page.get_by_role("button", name=f"Copy: {name}", exact=True).click()
         expect(page.get_by_role("button", name=f"Copied: {name}", exact=True)).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()") == text
 
 
+@pytest.mark.parametrize(
+    ("n_context_tokens", "template", "served"),
+    [
+        (13_000, TOOL_TEMPLATE, {"opencode", "aider", "pi", "cline", "crush", "goose"}),
+        (32_768, "", {"aider"}),
+        (512, TOOL_TEMPLATE, {"crush", "goose"}),
+    ],
+)
+def test_only_agents_that_the_model_can_serve_have_a_line(
+    visit: Visit, serve: Serve, n_context_tokens: int, template: str, served: set[str]
+) -> None:
+    card = replace(CARD, max_context_tokens=n_context_tokens, arena_tokens=65_536)
+    engine = FakeEngine(card=card, tokenizer=ByteTokenizer(chat_template=template))
+    page = visit(serve(engine, Settings(port=0)))
+    expect(page.locator("#connect")).to_be_visible()
+    assert lines(page).keys() & AGENTS.keys() == served
+    page.get_by_text("agents need another model").click()
+    others = page.locator("#connect details")
+    for name in AGENTS.keys() - served:
+        expect(others).to_contain_text(name)
+    expect(others).to_contain_text("26,000" if template else "no tool calls")
+
+
 def test_the_header_leads_there(visit: Visit, demo_url: str) -> None:
     page = visit(demo_url)
+    expect(page.locator("#daemon")).to_be_visible()
+    expect(page.locator(".picture")).to_be_visible()
     page.get_by_role("link", name="Connect a client").click()
     expect(page.get_by_role("heading", name="Connect a client")).to_be_in_viewport()
+    expect(page.get_by_role("link", name="Chat")).to_be_hidden()
+
+
+def test_on_a_phone_the_header_leads_to_the_chat(visit: Visit, demo_url: str) -> None:
+    page = visit(demo_url, viewport=PHONE)
+    expect(page.locator("#daemon")).to_be_visible()
+    expect(page.locator(".picture")).to_be_visible()
+    page.get_by_role("link", name="Chat").click()
+    expect(page.get_by_role("heading", name="Playground")).to_be_in_viewport()
 
 
 def test_lines_work_for_awkward_names(visit: Visit, serve: Serve) -> None:
@@ -63,36 +108,36 @@ def test_lines_work_for_awkward_names(visit: Visit, serve: Serve) -> None:
     page = visit(url)
     expect(page.locator("#connect")).to_be_visible()
     namespace: dict[str, str] = {}
-    model = lines(page)["openai"].partition("model=")[2].partition(",\n")[0]
+    model = lines(page)["Python"].partition("model=")[2].partition(",\n")[0]
     exec(f"model = {model}", namespace)
     assert namespace["model"] == AWKWARD
 
 
 def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit, serve: Serve) -> None:
-    url = serve(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY)))
+    url = serve(large(), Settings(port=0, api_key=SecretStr(KEY)))
     page = visit(url, expected="401")
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Open").click()
     expect(page.locator("#connect")).to_be_visible()
     told = lines(page)
-    for name in ("curl", "openai", "Variables", *AGENTS):
+    for name in ("curl", "Python", "Variables", *AGENTS):
         assert "YOUR_KEY" in told[name]
     expect(page.locator("#daemon")).to_be_visible()
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     assert KEY not in page.content()
     expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
 
 
 def test_lines_work_as_they_stand(visit: Visit, serve: Serve) -> None:
-    url = serve(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY)))
+    url = serve(large(), Settings(port=0, api_key=SecretStr(KEY)))
     page = visit(url, expected="401")
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Open").click()
     expect(page.locator("#connect")).to_be_visible()
     told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
-    assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
+    assert output(sys.executable, "-c", told["Python"]) == "Hello, wörld!"
     for name in AGENTS:
-        command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
+        command = told[name].replace(command_name(), f"{sys.executable} -m server")
         assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
 
 
@@ -126,7 +171,7 @@ def test_the_panel_tells_model_context_dtype_memory_and_settings(
     expect(changed.get_by_role("row")).to_have_count(3)
     expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")
     expect(changed.get_by_role("row").filter(has_text="max_body_bytes")).to_contain_text("1 MiB")
-    panel.get_by_text("as they are by default").click()
+    panel.get_by_text("at their default values").click()
     rows = panel.get_by_role("row")
     expect(rows).to_have_count(len(Settings.model_fields))
 
@@ -145,13 +190,13 @@ def test_a_clear_says_what_it_keeps_and_forgets_it_where_that_is_asked(
     page.get_by_role("button", name="Clear the cache").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("1 conversation of /v1/responses")
-    expect(dialog).to_contain_text("0 answers with tool calls")
+    expect(dialog).to_contain_text("0 answers kept as tokens")
     expect(dialog.get_by_role("checkbox", name="Stored responses")).not_to_be_checked()
-    expect(dialog.get_by_role("checkbox", name="Replays")).not_to_be_checked()
+    expect(dialog.get_by_role("checkbox", name="Answers with tool calls")).not_to_be_checked()
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     assert engine.cleared.empty()
-    clear(page, "Replays", "Stored responses")
+    clear(page, "Answers with tool calls", "Stored responses")
     assert engine.cleared.empty()
     remembered = remembering.get("/admin/daemon").json()["remembered"]
     assert remembered == {"replays": 0, "responses": 0}
@@ -172,7 +217,7 @@ def test_axe_finds_nothing_grave_in_the_dialog_and_the_settings(
     visit: Visit, remembering: httpx.Client
 ) -> None:
     page = visit(str(remembering.base_url).rstrip("/"))
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     page.get_by_role("button", name="Clear the cache").click()
     expect(page.get_by_role("dialog")).to_contain_text("1 conversation")
     assert not grave(page)

@@ -16,6 +16,10 @@ from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
 
 KEY = "open-sesame"
+MOST_PIXELS = 2_300
+COLUMNS = ".watching", ".side"
+END = """(selector) =>
+  [...document.querySelectorAll(selector)].at(-1).getBoundingClientRect().bottom"""
 
 
 def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit, serve: Serve) -> None:
@@ -25,7 +29,7 @@ def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit, serve:
     page.on("request", lambda request: asked.append(request.url))
     page.get_by_label("API key").fill("wrong")
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
+    expect(page.get_by_role("alert")).to_have_text("The daemon does not know this key.")
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Open").click()
     expect(page.get_by_role("status")).to_have_text("live")
@@ -52,7 +56,7 @@ def test_it_comes_back_when_the_daemon_does(visit: Visit) -> None:
 def test_axe_finds_nothing_grave(
     visit: Visit, demo_url: str, daemon: httpx.Client, viewport: Any
 ) -> None:
-    page = visit(demo_url, viewport=viewport)
+    page = visit(demo_url, viewport=viewport, expected="404")  # of a bar split before the click
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
     assert not grave(page)
     usage = say(daemon, "Who are you?")
@@ -64,6 +68,28 @@ def test_axe_finds_nothing_grave(
     expect(page.get_by_role("table").first).to_be_visible()
     assert usage["prompt_tokens"]
     assert not grave(page)
+
+
+@pytest.mark.parametrize("n_answers", [0, 6])
+def test_both_columns_end_at_the_same_height(
+    visit: Visit, demo_url: str, daemon: httpx.Client, n_answers: int
+) -> None:
+    for i in range(n_answers):
+        say(daemon, f"Repeat: {i} boats.")
+    page = visit(demo_url, viewport={"width": 1440, "height": 900})
+    expect(page.locator("#daemon")).to_be_visible()
+    expect(page.locator(".bar").nth(n_answers // 2)).to_be_attached(attached=n_answers > 0)
+    ends = [
+        page.evaluate(END, f"main > {column}{last}") for column in COLUMNS for last in ("", " > *")
+    ]
+    assert max(ends) - min(ends) < 1
+    assert page.evaluate("document.documentElement.scrollHeight") < MOST_PIXELS
+
+
+def test_the_page_is_not_long_on_a_phone(visit: Visit, demo_url: str) -> None:
+    page = visit(demo_url, viewport=PHONE)
+    expect(page.locator("#daemon")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollHeight") < 2 * MOST_PIXELS
 
 
 def test_a_phone_scrolls_in_one_direction(

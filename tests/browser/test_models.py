@@ -14,14 +14,15 @@ from playwright.sync_api import Locator, Page, Route, expect
 from engine.api import Engine, ModelError, Progress
 from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
+from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
 from tests.contract.access.helpers import key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import CARD, FakeEngine, Gate
+from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate
 
 DEMO = "rootstock-demo"
 BUDGET = "1600MiB"
@@ -65,8 +66,9 @@ def settings_of(*others: dict[str, Any], **settings: Any) -> Settings:
 SECOND = {"model": DEMO, "served_model_name": ["second"]}
 
 
-def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
-    return NEED_BYTES + (config.kv_cache_bytes or 0)
+def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
+    kv_bytes = config.kv_cache_bytes or 0
+    return ModelMemory(0, kv_bytes, 0, NEED_BYTES, 0, total_bytes=NEED_BYTES + kv_bytes)
 
 
 Start = Callable[..., str]
@@ -128,7 +130,9 @@ def test_the_page_is_about_the_model_that_is_chosen(
     expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
     expect(page.locator(".bar")).to_have_count(0)
     expect(page.locator("#daemon .facts")).to_contain_text("In memory")
+    page.get_by_role("combobox", name="Client").select_option("curl")
     expect(page.locator("#connect")).to_contain_text('"model":"second"')
+    page.get_by_role("combobox", name="Client").select_option("goose")
     expect(page.locator("#connect")).to_contain_text("--model second")
     page.get_by_role("button", name="Load second").click()
     expect(page.locator(".bar").first).to_be_visible()
@@ -145,6 +149,7 @@ def test_an_adapter_is_chosen_as_its_model_is(start: Start, visit: Visit) -> Non
     choose(page, "second:poet")
     expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
     expect(page.locator("#daemon .facts")).to_contain_text("second")
+    page.get_by_role("combobox", name="Client").select_option("curl")
     expect(page.locator("#connect")).to_contain_text('"model":"second:poet"')
     expect(page.get_by_role("combobox", name="Model").get_by_role("option")).to_have_text(
         ["first", "second", "second:poet"]
@@ -185,13 +190,13 @@ NOTE_WHAT_IS_GREY = """() => {
   const all = { subtree: true, childList: true, attributes: true };
   new MutationObserver(note).observe(document.body, all);
 }"""
-WAITING = "Waiting for the first picture …"
+WAITING = {"Waiting for the daemon …", "Waiting for the first picture …"}
 
 
 def noted(page: Page) -> set[str]:
     """Sections that have been grey, and notices, since NOTE_WHAT_IS_GREY began to note them."""
     found = set(page.evaluate("window.noted"))
-    return found - {WAITING}
+    return found - WAITING
 
 
 def test_the_page_is_not_grey_while_a_model_is_unloaded_and_loaded_again(
@@ -244,8 +249,8 @@ def test_only_the_cache_is_grey_when_a_ready_model_does_not_answer(two: str, vis
     page.reload()
     expect(page.locator(".notice")).to_contain_text("The model does not answer.")
     expect(page.locator("section.picture")).to_have_css("opacity", "0.5")
-    for others in (".models", ".requests", "[aria-labelledby=series]"):
-        expect(page.locator(f".watching > section{others}")).to_have_css("opacity", "1")
+    for others in (".models", ".requests", ".series"):
+        expect(page.locator(f"main section{others}")).to_have_css("opacity", "1")
     choose(page, "second")
     expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
     expect(page.locator(".notice")).to_have_count(0)
@@ -287,7 +292,7 @@ def test_a_pull_that_fails_offline_says_so(
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
@@ -317,8 +322,9 @@ def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
     page = visit(start(settings), expected="401|403")
     page.get_by_label("API key").fill(secret_of("bob"))
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("alert")).to_contain_text("not for this key")
+    expect(page.get_by_role("alert")).to_contain_text("signed in with a user key")
     choose(page, "second")
+    page.get_by_role("combobox", name="Client").select_option("curl")
     expect(page.locator("#connect")).to_contain_text('"model":"second"')
     expect(page.get_by_role("table", name="Models")).to_have_count(0)
     expect(page.get_by_role("button", name="Load")).to_have_count(0)
@@ -327,10 +333,25 @@ def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
     assert engines.started[1].submitted.qsize() == 1
 
 
+def test_alarms_stand_on_top_in_a_line_each(serve: Serve, visit: Visit) -> None:
+    engine = FakeEngine(disk=replace(DISK, write_fault="no_space"))
+    page = visit(serve(engine, Settings(port=0)))
+    alarms = page.get_by_role("region", name="Alarms")
+    expect(alarms.get_by_role("listitem")).to_have_text(
+        "The disk cache cannot be written: no_space. "
+        "Free some of the disk, or lower disk_cache_bytes."
+    )
+    assert not grave(page)
+    engine.disk = DISK
+    expect(alarms).to_have_count(0)
+
+
 def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -> None:
     page = visit(scripted_url)
     expect(row(page, CARD.name)).to_contain_text("ready")
     expect(page.get_by_role("heading", name="Model", exact=True)).to_be_visible()
+    expect(row(page, CARD.name)).not_to_contain_text("pinned")
+    expect(row(page, CARD.name)).to_contain_text("weights 50 MiB, KV 4 MiB")
     expect(page.get_by_role("img", name="Memory of the models")).to_have_count(0)
     expect(page.get_by_role("combobox", name="Model")).to_have_count(0)
 

@@ -1,4 +1,4 @@
-"""Who computes: live requests with what they wait for, the log, and the series."""
+"""Live requests with what they wait for, the log, and the series."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,7 @@ from tests.contract.fake_engine import FakeEngine, Gate, Script
 WAIT_SECONDS = 20
 SECRET_TEXT = "<b>nobody may read this</b>"
 WRITTEN = 5
+QUEUED = 7
 WAITS = {
     WaitReason.SLOTS: "waits for a slot",
     WaitReason.MEMORY: "waits for memory",
@@ -68,12 +69,12 @@ def test_a_live_request_is_a_row(
     ask(scripted_url, engine, asker, n=2)
     row = live(page)
     expect(row).to_have_count(1)
-    expect(row).to_contain_text("/v1/completions ×2")
-    expect(row).to_contain_text("127.0.0.1")
-    expect(row).to_contain_text("writes")
+    expect(row.locator(".who")).to_contain_text("python-httpx ×2")
+    expect(row.locator(".who")).to_contain_text("/v1/completions, 127.0.0.1")
+    expect(row).to_contain_text("generating")
     expect(row.locator("[data-head='Prompt']")).to_contain_text(str(len(SECRET_TEXT)))
-    expect(row.locator("[data-head='Written']")).to_contain_text(str(2 * WRITTEN))
-    expect(row.locator("[data-head='Written']")).to_contain_text("tokens/s")
+    expect(row.locator("[data-head='Output']")).to_contain_text(str(2 * WRITTEN))
+    expect(row.locator("[data-head='Output']")).to_contain_text("tokens/s")
     expect(page.get_by_text("1 request being answered")).to_be_visible()
     assert not grave(page)
     gate.open()
@@ -88,20 +89,20 @@ def test_a_row_says_how_many_tokens_were_drafted(
     engine.script.expected = engine.script.answers[0][: WRITTEN + 1]
     ask(scripted_url, engine, asker)
     page = visit(scripted_url)
-    drafted = live(page).locator("[data-head='Written'] [title*='drafted']")
-    expect(drafted).to_have_text(f"{WRITTEN} drafted")
+    drafted = live(page).locator("[data-head='Output'] [title*='draft']")
+    expect(drafted).to_have_text(f"{WRITTEN} from drafts")
     gate.open()
-    drafted = finished(page).locator("[data-head='Written'] [title*='drafted']")
-    expect(drafted).to_have_text(f"{WRITTEN + 1} drafted")
+    drafted = finished(page).locator("[data-head='Output'] [title*='draft']")
+    expect(drafted).to_have_text(f"{WRITTEN + 1} from drafts")
 
 
 def test_a_row_says_nothing_of_drafts_where_there_were_none(
     visit: Visit, scripted_url: str, engine: FakeEngine
 ) -> None:
     httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi"}, timeout=CLIENT_SECONDS)
-    written = finished(visit(scripted_url)).locator("[data-head='Written']")
+    written = finished(visit(scripted_url)).locator("[data-head='Output']")
     expect(written).to_contain_text(str(len(engine.script.answers[0].encode())))
-    expect(written).not_to_contain_text("drafted")
+    expect(written).not_to_contain_text("draft")
 
 
 def test_who_waits_says_why(
@@ -113,6 +114,38 @@ def test_who_waits_says_why(
     for reason, words in WAITS.items():
         engine.waits_for = reason
         expect(live(page).locator(".state")).to_contain_text(words)
+
+
+def test_an_agent_is_named(visit: Visit, scripted_url: str) -> None:
+    headers = {"User-Agent": "claude-cli/2.0.14 (external, cli)"}
+    httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi"}, headers=headers)
+    expect(finished(visit(scripted_url)).locator(".who")).to_contain_text("Claude Code")
+
+
+def test_a_request_for_no_model_is_in_the_log(visit: Visit, scripted_url: str) -> None:
+    httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi", "model": "nope"})
+    row = finished(visit(scripted_url))
+    expect(row.locator(".outcome")).to_have_text("404 model not found")
+    expect(row).not_to_contain_text("NaN")
+
+
+def test_a_long_queue_is_folded_with_its_count(
+    visit: Visit, scripted_url: str, engine: FakeEngine, gate: Gate
+) -> None:
+    engine.script.gate_after_tokens = 0
+    engine.waits_for = WaitReason.SLOTS
+    with ThreadPoolExecutor(QUEUED) as pool:
+        for _ in range(QUEUED):
+            ask(scripted_url, engine, pool)
+        page = visit(scripted_url)
+        fold = page.get_by_role("button", name="queued")
+        expect(fold).to_have_text(f"+{QUEUED - 2} queued: {QUEUED - 2} for a slot")
+        expect(live(page)).to_have_count(2)
+        fold.click()
+        expect(live(page)).to_have_count(QUEUED)
+        page.get_by_role("button", name="Fold the queue").click()
+        expect(live(page)).to_have_count(2)
+        gate.open()
 
 
 def test_a_button_ends_one_after_it_was_asked_twice(
@@ -159,7 +192,7 @@ def test_the_log_has_what_was_before_the_page(
     expect(prompt).to_contain_text(str(usage["prompt_tokens"]))
     share = usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
     expect(prompt).to_contain_text(f"{share:.0%} cached")
-    expect(latest.locator("[data-head='Written']")).to_contain_text("4")
+    expect(latest.locator("[data-head='Output']")).to_contain_text("4")
     expect(latest.locator("[data-head='First token']")).to_contain_text("ms")
     number = finished(page).count()
     say(daemon, QUESTIONS[2])

@@ -26,11 +26,12 @@ from mlx_lm.utils import load_model
 from rich.console import Console
 from rich.markup import escape
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats
+from load_tests.events import events_of
 from load_tests.report import Table
 from tests.golden.driving import NEAR_TIE, shortfall
 from tests.hosting import launched

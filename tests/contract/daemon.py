@@ -19,7 +19,7 @@ from server.models.model import public_name
 from server.models.registry import ModelRegistry
 from server.serve import DrainingServer
 from server.settings import Settings
-from server.terminal.agents import AGENTS
+from server.terminal.serve import page_launch
 
 START_SECONDS = 10
 STOP_SECONDS = 30
@@ -93,7 +93,7 @@ def serving(
         for option, value in socket_options.items():
             for listener in sockets:
                 listener.setsockopt(socket.SOL_SOCKET, option, value)
-        app = create_app(models, settings, tuple(AGENTS))
+        app = create_app(models, settings, page_launch())
         server = _ThreadedServer(app, models, settings)
 
         def main() -> None:

@@ -28,8 +28,8 @@ from engine.values.stats import (
     EngineStats,
     Latencies,
     Latency,
-    MemoryPromise,
     MemoryStats,
+    ModelMemory,
     Probed,
     RecentHits,
     RequestInfo,
@@ -70,9 +70,15 @@ CARD = ModelCard(
 )
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
-PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20, cache=30 << 20)
 DECODE = DecodeStats("compiled: a compiled step takes less time", steps=40, compiled_steps=25)
-MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
+MEMORY = MemoryStats(
+    ModelMemory(
+        50 << 20, 4 << 20, 1 << 20, 69 << 20, process_bytes=300 << 20, total_bytes=300 << 20
+    ),
+    active=60 << 20,
+    cached=1 << 20,
+    peak=90 << 20,
+)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DRAFTS = {
@@ -313,6 +319,8 @@ class FakeEngine:
                 blocks_free=100,
                 blocks_cached=20,
                 blocks_held=8,
+                blocks_pinned=3,
+                warmed_tokens=7,
                 blocks_shared=4,
                 blocks_saved=12,
                 saved_bytes=393_216,

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from engine.values.settings import AdapterConfig, EngineConfig
-from server.generation.models import model_aliases, served_models
-from server.generation.replays import Replays
+from server.generation.history import Replays
+from server.generation.requests import model_aliases, served_models
 from server.settings import Settings
 from server.settings.models import ConversationSettings
 from server.workers import Workers

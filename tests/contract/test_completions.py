@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.dialects.completions.schema import CompletionRequest
+from server.dialects.completions import CompletionRequest
 from tests.contract.conftest import StrictClient
 from tests.contract.fake_engine import FakeEngine, Script
 

@@ -44,6 +44,9 @@ def test_no_key_is_ever_told(tmp_path: Path) -> None:
 
 def test_agents_are_those_that_launch_knows_and_no_secret(tmp_path: Path) -> None:
     with running(FakeEngine(), Settings(port=0, api_keys_file=key_file(tmp_path, bob={}))) as url:
-        assert httpx.get(f"{url}/dashboard/agents").json() == {"agents": list(AGENTS)}
+        launch = httpx.get(f"{url}/dashboard/agents").json()
+        assert [agent["name"] for agent in launch["agents"]] == list(AGENTS)
+        assert {"name": "claude", "context_tokens": 26_000, "calls_tools": True} in launch["agents"]
+        assert {"name": "aider", "context_tokens": 5_000, "calls_tools": False} in launch["agents"]
         with client_of(url, "bob") as bob:
             assert bob.get("/admin/daemon").status_code == 403

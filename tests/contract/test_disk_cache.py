@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.build import load
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
@@ -18,6 +18,7 @@ from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from engine.values.tree import TreeSnapshot
 from kvstore.disk.types import MIB, DiskError
+from load_tests.events import events_of
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.disk_store_harness import PATIENCE, extent_files

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from engine.values.model import Reranker
 from engine.values.request import Pooling, Request
-from server.generation import ranking
+from server.generation import pooling
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, DIMENSIONS, FakeEngine, pooled
@@ -131,7 +131,7 @@ def test_documents_come_with_their_texts_the_best_first() -> None:
 
 
 def test_a_query_is_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "MAX_TOKENS", 1000)
+    monkeypatch.setattr(pooling, "MAX_TOKENS", 1000)
     card = replace(CARD, generates=False, embedder=None, reranker=Reranker(is_templated=False))
     with running(NumberEngine(card=card), Settings(port=0)) as url:
         body = {"query": "q" * 98, "documents": ["d"] * 10}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped, events_of
+from engine.api import EngineStopped
 from engine.launch import launch
 from engine.remote import connection
 from engine.remote import engine as remote_engine
@@ -18,6 +18,7 @@ from engine.remote.engine import RemoteEngine
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from engine.api import QueueFull
-from server.budget import Reservation
+from server.fairness import Reservation
 from server.http.connections import Connection
 from server.json_model import RequestModel
 from server.record import RequestRecord

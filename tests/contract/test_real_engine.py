@@ -282,11 +282,11 @@ def test_memory_stays_within_what_was_promised_at_load(
 ) -> None:
     real_client.completions.create(model="tiny", prompt="the cat sat " * 40, max_tokens=4)
     memory = admin.get("/admin/cache/stats").json()["memory"]
-    promise = memory["promise"]
-    kept = promise["weights"] + promise["storage"]
-    assert kept <= memory["active"] <= memory["peak"] <= kept + promise["workspace"]
-    assert memory["cached"] <= promise["cache"] or promise["cache"] == 0  # as on a GPU
-    assert memory["active"] < memory["resident"]
+    planned = memory["model"]
+    kept = planned["weights_bytes"] + planned["kv_bytes"] + planned["states_bytes"]
+    assert kept <= memory["active"] <= memory["peak"] <= kept + planned["workspace_bytes"]
+    assert memory["cached"] <= planned["workspace_bytes"]
+    assert 0 < planned["process_bytes"] <= planned["total_bytes"]
 
 
 def test_all_steps_are_counted_by_the_path_of_their_decodes(

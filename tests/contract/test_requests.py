@@ -18,7 +18,7 @@ from server.admin.activity import INTERVAL_SECONDS, SHOWN_REQUESTS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import running
+from tests.contract.daemon import eventually, running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.test_disconnect import posted
 
@@ -100,6 +100,36 @@ def test_a_request_is_listed_while_it_is_answered_and_logged_when_it_is_over(
     assert over["prompt_tokens"] == row["prompt_tokens"] >= len(SECRET_TEXT)
     for told in (row, over):
         assert SECRET_TEXT not in json.dumps(told)
+
+
+def test_who_sent_a_request_is_told_by_its_agent(http: httpx.Client) -> None:
+    agents = {"User-Agent": "claude-cli/2.0.14 (external, cli)"}, {"User-Agent": "curl/8.5.0"}
+    for headers in agents:
+        answer = http.post(
+            "/v1/completions", json=BODIES["/v1/completions"], headers=headers
+        ).raise_for_status()
+        assert answer.status_code == 200
+    assert [over["agent"] for over in log(http)] == ["curl", "Claude Code"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/completions", {"model": "nope", "prompt": SECRET_TEXT}, 404, "model_not_found"),
+        ("/v1/completion", {"prompt": SECRET_TEXT}, 404, "unknown_url"),
+        ("/v1/completions", {"prompt": SECRET_TEXT, "max_tokens": "many"}, 400, None),
+    ],
+)
+def test_what_is_refused_before_it_reaches_an_engine_is_logged(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, code: str | None
+) -> None:
+    assert http.post(path, json=body).status_code == status
+    eventually(lambda: len(log(http)), 1)
+    (over,) = log(http)
+    assert (over["route"], over["status"], over["code"]) == (path, status, code)
+    assert (over["client"], over["agent"]) == ("127.0.0.1", "python-httpx")
+    assert (over["prompt_tokens"], over["first_token_seconds"]) == (0, None)
+    assert SECRET_TEXT not in json.dumps(over)
 
 
 def test_what_was_cached_is_told(http: httpx.Client) -> None:
@@ -219,7 +249,6 @@ def test_refusals_and_failures_are_logged(http: httpx.Client, engine: FakeEngine
     engine.script = Script(fails_after_tokens=2)
     with asking(http, "/v1/completions") as answer:
         answer.read()
-    http.post("/v1/completions", json={"prompt": 5})  # the engine never hears of it
     found = [(over["status"], over["code"], over["output_tokens"]) for over in log(http)]
     assert found == [(500, "generation_failed", 2), (429, "rate_limit_exceeded", 0)]
 

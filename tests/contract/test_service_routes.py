@@ -44,7 +44,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
-        *("root", "parent", "tasks", "state"),
+        *("root", "parent", "tasks", "tools", "state"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
@@ -133,6 +133,35 @@ def test_health_says_what_has_been_lost_for_good() -> None:
         "reason": "threads of the disk cache have ended: disk-writer",
     }
     assert stats["disk"]["ended_threads"] == ["disk-writer"]
+
+
+def test_alarms_say_what_is_wrong_and_what_to_do() -> None:
+    engine = FakeEngine(
+        card=replace(CARD, slowdowns=("Steps take longer. Report the model.",)),
+        n_contradictions=1,
+        disk=replace(DISK, write_fault="no_space", is_day_spent=True, ended_threads=("reader",)),
+        decode=replace(DECODE, problem="building its kernels ended with signal 9"),
+    )
+    with running(engine, Settings(port=0)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    recount, threads, write, day, steps, decode = model["alarms"]
+    assert recount.startswith("The KV store contradicts itself")
+    assert threads == "Threads of the disk cache have ended: reader. Start the daemon again."
+    assert write.endswith("no_space. Free some of the disk, or lower disk_cache_bytes.")
+    assert "disk_cache_daily_bytes" in day
+    assert steps == "Steps take longer. Report the model."
+    assert "signal 9" in decode
+    assert decode.endswith("to try again.")
+
+
+def test_a_sound_model_has_no_alarm_and_one_that_nobody_pinned_is_not_pinned() -> None:
+    with running(FakeEngine(), Settings(port=0)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    assert model["alarms"] == []
+    assert not model["pinned"]
+    with running(FakeEngine(), Settings(port=0, pinned=True)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    assert model["pinned"]
 
 
 def test_a_disk_that_cannot_be_written_is_in_health_and_a_spent_day_in_metrics() -> None:
@@ -228,12 +257,14 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "blocks_free",
         "blocks_cached",
         "blocks_held",
+        "blocks_pinned",
         "blocks_shared",
         "blocks_saved",
         "saved_bytes",
         "arena_bytes",
         "nodes",
         "queried_tokens",
+        "warmed_tokens",
         "hit_tokens",
         "recent_hits",
         "evictions",
@@ -268,15 +299,17 @@ def test_the_last_minutes_hits_are_told_where_anything_was_asked(http: httpx.Cli
     ]
 
 
-def test_memory_is_told_beside_what_was_promised(http: httpx.Client) -> None:
+def test_the_memory_of_a_model_is_exported_part_by_part(http: httpx.Client) -> None:
     text = http.get("/metrics").text
     memory = http.get("/admin/cache/stats").json()["memory"]
     for kind in ("active", "cached", "peak"):
         assert value(text, "rootstock_mlx_memory_bytes", kind=kind) == memory[kind] > 0
-    assert value(text, "rootstock_resident_memory_bytes") == memory["resident"] > 0
-    for part in ("weights", "storage", "workspace", "cache"):
-        told = value(text, "rootstock_promised_memory_bytes", part=part)
-        assert told == memory["promise"][part] > 0
+    [listed] = http.get("/admin/models").json()["models"]
+    assert listed["memory"] == memory["model"]
+    assert value(text, "rootstock_resident_memory_bytes") == listed["memory"]["process_bytes"] > 0
+    for part in ("weights", "kv", "states", "workspace"):
+        exported = value(text, "rootstock_planned_memory_bytes", part=part)
+        assert exported == listed["memory"][f"{part}_bytes"] > 0
 
 
 def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:

@@ -18,20 +18,20 @@ from huggingface_hub import constants
 from engine.api import Engine, ModelError
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats, Latency, MemoryPromise, MemoryStats, RequestInfo
+from engine.values.stats import EngineStats, Latency, MemoryStats, ModelMemory, RequestInfo
 from server.models import hub, registry
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script, observed
+from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine, Gate, Script, observed
 from tests.contract.test_disconnect import WAIT_SECONDS, HeldTokenizer, posted
 from tests.contract.test_service_routes import metric_families, value
 
 HI = {"role": "user", "content": "hi"}
 MIB = 1 << 20
-PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB, cache=30 * MIB)
+MEMORY = ModelMemory(20 * MIB, 50 * MIB, 0, 330 * MIB, process_bytes=0, total_bytes=400 * MIB)
 
 
 class Small(FakeEngine):
@@ -39,7 +39,7 @@ class Small(FakeEngine):
 
     async def stats(self) -> EngineStats:
         stats = await super().stats()
-        return replace(stats, memory=MemoryStats(0, 0, 0, 0, PROMISE))
+        return replace(stats, memory=MemoryStats(MEMORY, 0, 0, 0))
 
 
 class Engines:
@@ -75,9 +75,10 @@ def settings_of(**more: Any) -> Settings:
     return Settings(**(given | more))
 
 
-def needs(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
+def needs(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
     """In place of a process that asks MLX."""
-    return 300 * MIB + (config.kv_cache_bytes or storage_bytes)
+    kv_bytes = config.kv_cache_bytes or storage_bytes
+    return ModelMemory(20 * MIB, kv_bytes, 0, 280 * MIB, 0, total_bytes=300 * MIB + kv_bytes)
 
 
 @pytest.fixture
@@ -151,6 +152,19 @@ def test_each_name_has_its_model(serve: Serve, engines: Engines) -> None:
     assert len(engines.started) == 2
 
 
+def test_a_model_has_memory_by_parts_while_it_is_loaded_and_none_before(serve: Serve) -> None:
+    loaded, unloaded, _ = serve().get("/admin/models").json()["models"]
+    assert loaded["memory"] == {
+        "weights_bytes": 20 * MIB,
+        "kv_bytes": 50 * MIB,
+        "states_bytes": 0,
+        "workspace_bytes": 330 * MIB,
+        "process_bytes": 0,
+        "total_bytes": 400 * MIB,
+    }
+    assert unloaded["memory"] is None
+
+
 def test_the_least_recently_used_gives_way_within_the_budget(
     serve: Serve, engines: Engines
 ) -> None:
@@ -161,6 +175,65 @@ def test_the_least_recently_used_gives_way_within_the_budget(
     assert engines.made[1].drained.qsize() == 1
     given = [config.memory_bytes or 0 for config in engines.started]
     assert all(400 * MIB < each < 800 * MIB for each in given)
+
+
+def test_a_clear_is_of_every_model_and_one_that_fails_keeps_no_other_from_it(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve()
+    chat(client, "two")
+    freed = {"blocks_freed": 20, "bytes_freed": 655_360, "failure": None}
+    both = client.post("/admin/cache/clear").raise_for_status().json()
+    assert both["models"] == [{"id": name, **freed} for name in ("one", "two")]
+    assert (both["blocks_freed"], both["bytes_freed"]) == (40, 2 * 655_360)
+    engines.made[0].script.dead = True
+    one, two = client.post("/admin/cache/clear").raise_for_status().json()["models"]
+    assert (one["id"], one["blocks_freed"]) == ("one", 0)
+    assert one["failure"]
+    assert two == {"id": "two", **freed}
+    assert client.post("/admin/cache/clear?model=one").status_code == 503
+
+
+def test_a_clear_deletes_what_models_that_are_not_loaded_have_on_disk(
+    serve: Serve, engines: Engines, tmp_path: Path
+) -> None:
+    """The engines are fakes: what they would have written is written here."""
+
+    def written(*fingerprints: str) -> None:
+        for index, fingerprint in enumerate(fingerprints):
+            folder = tmp_path / f"v2-{index:032}"
+            folder.mkdir()
+            (folder / "fingerprint").write_text(f"{fingerprint} kv1")
+            (folder / f"{index:016}.kv").write_bytes(bytes(8192))
+
+    def left() -> list[str]:
+        return sorted(path.name for path in tmp_path.glob("v2-*"))
+
+    client = serve(settings_of(disk_cache=tmp_path))
+    written("of an earlier daemon", CARD.fingerprint)
+    kept = client.post("/admin/cache/clear?tiers=memory").raise_for_status().json()
+    assert (kept["disk_bytes_freed"], len(left())) == (0, 2)
+    refused = client.post("/admin/cache/clear?model=two")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
+    assert "without a model" in refused.json()["error"]["message"]
+    chat(client, "two")
+    client.post("/admin/models/unload?model=two").raise_for_status()
+    named = client.post("/admin/cache/clear?model=two").raise_for_status().json()
+    assert named["models"] == []
+    assert named["disk_bytes_freed"] >= 8192
+    assert left() == [f"v2-{0:032}"]
+    client.post("/admin/models/unload?model=one").raise_for_status()
+    everything = client.post("/admin/cache/clear?tiers=disk").raise_for_status().json()
+    assert everything["disk_bytes_freed"] >= 8192
+    assert left() == []
+
+
+def test_where_nothing_can_be_cleared_it_says_so(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    client.post("/admin/models/unload?model=one").raise_for_status()
+    for query in ("", "?model=one", "?model=two"):
+        refused = client.post(f"/admin/cache/clear{query}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
 
 
 def test_a_model_that_is_loaded_again_counts_anew_and_its_histograms_go_on(
@@ -334,7 +407,9 @@ def test_what_never_fits_is_refused_at_once(serve: Serve, engines: Engines) -> N
     )
     answer = chat(serve(settings_of(models=models)), "large")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_too_large")
-    assert "memory_budget" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "(weights 20 MiB, KV cache 4.0 GiB, computing 280 MiB)" in message
+    assert "may take 1.3 GiB (memory_budget)" in message
     assert len(engines.started) == 1
 
 

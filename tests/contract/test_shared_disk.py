@@ -6,11 +6,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from kvstore.disk.types import MIB
+from load_tests.events import events_of
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens

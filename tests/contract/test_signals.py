@@ -89,7 +89,7 @@ def test_running_requests_finish_first() -> None:
             received = connection.makefile("rb")
             assert any(line.startswith(b": keep-alive") for line in received)
             process.send_signal(signal.SIGTERM)
-            wait_for(process.stderr, "draining")
+            wait_for(process.stderr, "finishing running requests")
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
@@ -152,7 +152,7 @@ def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
     ):
         assert connection.recv(1)
         process.send_signal(stop)
-        wait_for(process.stderr, "draining")
+        wait_for(process.stderr, "finishing running requests")
         process.send_signal(stop)
         assert process.wait(WAIT_SECONDS) == -stop
         assert "Traceback" not in rest_of_log(process)

@@ -14,7 +14,7 @@ import pytest
 from engine.values.model import NO_REPLAYS, Replay
 from engine.values.request import GrammarKind
 from server.parsing.registry import TOOL_FORMATS
-from server.parsing.typed_values import MAX_REFERENCE_STEPS
+from server.parsing.schemas import MAX_REFERENCE_STEPS
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running

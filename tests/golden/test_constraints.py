@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from engine.api import Engine, InvalidRequest, events_of
+from engine.api import Engine, InvalidRequest
 from engine.launch import launch
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import (
@@ -25,6 +25,7 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import events_of
 from engine.launch import launch
 from engine.mlx_backend.backend import load_backend
 from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.checkpoints import FAMILIES, write_family
 

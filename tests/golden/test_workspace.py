@@ -17,7 +17,7 @@ from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import load_weights
-from engine.mlx_backend.loading.memory import (
+from engine.mlx_backend.loading.workspace import (
     GATHERED_BYTES,
     AttentionWorkspace,
     attention_workspace,
@@ -73,7 +73,7 @@ def head() -> OutputHead:
 
 def workspace(attention: Attention, rows: int, step_tokens: int) -> AttentionWorkspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return attention_workspace(config, narrow()[1], HEADS, attention, FusedAttention.NONE)
+    return attention_workspace(config, narrow()[1], 0, HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
@@ -180,17 +180,37 @@ def test_rows_attended_one_by_one_say_what_they_say_together(lengths: tuple[int,
 
 
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
-    space = AttentionWorkspace(rows=32, tokens=0, key_bytes=4096, copies=2, pair_bytes=129)
+    space = AttentionWorkspace(
+        rows=32,
+        tokens=0,
+        key_bytes=4096,
+        gathered_bytes=GATHERED_BYTES,
+        copies=2,
+        pair_bytes=129,
+    )
     affordable = GATHERED_BYTES // 4096
     assert space.forward_keys(1024) == 32 * 1024
     assert space.forward_keys(131_072) == affordable
     assert space.forward_keys(1 << 20) == 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("weight_mib", "gathered_mib"), [(17, 128), (300, 300), (5000, 1024)], ids=str
+)
+def test_a_small_model_gathers_no_more_than_its_weights_or_the_least(
+    weight_mib: int, gathered_mib: int
+) -> None:
+    config, (_, layout) = EngineConfig(model=""), narrow()
+    space = attention_workspace(
+        config, layout, weight_mib << 20, HEADS, Attention(), FusedAttention.NONE
+    )
+    assert space.gathered_bytes == gathered_mib << 20
+
+
 def test_fused_attention_keeps_no_scores() -> None:
     config, (_, layout) = EngineConfig(model=""), narrow()
     fused, plain = (
-        attention_workspace(config, layout, HEADS, Attention(), kernels)
+        attention_workspace(config, layout, 0, HEADS, Attention(), kernels)
         for kernels in (FusedAttention.METAL, FusedAttention.NONE)
     )
     tokens = config.step_tokens + 16 * config.max_running
@@ -234,5 +254,5 @@ def test_what_checks_at_load_take_is_in_the_plan(
     rehearsal = peak_of(lambda: path.choose(model))
     assert "a compiled step takes" in path.why
     assert plan.rehearsal_bytes / 4 < rehearsal < plan.rehearsal_bytes
-    assert plan.promise.workspace > plan.rehearsal_bytes
+    assert plan.memory.workspace_bytes > plan.rehearsal_bytes
     assert replace(plan, config=replace(config, decode="eager")).rehearsal_bytes == 0

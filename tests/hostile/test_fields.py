@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from server.errors import ApiError
 from server.http import body as bodies
-from server.json_size import is_quick
+from server.json_model import is_quick
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine

@@ -24,7 +24,9 @@ def shapes(draw: st.DrawFn) -> StepShape:
     least_rows = 0 if chunks and not drafts else max(len(drafts), 1)
     rows = draw(st.integers(least_rows, 100_000))
     scored_tokens = draw(st.integers(0, sum(n_tokens for _, n_tokens in chunks)))
-    return StepShape(rows, keys if rows else 0, chunks, drafts, scored_tokens)
+    listed, pooled = draw(st.integers(0, rows)), draw(st.integers(0, len(chunks)))
+    keys = keys if rows else 0
+    return StepShape(rows, keys, chunks, drafts, scored_tokens, listed, pooled)
 
 
 histories = st.lists(st.tuples(shapes(), seconds), max_size=40)
@@ -52,7 +54,7 @@ def test_a_prediction_is_not_negative_and_grows_with_the_work(
 ) -> None:
     costs = _learned(history)
     rows, keys = shape.decode_rows + more_rows, shape.decode_keys + more_keys
-    more = StepShape(rows, keys, shape.chunks + more_chunks, shape.drafts, shape.scored_tokens)
+    more = shape._replace(decode_rows=rows, decode_keys=keys, chunks=shape.chunks + more_chunks)
     assert 0 <= costs.predict(shape) <= costs.predict(more) * (1 + 1e-9) < math.inf
 
 

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tool_parsers import function_gemma, gemma4, pythonic
 
-from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import harmony
 from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
+from server.parsing.registry import AnswerFormat
 from tests.profiles import examples
 from tests.unit.parsing.answers import parsed, pieces
 

@@ -20,7 +20,7 @@ from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
 from server.generation.prompt import Roles
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import ByteTokenizer
 from tests.scripted_answers import events_of, scripted_choice

@@ -4,7 +4,6 @@ what they have read is the same.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 from types import SimpleNamespace
@@ -26,26 +25,29 @@ from pydantic import BaseModel, TypeAdapter
 
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
-from server.dialects.base import Job
+from server.dialects.chat.routes import ChatForm
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.chat.write import chat_job
-from server.dialects.completions.schema import Completion, CompletionChunk, CompletionRequest
-from server.dialects.completions.write import completion_job
-from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody
-from server.dialects.messages.schema import MessagesRequest
-from server.dialects.messages.write import messages_job
+from server.dialects.completions import (
+    Completion,
+    CompletionChunk,
+    CompletionForm,
+    CompletionRequest,
+)
+from server.dialects.job import Job
+from server.dialects.messages.routes import MESSAGE_EVENTS, MessageBody, MessageForm
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
 from server.dialects.responses.answer import RESPONSE_EVENTS, ResponseBody
-from server.dialects.responses.job import response_form
 from server.dialects.responses.read import ReadInput
+from server.dialects.responses.routes import response_form
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import ResponseStore
 from server.dialects.responses.tools import RequestTools
 from server.generation.conversation import Conversation
-from server.generation.models import ServedModel
-from server.generation.replays import Replays
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.generation.history import Replays
+from server.generation.plan import AnswerPlan
+from server.generation.requests import ServedModel
+from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
 from tests.scripted_answers import TOKEN, events_of, scripted_plan
@@ -167,7 +169,14 @@ def chat(play: Play, stream: bool, **fields: Any) -> Job:
         }
     )
     request = Request("r", (1, 2), 9, n=body.n)
-    return chat_job(body, MODEL, request, scripted_plan(*play.answers))
+    return job_of(ChatForm(body, MODEL, "r"), request, scripted_plan(*play.answers), stream)
+
+
+def job_of(
+    form: ChatForm | CompletionForm | MessageForm, request: Request, plan: AnswerPlan, stream: bool
+) -> Job:
+    writer = form.writer if stream else None
+    return Job(model=MODEL, requests=[request], plan=plan, render=form.whole, writer=writer)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +220,9 @@ def test_a_text_completion(play: Play, echo: str) -> None:
         if play.logprobs:
             fields["logprobs"] = 1
         body = CompletionRequest.model_validate(fields)
-        requests = [Request("r-0", (72, 105), 9, n=body.n)]
-        made = completion_job(body, MODEL, requests, [echo], "r")
-        return replace(made, plan=scripted_plan(*play.answers))
+        request = Request("r-0", (72, 105), 9, n=body.n)
+        form = CompletionForm(body, MODEL, [request], [echo], "r")
+        return job_of(form, request, scripted_plan(*play.answers), stream)
 
     read: list[list[Any]] = [[] for _ in play.answers]
     for data in server_sent(streamed(job(True), play)):
@@ -235,10 +244,9 @@ def test_a_text_completion(play: Play, echo: str) -> None:
 @given(play=plays(ANSWERS), is_marked=st.booleans())
 def test_a_message(play: Play, is_marked: bool) -> None:
     def job(stream: bool) -> Job:
-        fields = {"model": "m", "messages": USER, "max_tokens": 9, "stream": stream}
-        body = MessagesRequest.model_validate(fields)
-        request, plan = Request("r", (1, 2), 9), scripted_plan(*play.answers)
-        return messages_job(body, MODEL, request, plan, is_marked=is_marked)
+        request = Request("r", (1, 2), 9)
+        form = MessageForm("m", request, 9, is_marked=is_marked)
+        return job_of(form, request, scripted_plan(*play.answers), stream)
 
     events: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     message, buffers = None, dict[int, bytes]()

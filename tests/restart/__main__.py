@@ -1,4 +1,4 @@
-"""`python -m tests.restart kills | faults | families`: long runs, the seed printed."""
+"""`python -m tests.restart kills | faults | families | deaths | budget`: long runs."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ import typer
 from tests.restart import families as kinds
 from tests.restart import faults as staging
 from tests.restart import kills as killing
+from tests.restart import several_models
 from tests.restart.faults import SCENES
 from tests.restart.questions import Load
 
@@ -50,6 +51,35 @@ def families(*, family: Families = None, seed: Seed = 1) -> None:
     """Stop and kill a daemon of each kind of model, and ask the next one again."""
     for name in family or kinds.FAMILIES:
         kinds.run(name, seed)
+
+
+@app.command()
+def deaths(
+    times: int = 50, stops: Annotated[int, typer.Option(help="Of these, SIGSTOP.")] = 5
+) -> None:
+    """Kill one of two models' processes while both stream, again and again."""
+    problems = several_models.deaths(times, stops)
+    for problem in problems:
+        print(problem)
+    print(f"{times} deaths, {stops} of them by SIGSTOP, {len(problems)} problems")
+    raise typer.Exit(bool(problems))
+
+
+@app.command()
+def budget(
+    requests: Annotated[int, typer.Option(help="All together.")] = 200,
+    at_once: int = 8,
+    budget_mib: Annotated[int, typer.Option(help="For two of the three.")] = 1700,
+    seed: int = 0,
+) -> None:
+    """Ask three models of which two fit into the memory budget, in random order."""
+    found = several_models.budget(requests, at_once, budget_mib << 20, seed)
+    for failure in found.failures[:5]:
+        print(failure)
+    most_mib = found.most_bytes >> 20
+    print(f"{len(found.failures)} of {requests} requests failed; {found.loads} processes")
+    print(f"they had at most {most_mib:,} MiB together, of a budget of {budget_mib:,}")
+    raise typer.Exit(bool(found.failures) or most_mib > budget_mib)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from decimal import Decimal, InvalidOperation
 
 import jsonschema
 
-from engine.api import Engine, InvalidRequest, events_of
+from engine.api import Engine, InvalidRequest
 from engine.values.output import FinishReason
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from load_tests.events import events_of
 from tests.schemas.generate import Generator, Schema
 
 AT_ONCE = 32

@@ -21,7 +21,7 @@ from engine.grammar.stage import GrammarStage
 from engine.output.text import output_factory
 from engine.values.request import Request
 from engine.values.settings import DiskWrites
-from engine.values.stats import DecodeStats, MemoryPromise, MemoryStats
+from engine.values.stats import DecodeStats, MemoryStats, ModelMemory
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
@@ -39,7 +39,7 @@ from tests.simulation.troubled_store import TroubledStore
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 NO_DECODE = DecodeStats("eager: nothing is computed", 0, 0)
-NO_MEMORY = MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0, 0))
+NO_MEMORY = MemoryStats(ModelMemory(0, 0, 0, 0, 0, 0), 0, 0, 0)
 
 T = TypeVar("T")
 

@@ -96,6 +96,8 @@ class Harness:
         prompt_logprobs: int | None = None,
         pooling: Pooling | None = None,
         shared_tokens: int | None = None,
+        is_background: bool = False,
+        pin: bool = False,
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
@@ -110,6 +112,8 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             pooling=pooling,
             shared_tokens=shared_tokens,
+            is_background=is_background,
+            pin=pin,
         )
         self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
         return request.id
@@ -120,12 +124,13 @@ class Harness:
         if step is None:
             return StepPlan()
         self.plans.append(step.plan)
-        self._compute(step)
+        self.compute(step)
         self.take(self.scheduler.take_events())
         invariants.check(self.store)
         return step.plan
 
-    def _compute(self, step: Step) -> None:
+    def compute(self, step: Step) -> None:
+        """Compute a step that has been planned."""
         try:
             self.runner.submit(step.plan)
             self.runner.sample(None)

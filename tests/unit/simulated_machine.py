@@ -128,7 +128,7 @@ class Machine:
         predicted, true = self.learned.predict(shape), self.seconds(shape)
         limit = self.limit_seconds
         if limit is None:
-            limit = self.stretch * self.seconds(StepShape(*shape[:2]))
+            limit = self.stretch * self.seconds(shape.decodes)
         seconds = true * math.exp(self._random.gauss(0, self.noise)) + pause_seconds
         if self._random.random() < self.outliers:
             seconds *= 1 + 1.5 * self._random.random()

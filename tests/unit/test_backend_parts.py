@@ -19,11 +19,8 @@ from engine.api import ModelError
 from engine.mlx_backend import backend
 from engine.mlx_backend.backend import load_backend, mlx_imports
 from engine.mlx_backend.host import device_memory_bytes
-from engine.mlx_backend.loading.checkpoint import (
-    fetch_checkpoint,
-    find_checkpoint,
-    max_context_tokens,
-)
+from engine.mlx_backend.loading.checkpoint import max_context_tokens
+from engine.mlx_backend.loading.locate import fetch_checkpoint, find_checkpoint
 from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import gathered_padding_keys
@@ -105,7 +102,7 @@ def test_a_model_is_a_directory_or_a_repository(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "config.json"), download=False)
     with pytest.raises(ModelError, match="neither a directory nor a repository"):
         find_checkpoint("not//a repository", download=False)
-    with pytest.raises(ModelError, match="one of Ollama's, and models come from Hugging Face"):
+    with pytest.raises(ModelError, match=r"one of Ollama's, .* `rootstock pull mlx-community/"):
         find_checkpoint("qwen3:4b", download=False)
 
 
@@ -115,11 +112,29 @@ def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=unreachable())
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=unreachable())
     )
-    either = f"; there is no directory {tmp_path / 'models' / 'small'} either"
-    with pytest.raises(ModelError, match=either):
+    for name in ("tiny", "thin"):
+        (tmp_path / "models" / name).mkdir()
+        (tmp_path / "models" / name / "config.json").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (snapshot := tmp_path / "hub/models--org--llama/snapshots/1").mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    nowhere = (
+        f"there is no directory {tmp_path / 'models' / 'small'}, the Hugging Face cache does not "
+        "have it, and huggingface.co cannot be reached (No route to host)"
+    )
+    with pytest.raises(ModelError) as refused:
         find_checkpoint("models/small", download=True)
+    assert str(refused.value) == f"{nowhere}; at hand: models/thin, models/tiny, org/llama"
+    with pytest.raises(ModelError, match=r"; did you mean models/tiny\?$"):
+        find_checkpoint("models/tinny", download=True)
+    with pytest.raises(ModelError, match=r"/tinny; did you mean models/tiny\?$"):
+        find_checkpoint("./models/tinny", download=True)
+    with pytest.raises(ModelError, match=r"; did you mean one of those in it: thin, tiny\?$"):
+        find_checkpoint("models", download=True)
+    with pytest.raises(ModelError, match=r"fetches it; did you mean org/llama\?$"):
+        find_checkpoint("org/lama", download=False)
 
 
 @pytest.mark.parametrize("start", ["/no/such", "./no-such", "../no-such", ".", "~/no-such"])
@@ -127,7 +142,7 @@ def test_what_begins_as_a_path_is_no_repository(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=AssertionError)
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=AssertionError)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -138,7 +153,7 @@ def test_what_begins_as_a_path_is_no_repository(
 
 
 def test_a_home_that_is_not_known_is_said() -> None:
-    with pytest.raises(ModelError, match=r"^~nobody-here/model cannot be looked for: "):
+    with pytest.raises(ModelError, match=r"^it cannot be looked for: "):
         find_checkpoint("~nobody-here/model", download=True)
 
 
@@ -171,19 +186,22 @@ def unreachable() -> LocalEntryNotFoundError:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (gated(), r"some/model is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
+        (gated(), r"^it is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
         (
             unreachable(),
-            "^some/model is not in the .* cache and was not fetched: No route to host$",
+            r"^there is no .*/some/model, .* huggingface\.co cannot be reached \(No route to host",
         ),
-        (ValueError("Unknown scheme for proxy"), "^some/model was not fetched: Unknown scheme"),
+        (
+            ValueError("Unknown scheme for proxy"),
+            r"^huggingface\.co does not answer as it should: Unknown scheme",
+        ),
     ],
 )
 def test_what_the_hub_refuses_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=error)
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=error)
     )
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
@@ -207,7 +225,7 @@ def test_who_asks_hears_how_much_has_been_fetched(
         written.update(600)
         raise OSError("the line is dead")
 
-    monkeypatch.setattr("engine.mlx_backend.loading.checkpoint.snapshot_download", fetch)
+    monkeypatch.setattr("engine.mlx_backend.loading.locate.snapshot_download", fetch)
     heard: list[tuple[int, int]] = []
     with pytest.raises(ModelError, match="the line is dead"):
         fetch_checkpoint("some/model", lambda *said: heard.append(said))

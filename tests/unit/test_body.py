@@ -11,12 +11,12 @@ from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
 
-from server.budget import Budget
 from server.dialects.chat.schema import ChatRequest
-from server.dialects.completions.schema import CompletionRequest
+from server.dialects.completions import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
+from server.fairness import Budget
 from server.http.body import BodyReader, parse, parsed_bytes
-from server.json_size import (
+from server.json_model import (
     MAX_DIGITS,
     MAX_ITEMS,
     MAX_NODES,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.budget import Budget, Reservation
 from server.errors import ApiError
+from server.fairness import Budget, Reservation
 
 EACH_BYTES, TOTAL_BYTES = 100, 200
 

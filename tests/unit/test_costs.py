@@ -131,6 +131,33 @@ def test_scored_tokens_take_their_share_of_a_step() -> None:
     assert learned.chunk_tokens(0, 512) < plain
 
 
+EXTRAS = [DECODES._replace(listed_rows=4), DECODES._replace(pooled_chunks=4)]
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=["listed rows", "pooled chunks"])
+def test_log_probabilities_and_pooling_take_their_share_of_a_step(extra: StepShape) -> None:
+    """After some steps in which each of them takes as long as 20 tokens of a prompt."""
+    costs, extra_seconds = StepCosts(), 20 * CPU.token
+    plain, more = (shape._replace(chunks=((0, 8),) * 4) for shape in (DECODES, extra))
+    for _ in range(3):
+        costs.observe(DECODES, CPU.seconds(DECODES))
+    for _ in range(50):
+        costs.observe(plain, CPU.seconds(plain))
+        costs.observe(more, CPU.seconds(more) + 4 * extra_seconds)
+    seconds = costs.predict(more) - costs.predict(plain)
+    assert abs(seconds / (4 * extra_seconds) - 1) < 0.2
+
+
+def test_a_step_whose_decodes_list_log_probabilities_has_the_time_for_it() -> None:
+    """The limit is a multiple of the decodes' own time, with all that they compute."""
+    costs = StepCosts()
+    plain, listed = StepBudget(costs, 4.0), StepBudget(costs, 4.0)
+    plain.add_decodes(4, 2000)
+    listed.add_decodes(4, 2000, 4)
+    assert listed.decode_seconds > plain.decode_seconds
+    assert listed.left_seconds > plain.left_seconds
+
+
 @pytest.mark.parametrize("profile", [CPU, SLOW_CPU], ids=["cpu", "slow cpu"])
 def test_decodes_alone_do_not_change_what_a_prompt_costs(profile: Profile) -> None:
     """While streams read ever more keys, nothing tells what a prompt costs (ADR 17)."""

@@ -18,7 +18,7 @@ from engine.mlx_backend.loading.purpose import (
 )
 from engine.values.model import Embedder, Reranker
 from engine.values.request import Pooling
-from server.generation.models import REMEMBERED, CommonPrefixTracker
+from server.generation.history import REMEMBERED, CommonPrefixTracker
 from server.generation.pooling import cosine, score, vector
 
 MODULES = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]

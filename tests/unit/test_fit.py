@@ -13,13 +13,15 @@ from engine.api import ModelError
 from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.arena import LayerShape
 from engine.mlx_backend.loading.memory import (
-    GATHERED_BYTES,
-    AttentionWorkspace,
     Footprint,
     MemoryPlan,
     activation_bytes,
-    attention_workspace,
     footprint,
+)
+from engine.mlx_backend.loading.workspace import (
+    GATHERED_BYTES,
+    AttentionWorkspace,
+    attention_workspace,
 )
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.views import Attention
@@ -35,7 +37,9 @@ LOGITS_BYTES = CONFIG.max_running * 50
 VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
 """So large that computing takes 1 GiB, and less than another token's logits."""
 
-NOTHING = AttentionWorkspace(rows=0, tokens=0, key_bytes=0, copies=0, pair_bytes=0)
+NOTHING = AttentionWorkspace(
+    rows=0, tokens=0, key_bytes=0, gathered_bytes=GIB, copies=0, pair_bytes=0
+)
 MACHINE = Machine("gpu (fake)", 24 * GIB, left_bytes=24 * GIB, most_bytes=24 * GIB, kv_share=0.5)
 PLAN = MemoryPlan(CONFIG, MACHINE, 4 * GIB - LOGITS_BYTES, PLAIN, NOTHING, VOCABULARY, CONTEXT)
 ROOM_BYTES = 19 * GIB
@@ -106,7 +110,17 @@ def test_settings_that_nothing_is_allocated_for_are_not_counted() -> None:
 
 def test_a_model_larger_than_memory_is_refused() -> None:
     said = refusal(replace(PLAN, weight_bytes=61 * GIB))
-    assert said.startswith("the model does not fit: of 24.0 GiB of free memory the weights take 61")
+    assert said.startswith("the model does not fit: it needs at least 62.0 GiB (weights 61.0 GiB, ")
+    assert "computing 1.0 GiB), and 24.0 GiB of memory is free: serve a smaller model" in said
+
+
+def test_a_budget_that_is_too_small_is_named_with_what_the_model_needs() -> None:
+    budget = with_memory(configured(PLAN, memory_bytes=10 * MIB), 10 * MIB)
+    assert refusal(replace(budget, weight_bytes=6 * MIB)) == (
+        "the model does not fit: it needs at least 1.0 GiB (weights 6 MiB, KV cache 4 MiB, "
+        "computing 1.0 GiB), and memory_budget leaves it 10 MiB: raise memory_budget, or lower "
+        "max_running or step_tokens"
+    )
 
 
 def test_where_not_even_the_least_fits_other_settings_are_named() -> None:
@@ -199,7 +213,9 @@ def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
     assert replace(plan, context_tokens=1 << 24).sizes.n_blocks == (1 << 24) // 8
 
 
-HUNGRY = AttentionWorkspace(rows=4, tokens=512, key_bytes=4096, copies=2, pair_bytes=32 * 4 + 1)
+HUNGRY = AttentionWorkspace(
+    rows=4, tokens=512, key_bytes=4096, gathered_bytes=GIB, copies=2, pair_bytes=32 * 4 + 1
+)
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB), share=st.floats(0.1, 1))
@@ -208,8 +224,8 @@ def test_the_longest_sequence_of_the_default_has_room_to_attend(
 ) -> None:
     plan = with_memory(replace(PLAN, workspace=HUNGRY), left_bytes)
     plan = replace(plan, machine=replace(plan.machine, kv_share=share))
-    assert plan.promise.total <= left_bytes
-    assert plan.promise.workspace >= HUNGRY.bytes(min(CONTEXT, plan.arena_tokens))
+    assert plan.memory.total_bytes <= left_bytes
+    assert plan.memory.workspace_bytes >= HUNGRY.bytes(min(CONTEXT, plan.arena_tokens))
 
 
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB))
@@ -218,16 +234,16 @@ def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
     found = re.search(r"at most (\w+) would", refusal(configured(plan, kv_cache_bytes=900 * GIB)))
     assert found is not None
     largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
-    assert configured(plan, kv_cache_bytes=largest).promise.total <= left_bytes
+    assert configured(plan, kv_cache_bytes=largest).memory.total_bytes <= left_bytes
     refusal(configured(plan, kv_cache_bytes=largest * 5 // 4))
 
 
 def test_a_rehearsal_that_takes_more_than_a_step_counts() -> None:
     eager = replace(PLAN, footprint=Footprint(block_bytes=64 * MIB))
     plan = replace(eager, config=replace(CONFIG, decode="auto"))
-    assert plan.promise.workspace >= plan.rehearsal_bytes > 36 * 64 * MIB
-    assert eager.promise.workspace < plan.promise.workspace
-    assert plan.promise.total <= MACHINE.most_bytes
+    assert plan.memory.workspace_bytes >= plan.rehearsal_bytes > 36 * 64 * MIB
+    assert eager.memory.workspace_bytes < plan.memory.workspace_bytes
+    assert plan.memory.total_bytes <= MACHINE.most_bytes
     largest = 17 * GIB
     assert configured(eager, kv_cache_bytes=largest).sizes.n_blocks == largest // (64 * MIB)
     assert "does not fit" in refusal(configured(plan, kv_cache_bytes=largest))
@@ -236,7 +252,7 @@ def test_a_rehearsal_that_takes_more_than_a_step_counts() -> None:
 def test_the_check_at_load_needs_memory_beside_the_weights_alone() -> None:
     """It ends before storage is allocated."""
     assert replace(PLAN, check_bytes=20 * GIB).sizes == PLAN.sizes
-    assert "computing takes 21.0 GiB" in refusal(replace(PLAN, check_bytes=21 * GIB))
+    assert "at least 25.0 GiB" in refusal(replace(PLAN, check_bytes=21 * GIB))
 
 
 CONTEXT_8B = 131_072
@@ -256,7 +272,7 @@ def workspace_of(
     shape = LayerShape(kv_heads, key_dim, value_dim, dtype, dtype)
     layout = Layout(tuple(KVCacheSpec(shape, window) for window in windows) * 36, dtype, 151_936)
     config = EngineConfig(model="", max_running=max_running)
-    return attention_workspace(config, layout, HEADS_8B, Attention(), fused)
+    return attention_workspace(config, layout, 16 * GIB, HEADS_8B, Attention(), fused)
 
 
 PAIRS = (512 + 16 * 32) * CONTEXT_8B
@@ -276,10 +292,11 @@ def test_an_8b_model_on_cuda_reserves_no_scores_of_its_whole_context() -> None:
     kept = footprint(layout, config.block_size)
     plan = MemoryPlan(config, h100, 16 * GIB, kept, workspace, 151_936, CONTEXT_8B)
     assert plan.arena_tokens > 2 * CONTEXT_8B
-    assert plan.promise.workspace < 3 * GIB
-    assert workspace.bytes(CONTEXT_8B) == GATHERED_BYTES + PAIRS
+    assert plan.memory.workspace_bytes < 3 * GIB
+    of_decodes = workspace.forward_keys(CONTEXT_8B) * HEADS_8B * 4
+    assert workspace.bytes(CONTEXT_8B) == GATHERED_BYTES + PAIRS + of_decodes
     unfused = replace(plan, workspace=workspace_of(FusedAttention.NONE))
-    assert unfused.promise.workspace - plan.promise.workspace > 15 * 10**9
+    assert unfused.memory.workspace_bytes - plan.memory.workspace_bytes > 15 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -301,7 +318,9 @@ def test_a_shape_that_cudnn_does_not_take_reserves_its_scores(shape: dict[str, o
 
 
 def test_on_cuda_a_mask_that_is_an_array_counts_for_each_head() -> None:
-    """Rows of full attention have none, and are attended one by one; windows have one."""
+    """Rows of full attention have none and are attended one by one, but for those of one token;
+    windows have one.
+    """
     alone = workspace_of(FusedAttention.CUDA, max_running=1)
     assert alone.bytes(CONTEXT_8B) < GATHERED_BYTES + CONTEXT_8B * (512 + 16) * 2
     window = workspace_of(FusedAttention.CUDA, windows=(None, 1024), max_running=1)
@@ -333,7 +352,9 @@ def test_metal_keeps_scores_of_short_rows_with_many_queries_for_a_kv_head() -> N
     assert many.short_bytes == HEADS_8B * 4
 
 
-LONG = AttentionWorkspace(rows=4, tokens=512, key_bytes=0, copies=0, pair_bytes=8)
+LONG = AttentionWorkspace(
+    rows=4, tokens=512, key_bytes=0, gathered_bytes=GIB, copies=0, pair_bytes=8
+)
 """Attention that takes 4 KiB for each token of the longest sequence."""
 
 

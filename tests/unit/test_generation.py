@@ -15,15 +15,19 @@ from engine.api import Engine, EventSink, Submission
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from server.activity import RequestTracker
-from server.budget import Budget, Reservation
-from server.dialects.base import Job
-from server.dialects.delivery import streamed
+from server.dialects.job import Job, StreamWriter, streamed
 from server.errors import ApiError, ClientDisconnected
+from server.fairness import Budget, Reservation
 from server.generation.choice import AnswerUsage, Choice, Step
-from server.generation.models import ServedModel
-from server.generation.output_size import queued_bytes
-from server.generation.replays import Replays
-from server.generation.stream import ENTRIES_AT_ONCE, REQUESTS_AT_ONCE, Inbox, generating
+from server.generation.history import Replays
+from server.generation.requests import ServedModel
+from server.generation.stream import (
+    ENTRIES_AT_ONCE,
+    REQUESTS_AT_ONCE,
+    Inbox,
+    generating,
+    queued_bytes,
+)
 from server.http.stream import client_waiting
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
@@ -74,16 +78,13 @@ async def refuse(message: Message) -> None:
     raise AssertionError(f"nothing is to be sent, and {message} was")
 
 
-class SilentWriter:
-    """A StreamWriter of which nothing is sent."""
+class SilentWriter(StreamWriter):
+    """Sends nothing."""
 
     media_type = "text/plain"
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return b""
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         return b""

@@ -6,7 +6,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.http.protocol import MAX_HEAD_BYTES, BoundedHttp
+from server.http.connections import MAX_HEAD_BYTES, BoundedHttp
 
 WAIT_SECONDS = 20
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"

@@ -6,12 +6,14 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.install_service import Manager, install, launchd, systemd
+from tools.install_service import Manager, install, launchd, problem, systemd
 
 
 @pytest.fixture
@@ -94,6 +96,39 @@ def test_settings_are_private_and_are_kept(
     _, said = installed(manager_of(home), home, command)
     assert config.read_text() == "port: 8001\n"
     assert not any(line.startswith(f"wrote {config}") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        (("no-such-program", "--user"), "there is no no-such-program here (No such file or dir"),
+        (
+            ("sh", "-c", "echo 'Failed to connect to bus:\n  No medium found' >&2; exit 1"),
+            "no sh runs for this user (sh -c 'echo",
+        ),
+        (("true",), ""),
+    ],
+)
+def test_a_manager_that_does_not_run_is_named_before_anything_is_written(
+    check: tuple[str, ...], reason: str, home: Path
+) -> None:
+    found = problem(replace(systemd(home), check=check))
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+    assert "Failed" not in reason or found.endswith("Failed to connect to bus: No medium found)")
+
+
+def test_make_install_service_without_systemd_is_a_line(home: Path, tmp_path: Path) -> None:
+    """With a PATH on which there is no manager at all."""
+    command = [sys.executable, "-m", "tools.install_service"]
+    around = {"HOME": str(home), "PATH": str(tmp_path), "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(command, env=around, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(
+        "(No such file or directory), so nothing was installed. Start the daemon by a program that "
+        f"runs here: {Path(sys.executable).with_name('rootstock')} serve\n"
+    )
+    assert [*home.iterdir()] == []
 
 
 @pytest.mark.parametrize("manager_of", [systemd, launchd])

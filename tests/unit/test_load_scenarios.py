@@ -8,15 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from kvstore.disk.folder import LOCK
 from load_tests.__main__ import app
-from load_tests.bench.floor import least_work
-from load_tests.client import Listener, Target, TargetError
+from load_tests.client import Target, TargetError
 from load_tests.peers.catalogue import Server
 from load_tests.processes import Process
 from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
@@ -24,17 +22,10 @@ from load_tests.scenarios.comeback import play_comeback
 from load_tests.scenarios.kinds import (
     Arrival,
     Comeback,
-    Load,
-    Loading,
     Restart,
-    Shares,
-    load_scenario,
 )
-from load_tests.scenarios.loading import last_step
 from load_tests.scenarios.perform import perform
 from load_tests.scenarios.restart import ENDINGS, play_restart
-from load_tests.scenarios.shares import play_shares
-from load_tests.scenarios.workloads import build
 from tests.unit.test_load_client import chunk, honest, served
 
 ARRIVAL = Arrival(
@@ -44,21 +35,6 @@ ARRIVAL = Arrival(
 
 def words(body: dict[str, list[dict[str, str]]]) -> list[str]:
     return body["messages"][-1]["content"].split()
-
-
-async def test_a_prompt_repeats_as_much_as_its_share_of_the_first() -> None:
-    scenario = Shares(
-        kind="shares", description="", prompt_words=8, shares=(0, 0.5, 1), output_tokens=3
-    )
-    async with served(honest) as (fake, target):
-        found = await play_shares(scenario, 0, target)
-    first, *others = map(words, fake.bodies)
-    assert [len(prompt) for prompt in others] == [8, 8, 8]
-    assert [prompt[:4] == first[:4] for prompt in others] == [False, True, True]
-    assert [prompt == first for prompt in others] == [False, False, True]
-    assert [(probe.share, probe.cached_tokens) for probe in found.probes] == [
-        (0, 5), (0.5, 5), (1, 5),
-    ]  # fmt: skip
 
 
 class Talking:
@@ -121,28 +97,6 @@ def test_a_gap_counts_when_a_part_of_it_is_in_the_time() -> None:
         Gap(4.0, 2.0),
         Gap(5.0, 2.0),
     )
-
-
-def test_the_least_work_has_no_prompt_token_twice_and_no_answer_as_a_prompt() -> None:
-    scenario = Load(
-        description="",
-        concurrency=2,
-        conversations=4,
-        turns=3,
-        system_prompts=1,
-        system_words=50,
-        user_words=10,
-        output_tokens=6,
-    )
-
-    def count(messages: object) -> int:
-        assert isinstance(messages, list)
-        return sum(len(message["content"].split()) for message in messages)
-
-    work = least_work(build(scenario, 0), count)
-    assert work.new_prompt_tokens == 50 + 4 * 3 * 10
-    assert (work.steps, work.rows) == (4 * 3 * 6 // 2, 2)
-    assert work.context_tokens == (60 + 50 + 3 * 16) // 2
 
 
 RESTART = Restart(
@@ -224,25 +178,6 @@ async def test_prompts_come_back_to_the_next_daemon_alone_and_as_a_crowd() -> No
         (ending, 0) for ending in ("SIGTERM", "SIGKILL") for _ in range(4)
     ]
     assert [len(crowd.again_seconds) for crowd in found.crowds] == [3, 3]
-
-
-async def test_a_server_without_a_disk_cache_loads_nothing() -> None:
-    def respond(body: dict[str, Any]) -> str:
-        return honest(body) if body else 'HTTP/1.1 200 OK\r\n\r\n{"disk": null}'
-
-    loading = load_scenario("loading")
-    assert isinstance(loading, Loading)
-    async with served(respond) as (_, target):
-        with pytest.raises(TargetError, match="no disk cache"):
-            await perform(loading, 0, target)
-
-
-def test_the_step_that_says_a_prompts_first_token_is_told_from_the_load_before_it() -> None:
-    """One stream heard of that step before the prompt's client did, the other behind it."""
-    streams = [Listener(), Listener()]
-    streams[0].heard = [1.0, 2.0, 3.0, 3.97, 5.0]
-    streams[1].heard = [1.01, 2.01, 3.02, 4.03, 5.01]
-    assert last_step(streams, 4.0) == (3.0, 3.02)
 
 
 @pytest.mark.parametrize("command", [("compare",), ("run", "--target", "http://127.0.0.1:1/v1")])

@@ -4,27 +4,19 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from load_tests.bench.floor import Floor, Work
 from load_tests.conditions import observe
 from load_tests.report import Percentiles
 from load_tests.scenarios.arrival import Arrived, Gap
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
-from load_tests.scenarios.kinds import Load, load_scenario
+from load_tests.scenarios.kinds import load_scenario
 from load_tests.scenarios.load import Summary
-from load_tests.scenarios.loading import Loaded, Phase
 from load_tests.scenarios.perform import Outcome
 from load_tests.scenarios.restart import ENDINGS, Resent, Restarted
-from load_tests.scenarios.shares import Probe, Probed
-from load_tests.side_by_side.plots import draw
 from load_tests.side_by_side.record import Record, read, write
-from load_tests.side_by_side.rounds import FLOOR, Bench, Failure, Rounds
+from load_tests.side_by_side.rounds import Failure, Rounds
 from load_tests.side_by_side.tables import Ratio, ratio, tables
-from tests.checkpoints import SHALLOW, write_family
 
 PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
-BARE = Floor(Work(1000, 480, 4, 561), 2000.0, 0.01, 5.0)
 
 
 def summary(wall_seconds: float) -> Summary:
@@ -34,17 +26,6 @@ def summary(wall_seconds: float) -> Summary:
 
 def arrived(seconds: float) -> Arrived:
     return Arrived(3600, seconds, 2 * seconds, seconds, (Gap(0.1, 0.05), Gap(1.0, seconds)))
-
-
-def probed(seconds: float) -> Probed:
-    return Probed(tuple(Probe(share, 2000, 0, seconds) for share in (0.0, 0.5)))
-
-
-def loaded(seconds: float) -> Loaded:
-    calm, beside = (
-        Phase(10 * gap, 2**20, gap, 2 * gap, (Gap(0.1, gap),)) for gap in (seconds, 1.5 * seconds)
-    )
-    return Loaded(4000, 3999, 8 * seconds, seconds, calm, calm, beside, beside, beside)
 
 
 def restarted(seconds: float) -> Restarted:
@@ -72,28 +53,20 @@ def record(name: str, outcome: Callable[[float], Outcome]) -> Record:
     return Record(name, load_scenario(name), observe(0, (), "a BLAS"), PEERS, found)
 
 
-def with_floor(found: Record) -> Record:
-    rounds = tuple({**played, FLOOR: BARE} for played in found.results.rounds)
-    return dataclasses.replace(found, results=Rounds(rounds, ()))
-
-
 RECORDS = [
     record("unique-1", summary),
     record("unique-8", summary),
     record("long-prompt", arrived),
-    record("cached-share", probed),
-    record("loading", loaded),
     record("restart", restarted),
     record("restart-wide", came_back),
 ]
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
-    kept = [with_floor(RECORDS[0]), *RECORDS[1:]]
-    for one in kept:
+    for one in RECORDS:
         write(one, tmp_path)
-    names = [one.name for one in kept]
-    assert read(tmp_path, [*names, "burst"]) == kept
+    names = [one.name for one in RECORDS]
+    assert read(tmp_path, [*names, "burst"]) == RECORDS
 
 
 def test_a_ratio_above_one_says_that_we_are_faster() -> None:
@@ -108,8 +81,8 @@ def test_a_ratio_above_one_says_that_we_are_faster() -> None:
 
 
 def test_every_kind_of_scenario_has_its_table() -> None:
-    loads, arrivals, shares, loadings, restarts, backs, crowds = tables(RECORDS)
-    for table in (loads, arrivals, shares, loadings, restarts, backs, crowds):
+    loads, arrivals, restarts, backs, crowds = tables(RECORDS)
+    for table in (loads, arrivals, restarts, backs, crowds):
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert [row[:3] for row in loads.rows] == [
         ("unique-1", "mlx_lm.server", "1.50 / 3.00"),
@@ -119,8 +92,6 @@ def test_every_kind_of_scenario_has_its_table() -> None:
     ]
     assert loads.rows[1][-2] == "3.00 (3.00-3.00)"
     assert arrivals.rows[0] == ("long-prompt", "rootstock", "1.50", "1.50", "3.00", "2.00")
-    assert shares.rows[1] == ("cached-share", "mlx_lm.server", "3.000", "3.000")
-    assert loadings.rows[2] == ("loading", "loading", "1.0", "22.50", "2250", "4500")
     assert restarts.rows[2] == (
         *("restart", "system prompt", "SIGKILL", "1,001", "980", "98.0%"),
         *("12.00", "1.500", "8.0", "2 of 2"),
@@ -141,54 +112,8 @@ def test_a_round_in_which_one_failed_counts_for_the_others_alone() -> None:
     assert [row[2] for row in table.rows] == ["1.50 / 3.00", "1.00 / 3.00"]
 
 
-def test_a_load_is_held_against_its_floor() -> None:
-    _, table = tables([with_floor(RECORDS[0])])
-    (row,) = table.rows
-    assert row[:4] == ("unique-1", "1.50", "5.00", "0.30 (0.20-0.40)")
-
-
-def test_plots_are_small_and_the_same_each_time(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-        drawn = draw(RECORDS, folder)
-        assert [file.name for file in drawn] == ["throughput.svg", "gaps.svg", "first-token.svg"]
-    for file in first.iterdir():
-        assert file.read_bytes() == (second / file.name).read_bytes()
-        assert file.stat().st_size < 64 * 1024
-        assert all(peer in file.read_text() for peer in PEERS)
-
-
-def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    assert draw(RECORDS[:1], tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["long-prompt", "cached-share"])
-def test_a_server_that_always_failed_is_left_out(name: str, tmp_path: Path) -> None:
-    (found,) = [one for one in RECORDS if one.name == name]
+def test_a_server_that_always_failed_is_left_out() -> None:
+    (found,) = [one for one in RECORDS if one.name == "long-prompt"]
     rounds = tuple({"rootstock": played["rootstock"]} for played in found.results.rounds)
     alone = dataclasses.replace(found, results=Rounds(rounds, ()))
     assert [row[1] for table in tables([alone]) for row in table.rows] == ["rootstock"]
-    (file,) = draw([alone], tmp_path)
-    assert "vllm-mlx" not in file.read_text()
-
-
-@pytest.mark.slow
-def test_a_floor_is_its_work_at_the_bare_models_speed(tmp_path: Path) -> None:
-    load = Load(
-        description="", concurrency=2, conversations=2, turns=2, user_words=6, output_tokens=3
-    )
-    found = Bench(write_family(SHALLOW, tmp_path), tmp_path).measure_floor(load, seed=0)
-    assert isinstance(found, Floor)
-    assert (found.work.steps, found.work.rows) == (2 * 2 * 3 // 2, 2)
-    assert found.work.new_prompt_tokens > 2 * 2 * 6
-    prefill_seconds = found.work.new_prompt_tokens / found.prefill_tokens_per_second
-    assert found.seconds == pytest.approx(prefill_seconds + 6 * found.step_seconds)
-
-
-@pytest.mark.slow
-def test_a_floor_that_cannot_be_measured_is_reported(tmp_path: Path) -> None:
-    load = Load(description="", concurrency=1, conversations=1, user_words=6, output_tokens=3)
-    found = Bench(tmp_path / "no-model", tmp_path).measure_floor(load, seed=0)
-    assert isinstance(found, Failure)
-    assert "no-model" in found.reason

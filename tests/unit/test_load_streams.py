@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import events_of
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
+from load_tests.events import events_of
 from load_tests.report import Percentiles
 from load_tests.streams import crowd, paced
 from load_tests.streams.command import WORD, Streaming, table

@@ -96,11 +96,8 @@ def test_for_trying_it_a_scenario_has_less_work(name: str) -> None:
 def test_the_scenarios_are_those_of_the_documentation() -> None:
     assert scenario_names() == [
         "burst",
-        "cached-share",
-        "disk-hit",
         "disk-unique",
         "hybrid",
-        "loading",
         "long-prompt",
         "multi-turn",
         "real-agent",

@@ -1,7 +1,7 @@
 """Log-probabilities as completions show them."""
 
 from engine.values.output import TokenLogprob
-from server.dialects.completions.write import ChoiceText
+from server.dialects.completions import ChoiceText
 from tests.contract.fake_engine import ByteTokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.mlx_backend import host
 from engine.mlx_backend.host import QUIET_SECONDS, MemoryMeter
-from engine.values.stats import MemoryPromise
+from engine.values.stats import ModelMemory
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ class Meter(MemoryMeter):
     def __init__(self, workspace: int) -> None:
         self.now = 0.0
         self.used = mx.get_active_memory()
-        super().__init__(MemoryPromise(0, 0, workspace, 0), self.used, lambda: self.now)
+        super().__init__(ModelMemory(0, 0, 0, 0, 0, 0), workspace, self.used, lambda: self.now)
 
     def take(self, mebibytes: int, error: Exception | None = None) -> None:
         with self.step():
@@ -34,7 +34,7 @@ class Meter(MemoryMeter):
                 raise error
 
 
-def test_a_step_within_its_promise_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_within_its_reservation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     meter = Meter(64 * MIB)
     meter.take(16)
     assert not caplog.records
@@ -49,7 +49,7 @@ def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_ag
         meter.now = now
         meter.take(32)
     said = [record.getMessage() for record in caplog.records]
-    line = "a step took 32 MiB on top of weights and KV cache; 8 MiB were promised"
+    line = "a step took 32 MiB on top of weights and KV cache; 8 MiB were reserved"
     assert said == [line, line]
 
 
@@ -64,12 +64,12 @@ def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     stats = meter.stats()
     assert 32 * MIB <= stats.peak < 40 * MIB
     assert stats.active == mx.get_active_memory() - meter.used == 0
-    assert stats.resident > 0
+    assert stats.model.process_bytes > 0
 
 
 def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "process_bytes", lambda: 110 * MIB)
-    assert Meter(0).stats().resident == 110 * MIB
+    assert Meter(0).stats().model.process_bytes == 110 * MIB
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])

@@ -1,6 +1,5 @@
 """What an assistant says between its reasoning and a call, where a template has no place for it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from server.errors import ApiError
-from server.generation.conversation import Message
+from server.generation.conversation import Conversation
+from server.generation.history import Replays
 from server.generation.prompt import PromptEncoder
 from server.record import Principal, RequestRecord
 from server.workers import Workers
@@ -47,18 +47,18 @@ def encoder(directory: Path, template: str) -> PromptEncoder:
     return PromptEncoder(opened(wrapper, 4096), card, Workers())
 
 
-def history(**said: str) -> Sequence[Message]:
+def history(**said: str) -> Conversation:
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "Where?"},
         {"role": "assistant", "tool_calls": [call], **said},
         {"role": "tool", "tool_call_id": "a", "content": "There."},
     ]
-    return [Message.model_validate(message) for message in messages]
+    return Conversation.model_validate({"messages": messages})
 
 
-async def rendered(prompts: PromptEncoder, messages: Sequence[Message]) -> str:
-    return await prompts.decode(ASKED, await prompts.chat(ASKED, messages), "tokens")
+async def rendered(prompts: PromptEncoder, chat: Conversation) -> str:
+    return await prompts.decode(ASKED, await prompts.chat(ASKED, chat, Replays()), "tokens")
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ async def test_one_of_them_alone_stays_what_it_is(tmp_path: Path, said: dict[str
 async def test_a_template_that_takes_neither_refuses_in_its_own_words(tmp_path: Path) -> None:
     prompts = encoder(tmp_path, NO_THOUGHTS)
     with pytest.raises(ApiError, match="never both"):
-        await prompts.chat(ASKED, history(reasoning_content="Hm.", content="I look."))
+        await rendered(prompts, history(reasoning_content="Hm.", content="I look."))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.values.model import Replay
-from server.generation.replays import AssistantTurn, Call, Replays, same_json
+from server.generation.history import AssistantTurn, Call, Replays, same_json
 
 SAID = AssistantTurn(
     (Call("c1", "look", {"a": 1, "b": [True, None]}), Call("c2", "list", {})), "I look."

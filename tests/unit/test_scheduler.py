@@ -6,10 +6,11 @@ from unittest.mock import Mock
 import pytest
 
 from engine.api import InvalidRequest, QueueFull
+from engine.core.budget import StepShape
 from engine.core.request import prepare
 from engine.core.step import Late, Prefill, Resample
 from engine.values.output import FinishReason
-from engine.values.request import Request, SamplingParams
+from engine.values.request import Pooling, Request, SamplingParams
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
 from kvstore.types import DEFAULT_NAMESPACE
@@ -327,6 +328,21 @@ def test_a_scored_prompt_is_waited_for_and_waits_for_nobody() -> None:
     harness.finish()
     assert harness.usage(scored).cached_tokens == 0
     assert harness.usage(duplicate).cached_tokens == 59
+
+
+def test_what_rows_compute_besides_tokens_has_a_cost() -> None:
+    """Log-probabilities of each of the two sequences, and of the prompts' last tokens; pooling."""
+    harness, shapes = Harness(), list[StepShape]()
+    listed = SamplingParams(top_logprobs=2)
+    harness.add(prompt(1, 20), sampling=listed, n=2)
+    harness.add(prompt(2, 20), max_tokens=0, pooling=Pooling.LAST)
+    harness.add(prompt(3, 20))
+    while (step := harness.scheduler.plan()) is not None:
+        shapes.append(step.budget.shape)
+        harness.compute(step)
+    assert sum(shape.pooled_chunks for shape in shapes) == 1
+    assert max(shape.listed_rows for shape in shapes) == 2
+    assert max(shape.decode_rows for shape in shapes) == 3
 
 
 def test_a_cached_prompt_does_not_wait_for_one_that_is_scored() -> None:

@@ -94,8 +94,8 @@ def test_adapters_are_a_mapping_in_yaml_and_pairs_in_flags_and_a_variable(
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        (["folder"], "adapters: must be NAME=DIRECTORY, not ['folder']"),
-        (["name="], "adapters: must be NAME=DIRECTORY"),
+        (["folder"], "adapters: must be NAME=FOLDER, such as sql=~/adapters/sql, not"),
+        (["name="], "adapters: must be NAME=FOLDER"),
         (["a=/x", "a=/y"], "adapters: must have each name once"),
         (["=/x"], "adapters.: must match"),
         (["a:b=/x"], "adapters.a:b: must match"),

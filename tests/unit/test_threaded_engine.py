@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull, events_of
+from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
 from engine.core.loop import Deliver, EngineLoop
@@ -23,6 +23,7 @@ from engine.remote.host import CALLS
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.values.stats import CacheTier, Latency
+from load_tests.events import events_of
 from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import Harness, prompt

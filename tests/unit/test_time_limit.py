@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.access.keys import Keyring
 from server.access.policy import Policy
 from server.access.web import Hosts, Origins
+from server.activity import RequestTracker
 from server.gateway import Gateway, body_budget, output_budget
 from server.metrics.metrics import HttpAnswers
 from server.record import Principal, RequestRecord, request_record
@@ -32,7 +33,13 @@ async def answered(app: ASGIApp, seconds: float | None) -> list[Message]:
     settings = Settings(request_timeout_seconds=seconds)
     policy = Policy(Keyring(()), Hosts("127.0.0.1"), Origins(()), has_namespaces=False)
     gateway = Gateway(
-        app, settings, policy, body_budget(settings), output_budget(settings), HttpAnswers()
+        app,
+        settings,
+        policy,
+        body_budget(settings),
+        output_budget(settings),
+        HttpAnswers(),
+        RequestTracker(),
     )
     sent: list[Message] = []
 

@@ -24,7 +24,7 @@ from server.dialects.responses.store import (
     StoredResponse,
 )
 from server.errors import ApiError
-from server.fair_limiter import FairLimiter
+from server.fairness import FairLimiter
 from server.record import Principal, RequestRecord
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 

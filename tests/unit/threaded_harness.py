@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from engine.api import events_of
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
@@ -17,6 +16,7 @@ from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from kvstore.sizes import StorageBytes
+from load_tests.events import events_of
 from tests.hosting import hosted
 from tests.simulation.daemon import NO_DECODE, NO_MEMORY, LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

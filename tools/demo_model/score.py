@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api import Engine, events_of
+from engine.api import Engine
 from engine.launch import launch
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from load_tests.events import events_of
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions

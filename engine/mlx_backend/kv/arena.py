@@ -1,10 +1,10 @@
 """The arena: K and V of every block in every layer, as MLX arrays that are allocated once.
 
 A layer's K, and its V, has the layout `[blocks, kv_heads, block_size, dim]`, chosen by measurement
-(`load_tests/bench/arena.py`). One head of a block is one contiguous run of memory: a copy is a
-memcpy, and attention can read it block by block as `[blocks * kv_heads, block_size, dim]` without
-moving it. The array itself is kept as `[blocks * kv_heads * block_size, dim]`, one vector a slot.
-No other module knows this layout.
+(`rootstock doctor --measure` compares it with another). One head of a block is one contiguous run
+of memory: a copy is a memcpy, and attention can read it block by block as
+`[blocks * kv_heads, block_size, dim]` without moving it. The array itself is kept as
+`[blocks * kv_heads * block_size, dim]`, one vector a slot. No other module knows this layout.
 
 MLX writes into an array in place only while nobody else refers to it. So every operation here
 rebinds its array at once, and returns no second reference that outlives a step.

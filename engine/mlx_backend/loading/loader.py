@@ -25,14 +25,17 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
 from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig
+from engine.values.stats import readable_bytes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
+READ_BYTES = 1 << 30  # of weights that are read before the progress is reported again
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 
 
@@ -100,17 +103,34 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
     of them.
     """
-    report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
+    _read_weights(loaded, report)
     if loaded.adapters:
         report(f"adapters: {', '.join(loaded.adapters)}")
-    mx.eval(loaded.model.parameters())
-    report("checking the model against its own caches")
+    report("checking that the model computes the same over shared storage…")
     execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
     mx.clear_cache()  # the check's buffers
-    report(f"batches: {execution.batching.name}")
+    if execution.batching is not LADDER[0]:
+        report(f"batches: {execution.batching.name}, since not {execution.rejected[0]}")
     if execution.attention is not attentions[0]:
         report(f"attention: {execution.attention.name}, since not {execution.rejected[-1]}")
     return execution
+
+
+def _read_weights(loaded: LoadedModel, report: Report) -> None:
+    """Read the weights, a part at a time, so that the progress can be reported."""
+    total = readable_bytes(loaded.weight_bytes)
+    part, part_bytes, done_bytes = list[mx.array](), 0, 0
+    report(f"loading weights, {total}…")
+    for weights in named_weights(loaded.model).values():
+        part.append(weights)
+        part_bytes += weights.nbytes
+        if part_bytes >= READ_BYTES:
+            mx.eval(part)
+            done_bytes += part_bytes
+            part, part_bytes = [], 0
+            report(f"loading weights, {readable_bytes(done_bytes)} of {total}…")
+    mx.eval(part)
+    report(f"weights: {total}")
 
 
 def named_weights(model: Module) -> dict[str, mx.array]:

@@ -11,17 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import mlx.core as mx
-
 from engine.api import ModelError
-from engine.mlx_backend.host import FusedAttention, Machine
+from engine.mlx_backend.host import Machine
 from engine.mlx_backend.kv.arena import block_bytes
 from engine.mlx_backend.kv.states import state_bytes
-from engine.mlx_backend.model.batching import FORWARD_TOKENS
+from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
-from engine.values.stats import MemoryPromise
+from engine.values.stats import ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
 from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize
 from kvstore.window import lease_slots
@@ -106,106 +103,6 @@ def activation_bytes(n_tokens: int, n_rows: int, vocab_size: int) -> int:
     return n_tokens * _TOKEN_BYTES + n_rows * vocab_size * _LOGIT_BYTES
 
 
-GATHERED_BYTES = 1 << 30
-"""The most K and V that a forward of several rows gathers in one layer; one row may need more.
-
-A forward that needs more is split, which reads the weights once more. That is little against the
-gather, which reads, writes and reads this much: a layer of 8 G parameters in 32 has half of it.
-"""
-
-_SCORE_BYTES, _MASK_BYTES = 4, 1
-_SHORT_TOKENS, _VECTOR_QUERIES = 8, 32
-_METAL_DIMS, _METAL_VECTOR_DIMS = frozenset({64, 72, 80, 96, 128}), frozenset({64, 96, 128})
-_CUDNN_DIMS = frozenset(range(8, 129, 8))
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionWorkspace:
-    """The arrays that attention makes while a forward is computed, in the layer that needs most.
-
-    A key is K and V of a token. A pair is a new token and a key of its row.
-    """
-
-    rows: int  # of a forward
-    tokens: int  # of a forward, padding included
-    key_bytes: int
-    copies: int  # of all keys of a forward
-    pair_bytes: int  # of any pair
-    short_bytes: int = 0  # in addition, of a pair in a row of at most `_SHORT_TOKENS` tokens
-    masked_bytes: int = 0  # in addition, of a pair whose mask is an array, in a window
-    window_keys: int = 0  # of one row in the layers with the longest window
-
-    def forward_keys(self, longest: int) -> int:
-        """The most keys that a forward reads: its rows times the keys of its longest row.
-
-        `longest`: tokens of the longest sequence that there can be.
-        """
-        affordable = GATHERED_BYTES // max(self.key_bytes, 1)
-        return min(self.rows * longest, max(longest, affordable))
-
-    def bytes(self, longest: int) -> int:
-        """The most that one forward takes: the K and V that it gathers, scores and masks.
-
-        Scores count once, because softmax and mask write where they read. Tiles do not reduce them,
-        because MLX computes the scores of many tiles before it attends to the first.
-        """
-        keys, pairs = self.forward_keys(longest), self.tokens * longest
-        in_windows = self.tokens * min(longest, self.window_keys) * self.masked_bytes
-        return (
-            self.copies * keys * self.key_bytes
-            + pairs * self.pair_bytes
-            + min(_SHORT_TOKENS * keys, pairs) * self.short_bytes
-            + in_windows
-        )
-
-
-def attention_workspace(
-    config: EngineConfig,
-    layout: Layout,
-    query_heads: int,
-    attention: Attention,
-    fused: FusedAttention,
-) -> AttentionWorkspace:
-    """The workspace of a model whose layers have at most `query_heads` query heads.
-
-    Whether MLX keeps scores in memory is decided by `use_fallback` in
-    `scaled_dot_product_attention.cpp` of `mlx/backend/metal/` and `mlx/backend/cuda/`. On Metal the
-    full kernel takes rows of more than 8 tokens with heads of 64, 72, 80, 96 or 128, and the vector
-    kernel takes shorter rows with heads of 64, 96 or 128 and at most 32 queries for each KV head.
-    On CUDA cuDNN takes half precision and heads of up to 128 in steps of 8. There `mlx/fast.cpp`
-    turns a boolean mask into an additive one for each head, from two arrays of that size. Windows
-    have such a mask; rows of full attention do not, see `RowByRowAttention`.
-    """
-    layers, scores_bytes = layout.kv_layers, query_heads * _SCORE_BYTES
-    dims = {*(shape.key_dim for shape in layers), *(shape.value_dim for shape in layers)}
-    has_equal_dims = all(shape.key_dim == shape.value_dim for shape in layers)
-    queries = [_SHORT_TOKENS * -(-query_heads // shape.kv_heads) for shape in layers]
-    pair_bytes, short_bytes, masked_bytes = _MASK_BYTES + scores_bytes, 0, 0
-    if fused is FusedAttention.METAL and has_equal_dims and dims <= _METAL_DIMS:
-        is_vector = dims <= _METAL_VECTOR_DIMS and max(queries, default=0) <= _VECTOR_QUERIES
-        pair_bytes, short_bytes = _MASK_BYTES, 0 if is_vector else scores_bytes
-    elif (
-        fused is FusedAttention.CUDA
-        and has_equal_dims
-        and dims <= _CUDNN_DIMS
-        and {*layout.dtypes} <= {mx.float16, mx.bfloat16}
-    ):
-        pair_bytes, masked_bytes = _MASK_BYTES, scores_bytes  # two arrays in half precision
-    window_slots = (
-        lease_slots(window, config.block_size, config.step_tokens) for window in layout.windows
-    )
-    return AttentionWorkspace(
-        rows=config.max_running,
-        tokens=config.step_tokens + FORWARD_TOKENS * config.max_running if layers else 0,
-        key_bytes=max((shape.token_bytes for shape in layers), default=0),
-        copies=attention.gathered_copies,
-        pair_bytes=pair_bytes,
-        short_bytes=short_bytes,
-        masked_bytes=masked_bytes,
-        window_keys=config.block_size * max(window_slots, default=0),
-    )
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """An engine's memory: what is kept, what steps and the checks at load take, and the limits of
@@ -250,7 +147,7 @@ class MemoryPlan:
     def sizes(self) -> StorageSizes:
         """How much storage of each kind there is."""
         if self._room_bytes < max(self._computing_bytes(0), self.check_bytes):
-            raise ModelError(f"the model does not fit: {self._figures()}")
+            raise ModelError(self._does_not_fit())
         kv_bytes, saved_bytes = self._wanted()
         room_bytes = self._room_bytes - self._running_bytes
         if self.footprint.state_bytes:
@@ -283,14 +180,22 @@ class MemoryPlan:
         return self.workspace.forward_keys(longest) if self.footprint.block_bytes else math.inf
 
     @property
-    def promise(self) -> MemoryPromise:
+    def memory(self) -> ModelMemory:
         """What the engine takes by this plan."""
-        return MemoryPromise(
-            weights=self.weight_bytes,
-            storage=self.stored.arenas + self.stored.states,
-            workspace=_PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes),
-            cache=(self._held_steps - 1) * self.cache_limit_bytes,
-        )
+        longest = min(self.context_tokens, self.arena_tokens)
+        return self._memory(self.stored.arenas, self.stored.states, longest)
+
+    def _memory(self, kv_bytes: int, states_bytes: int, longest: int) -> ModelMemory:
+        """What the engine takes with this storage and sequences of at most `longest` tokens."""
+        parts = self.weight_bytes, kv_bytes, states_bytes, self._computing_bytes(longest)
+        return ModelMemory(*parts, process_bytes=0, total_bytes=sum(parts))
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step may take in addition to weights and storage, as MLX counts it, or the
+        rehearsal of compiled decodes if that takes more. The growth of the process counts.
+        """
+        return _PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes)
 
     @property
     def cache_limit_bytes(self) -> int:
@@ -317,14 +222,14 @@ class MemoryPlan:
             + activation_bytes(REHEARSAL_ROWS, REHEARSAL_ROWS, self.vocab_size)
         )
 
-    def needed_bytes(self, default_bytes: int) -> int:
+    def needed(self, default_bytes: int) -> ModelMemory:
         """What the model takes with the storage that the settings give it, or `default_bytes` for
         storage and attention if they give none. The machine's memory does not count.
         """
         if self.config.kv_cache_bytes is None:
-            return self.weight_bytes + self._computing_bytes(0) + default_bytes
+            return self._memory(default_bytes, 0, 0)
         unbounded = replace(self.machine, left_bytes=sys.maxsize, most_bytes=sys.maxsize)
-        return replace(self, machine=unbounded).promise.total
+        return replace(self, machine=unbounded).memory
 
     @property
     def _held_steps(self) -> int:
@@ -410,9 +315,9 @@ class MemoryPlan:
         least_bytes = least_kv_bytes(config, footprint)
         if kv_bytes < least_bytes:
             raise ModelError(
-                f"a KV cache of {kv_bytes:,} bytes is too small for a block of each of the "
-                f"{config.max_running} sequences that may run and the windows of one: raise "
-                f"kv_cache_bytes to at least {least_bytes:,}, or lower max_running or step_tokens"
+                f"a KV cache of {kv_bytes:,} bytes is too small: {config.max_running} running "
+                f"sequences need at least {least_bytes:,}; raise kv_cache_bytes, or lower "
+                "max_running or step_tokens"
             )
         leases = 0
         if lease_bytes:
@@ -435,16 +340,37 @@ class MemoryPlan:
         )
         return StorageSizes(n_blocks, windows, states)
 
+    @property
+    def _is_budgeted(self) -> bool:
+        """Whether a setting, rather than the machine, limits the memory."""
+        return self.config.memory_bytes == self.machine.most_bytes
+
+    def _does_not_fit(self) -> str:
+        """The message for a model that does not fit with the least KV cache, with its parts."""
+        kv_bytes = least_kv_bytes(self.config, self.footprint)
+        longest = min(self.context_tokens, self.config.max_running * self.config.block_size)
+        least = self._memory(kv_bytes, self._running_bytes, longest)
+        needed_bytes = max(least.total_bytes, self.weight_bytes + self.check_bytes)
+        most = readable_bytes(self.machine.most_bytes)
+        there_is, advice = f"{most} of memory is free", "serve a smaller model"
+        if self._is_budgeted:
+            there_is, advice = f"memory_budget leaves it {most}", "raise memory_budget"
+        return (
+            f"the model does not fit: it needs at least {readable_bytes(needed_bytes)} "
+            f"({least.words}), and {there_is}: {advice}, or lower max_running or step_tokens"
+        )
+
     def _figures(self) -> str:
         """The free memory and what is taken of it, for a message."""
         tokens = self.context_tokens
         least, most = (
             max(self._computing_bytes(longest), self.check_bytes) for longest in (0, tokens)
         )
+        whose = "memory_budget" if self._is_budgeted else "free memory"
         return (
-            f"of {_readable(self.machine.most_bytes)} of free memory the weights take "
-            f"{_readable(self.weight_bytes)} and computing takes {_readable(least)}, "
-            f"{_readable(most)} with a sequence of {tokens:,} tokens"
+            f"of {readable_bytes(self.machine.most_bytes)} of {whose} the weights take "
+            f"{readable_bytes(self.weight_bytes)} and computing takes {readable_bytes(least)}, "
+            f"{readable_bytes(most)} with a sequence of {tokens:,} tokens"
         )
 
     def _too_large(self) -> ModelError:
@@ -454,8 +380,8 @@ class MemoryPlan:
         spare_bytes = self._most_kv_bytes(self._room_bytes - running_bytes)
         if spare_bytes < least_bytes:
             advice = (
-                f"{config.max_running} running sequences need {_readable(least_bytes)} of KV cache "
-                f"and {_readable(running_bytes)} of recurrent state: lower max_running, "
+                f"{config.max_running} running sequences need {readable_bytes(least_bytes)} of KV "
+                f"cache and {readable_bytes(running_bytes)} of recurrent state: lower max_running, "
                 "step_tokens or block_size"
             )
         elif config.kv_cache_bytes is None:
@@ -469,14 +395,9 @@ class MemoryPlan:
             "kv_cache_bytes": config.kv_cache_bytes,
             "state_cache_bytes": config.state_cache_bytes,
         }
-        given = (f"{name} of {_readable(n)}" for name, n in settings.items() if n is not None)
+        given = (f"{name} of {readable_bytes(n)}" for name, n in settings.items() if n is not None)
         wanted = " with ".join(given) or "the least KV cache"
         return ModelError(f"{wanted} does not fit: {self._figures()}; {advice}")
-
-
-def _readable(n_bytes: int) -> str:
-    n_bytes = max(n_bytes, 0)
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def _settable(n_bytes: int) -> str:

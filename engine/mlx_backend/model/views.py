@@ -81,12 +81,14 @@ class Attention:
 
 
 class RowByRowAttention(Attention):
-    """`gather` for CUDA, where MLX's fused attention takes no masks that are arrays: each row of a
-    group gathers its own keys alone, all of which its last token sees.
+    """`gather` for CUDA, where MLX's fused attention takes no masks that are arrays, and would have
+    scores of every token and key in memory: each row of several tokens gathers its own keys alone,
+    all of which its last token sees. Rows of one token are attended together, because their scores
+    are few and one kernel for all costs the host less than some for each row.
     """
 
     def prepare(self, group: RowGroup) -> BlockAttention | None:
-        return _RowByRow(group) if group.rows > 1 else None
+        return _RowByRow(group) if group.rows > 1 and group.length > 1 else None
 
 
 class _RowByRow(BlockAttention):

@@ -1,4 +1,4 @@
-// What to type to use this daemon from elsewhere: each line works as it stands.
+// Lines that use this daemon from elsewhere. Each works as it stands.
 
 import { address, hasKey } from "../net/api.js";
 import { quoted } from "../parts/shell.js";
@@ -7,7 +7,7 @@ const PLACEHOLDER = "YOUR_KEY";
 
 export const baseUrl = () => address("v1");
 
-/** A chat, as it is asked for without a client; of the first model where none is named. */
+/** A chat request; without a model of the first one. */
 export function curl(question, model) {
   const body = JSON.stringify({ model, messages: [{ role: "user", content: question }] });
   return [
@@ -30,14 +30,14 @@ answer = client.chat.completions.create(
 print(answer.choices[0].message.content)`;
 }
 
-/** For what reads OpenAI's variables. */
+/** For programs that read OpenAI's variables. */
 export function environment() {
   return `export OPENAI_BASE_URL=${quoted(baseUrl())} OPENAI_API_KEY=${hasKey() ? PLACEHOLDER : "none"}`;
 }
 
-/** An agent that is told all it needs, for this one time. */
-export function launch(agent, model) {
+/** `rootstock launch` for an agent; `command` is what has to be typed for `rootstock`. */
+export function launchLine(command, agent, model) {
   const key = hasKey() ? `ROOTSTOCK_CLIENT_API_KEY=${PLACEHOLDER} ` : "";
   const named = model === undefined ? "" : ` --model ${quoted(model)}`;
-  return `${key}rootstock launch ${quoted(agent)} --url ${quoted(baseUrl())}${named}`;
+  return `${key}${command} launch ${quoted(agent)} --url ${quoted(baseUrl())}${named}`;
 }

@@ -4,7 +4,7 @@ import { bytes } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { Stack } from "../parts/stack.js";
 
-const SHADES = 4;
+const SHADES = 8;
 const IN_MEMORY = ["loading", "ready", "draining"];
 
 /** The class of a model's part of the bar, and of its swatch. */
@@ -13,7 +13,8 @@ export function part(index) {
 }
 
 export function Budget({ models, budget }) {
-  const taken = models.map(({ state, memory_bytes }) => (IN_MEMORY.includes(state) ? memory_bytes ?? 0 : 0));
+  const taken = models.map(({ state, memory, needed_bytes }) =>
+    IN_MEMORY.includes(state) ? memory?.total_bytes ?? needed_bytes ?? 0 : 0);
   const sum = taken.reduce((left, right) => left + right, 0);
   const said = models.flatMap(({ id }, index) => (taken[index] ? [`${id} ${bytes(taken[index])}`] : []));
   const free = bytes(Math.max(0, budget - sum));

@@ -1,11 +1,11 @@
-// What is served here, for whoever may use it.
+// What the daemon serves, also for users that may not see the cache.
 
 import { ask } from "./api.js";
 
-/** The models of /v1/models, and the agents that `rootstock launch` knows. Throws as ask() does. */
+/** `served`: the models of /v1/models. `launch`: the command's name here and the agents that it can start. Throws as ask() does. */
 export async function served() {
-  const [models, { agents }] = await Promise.all([read("v1/models"), read("dashboard/agents")]);
-  return { served: models.data, agents };
+  const [models, launch] = await Promise.all([read("v1/models"), read("dashboard/agents")]);
+  return { served: models.data, launch };
 }
 
 async function read(path) {

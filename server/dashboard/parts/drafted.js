@@ -1,10 +1,10 @@
-// How many of the tokens that were written had been drafted.
+// How many of the generated tokens were drafted.
 
 import { whole } from "./format.js";
 import { html } from "./html.js";
 
-const TITLE = "of these tokens: drafted and right, so that they did not take a step each";
+const TITLE = "Tokens that a draft predicted correctly: they needed no step of their own";
 
 export function Drafted({ tokens }) {
-  return tokens > 0 && html`<span title=${TITLE}>${whole(tokens)} drafted</span>`;
+  return tokens > 0 && html`<span title=${TITLE}>${whole(tokens)} from drafts</span>`;
 }

@@ -21,14 +21,14 @@ export function Cell({ kind = "", head = "", title, children }) {
   return html`<td role="cell" class=${kind} data-head=${head} title=${title}>${children}</td>`;
 }
 
-/** With `ofSeveral` models it says which. */
+/** The program that sent it, and below that its route, its model if there are several, its address, and its key's name. */
 export function Who({ request, ofSeveral }) {
-  const { route, model, client, key, sequences } = request;
-  const names = [ofSeveral && model, client, key !== client && key && `key ${key}`];
+  const { agent, route, model, client, key, sequences } = request;
+  const about = [agent && route, ofSeveral && model, client, key !== client && key && `key ${key}`];
   return html`
     <${Cell} kind="who" title=${request.id}>
-      <code>${route}</code>${sequences > 1 && html` <span class="times">×${sequences}</span>`}
-      <small>${names.filter(Boolean).join(", ")}</small>
+      ${agent ?? html`<code>${route}</code>`}${sequences > 1 && html` <span class="times">×${sequences}</span>`}
+      <small>${about.filter(Boolean).join(", ")}</small>
     <//>`;
 }
 
@@ -38,16 +38,16 @@ export function Prompt({ request, children }) {
     <${Cell} kind="number" head="Prompt">${whole(request.prompt_tokens)} ${children}<//>`;
 }
 
-/** How much of the prompt was found in the cache. */
+/** The share of the prompt that was cached; nothing where no prompt was read. */
 export function Cached({ request: { prompt_tokens, cached_tokens } }) {
-  return html`<small>${percent(cached_tokens / prompt_tokens)} cached</small>`;
+  return prompt_tokens > 0 && html`<small>${percent(cached_tokens / prompt_tokens)} cached</small>`;
 }
 
-/** The tokens that it has written, how fast, and how many of them drafts had right. */
-export function Written({ request }) {
+/** The generated tokens, their rate, and how many of them a draft had predicted. */
+export function Output({ request }) {
   const { output_tokens: tokens, accepted_draft_tokens: drafted, tokens_per_second: speed } = request;
   return html`
-    <${Cell} kind="number" head="Written">
+    <${Cell} kind="number" head="Output">
       ${whole(tokens)} ${speed !== null && html`<small>${rate(speed)} tokens/s</small>`}
       ${drafted > 0 && html` <small><${Drafted} tokens=${drafted} /></small>`}
     <//>`;

@@ -1,11 +1,11 @@
-// The log of the last requests that are over.
+// The log of the last finished requests, refused ones included.
 
 import { dayTime, seconds } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
-import { Cached, Cell, Prompt, Table, Who, Written } from "./cells.js";
+import { Cached, Cell, Prompt, Table, Who, Output } from "./cells.js";
 
 const HEADS = [
-  ["Time"], ["Request"], ["Status"], ["Prompt", "number"], ["Written", "number"],
+  ["Time"], ["Request"], ["Status"], ["Prompt", "number"], ["Output", "number"],
   ["First token", "number"],
 ];
 const NO_FAILURES = [200, 499]; // a client may leave
@@ -37,7 +37,7 @@ function Row({ request, ofSeveral }) {
       <${Who} request=${request} ofSeveral=${ofSeveral} />
       <${Cell} kind=${hasFailed ? "outcome failed" : "outcome"}>${statusOf(request)}<//>
       <${Prompt} request=${request}><${Cached} request=${request} /><//>
-      <${Written} request=${request} />
+      <${Output} request=${request} />
       <${Cell} kind="number" head="First token">
         ${first === null ? "–" : seconds(first)} <small>of ${seconds(request.seconds)}</small>
       <//>

@@ -1,37 +1,57 @@
 // The requests that are being answered, with why one waits and a button that ends it.
 
 import { Confirm } from "../parts/confirm.js";
-import { clock, percent } from "../parts/format.js";
+import { clock, percent, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
-import { Cached, Cell, Prompt, Table, Who, Written } from "./cells.js";
+import { Cached, Cell, Output, Prompt, Table, Who } from "./cells.js";
 
 const HEADS = [
-  ["Request"], ["State"], ["Age", "number"], ["Prompt", "number"], ["Written", "number"],
+  ["Request"], ["State"], ["Age", "number"], ["Prompt", "number"], ["Output", "number"],
   [html`<span class="unseen">End it</span>`, "act"],
 ];
+const SHOWN_WAITING = 2; // queued requests that are listed; the others are only counted
 const WAITS = {
-  slots: ["waits for a slot", "as many run as may"],
-  memory: ["waits for memory", "others hold the blocks"],
-  twin: ["waits for its twin", "whose prompt is the same"],
-  disk: ["waits for the disk", "a prompt is being loaded"],
+  slots: ["waits for a slot", "max_running are running"],
+  memory: ["waits for memory", "no blocks are free"],
+  twin: ["waits for its twin", "which computes the same prompt"],
+  disk: ["waits for the disk", "its prompt is being loaded"],
   turn: ["waits for its turn", "this step is full"],
 };
 
 export class Live extends Component {
-  shouldComponentUpdate({ requests, ofSeveral }) {
-    return requests !== this.props.requests || ofSeveral !== this.props.ofSeveral;
+  state = { showsAll: false };
+
+  shouldComponentUpdate({ requests, ofSeveral }, { showsAll }) {
+    const { props, state } = this;
+    return requests !== props.requests || ofSeveral !== props.ofSeveral || showsAll !== state.showsAll;
   }
 
-  render({ requests, ofSeveral, onEnd }) {
+  render({ requests, ofSeveral, onEnd }, { showsAll }) {
     if (requests.length === 0) return null;
+    const queued = requests.filter(({ status }) => status === "waiting");
+    const folded = queued.slice(SHOWN_WAITING);
+    const shown = showsAll ? requests : requests.filter((request) => !folded.includes(request));
     return html`
       <div class="scroll" tabindex="0" role="region" aria-label="Live requests">
         <${Table} name="live" caption="Requests that are being answered" heads=${HEADS}>
-          ${requests.map((request) => html`
+          ${shown.map((request) => html`
             <${Row} key=${request.id} request=${request} ofSeveral=${ofSeveral} onEnd=${onEnd} />`)}
         <//>
-      </div>`;
+      </div>
+      ${folded.length > 0 && html`
+        <button class="fold" aria-expanded=${showsAll}
+                onClick=${() => this.setState({ showsAll: !showsAll })}>
+          ${showsAll ? "Fold the queue" : queueText(folded)}</button>`}`;
   }
+}
+
+/** "+17 queued: 12 for a slot, 5 for memory" */
+function queueText(queued) {
+  const counts = Object.keys(WAITS)
+    .map((reason) => [reason, queued.filter(({ waits_for }) => waits_for === reason).length])
+    .filter(([, number]) => number > 0)
+    .map(([reason, number]) => `${whole(number)} ${WAITS[reason][0].replace("waits ", "")}`);
+  return `+${whole(queued.length)} queued: ${counts.join(", ")}`;
 }
 
 function Row({ request, ofSeveral, onEnd }) {
@@ -44,14 +64,14 @@ function Row({ request, ofSeveral, onEnd }) {
         ${note && html` <small>${note}</small>`}<//>
       <${Cell} kind="number" head="Age">${clock(request.age_seconds)}<//>
       <${Prompt} request=${request}>${hasBegun && html`<${Progress} request=${request} />`}<//>
-      <${Written} request=${request} />
+      <${Output} request=${request} />
       <${Cell} kind="act">
         <${Confirm} label="End" question="Really?" onAnswer=${() => onEnd(request.id)} />
       <//>
     </tr>`;
 }
 
-/** What of its prompt was cached and what has been computed, in words and as a bar. */
+/** The cached and the computed share of the prompt, in words and as a bar. */
 function Progress({ request }) {
   const { prompt_tokens, cached_tokens, computed_tokens } = request;
   const parts = [["cached", cached_tokens], ["done", computed_tokens - cached_tokens]];
@@ -64,17 +84,17 @@ function Progress({ request }) {
     </span>`;
 }
 
-/** What it does, and a word about that. */
+/** The state and a note on it. */
 function stateOf({ status, waits_for, output_tokens, computed_tokens, prompt_tokens }) {
   switch (status) {
     case "waiting":
       return WAITS[waits_for];
     case "preparing":
-      return ["is being prepared", ""];
+      return ["preparing", ""];
     case "sending":
-      return ["is being sent", "its client reads slowly"];
+      return ["sending", "its client reads slowly"];
     default:
-      return output_tokens > 0 ? ["writes", ""]
-        : ["reads its prompt", `${percent(computed_tokens / prompt_tokens)} computed`];
+      return output_tokens > 0 ? ["generating", ""]
+        : ["prefill", `${percent(computed_tokens / prompt_tokens)} computed`];
   }
 }

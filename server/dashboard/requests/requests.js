@@ -1,4 +1,4 @@
-// Who computes: the requests that are being answered, and below them the last that were.
+// The requests that are being answered, and below them the last finished ones.
 
 import { ask, reason } from "../net/api.js";
 import { count } from "../parts/format.js";

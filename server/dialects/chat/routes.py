@@ -1,25 +1,219 @@
-"""`POST /v1/chat/completions`, and its `/render`."""
+"""`POST /v1/chat/completions`, whole and streamed, and its `/render`."""
 
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
-from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from server.dialects.chat.write import chat_job
-from server.dialects.delivery import (
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
+from server.dialects.job import (
     COMMENTS,
-    respond,
+    Job,
     respond_without_engine,
     when_loaded,
 )
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, chunks
-from server.dialects.openai import RenderedRequest, check_requests, rendered_request
+from server.dialects.openai import (
+    ChunkWriter,
+    RenderedRequest,
+    chat_logprobs,
+    check_requests,
+    rendered_request,
+    response_fields,
+    usage_fields,
+    wire_finish_reason,
+)
+from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
-from server.generation.models import ServedModel
-from server.generation.output_size import TOKEN_BYTES
-from server.generation.requests import prepare_chat
-from server.service import RecordDependency, ServiceDependency
+from server.generation.requests import ServedModel, prepare_chat
+from server.generation.stream import TOKEN_BYTES
+from server.generation.tools import ChatCustomTool, ChatFunctionTool, custom_input
+from server.service import Context
+
+
+class ChatForm:
+    """How one request's completions are written. It keeps nothing else of the body."""
+
+    def __init__(self, body: ChatRequest, model: ServedModel, id: str) -> None:
+        self._fields = response_fields("chatcmpl", id, model)
+        self._tier = {} if body.service_tier is None else {"service_tier": "default"}
+        self._include_usage = body.include_usage
+        self._tokenizer = model.engine.tokenizer if body.logprobs else None
+        self._calls = FunctionCallForm() if body.functions else ToolCallsForm(body.tools)
+
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of a ChatCompletion."""
+        completion = {
+            **self._fields,
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": index,
+                    "message": self._message(choice),
+                    "logprobs": self.logprobs(choice),
+                    "finish_reason": self.finish_reason(choice),
+                }
+                for index, choice in enumerate(choices)
+            ],
+            "usage": usage_fields(usage),
+            **self._tier,
+        }
+        return to_json(completion)
+
+    def writer(self, choices: Sequence[Choice]) -> "ChatWriter":
+        """The writer of a stream of the choices."""
+        usage = {"usage": None} if self._include_usage else {}
+        fields = {**self._fields, "object": "chat.completion.chunk", **self._tier, **usage}
+        return ChatWriter(self, choices, fields, include_usage=self._include_usage)
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Raises ApiError (500) for a choice that has not finished."""
+        wire = wire_finish_reason(choice.finish_reason)
+        if wire != "stop" or not choice.calls:
+            return wire
+        return self._calls.finish_reason
+
+    def logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """The JSON of the tokens' ChoiceLogprobs since the last call, if the client wants them."""
+        entries = choice.take_logprobs()
+        if self._tokenizer is None:
+            return None
+        return {"content": chat_logprobs(self._tokenizer, entries), "refusal": None}
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        """The content is null if there are calls and no text, else text, which may be empty."""
+        content, reasoning, calls = choice.content, choice.reasoning, choice.calls
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not content else content,
+            "refusal": None,
+        }
+        if calls:
+            message |= self._calls.fields(calls)
+        if reasoning:  # under two names: clients read one or the other
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        return message
+
+    def deltas(self, steps: Sequence[Step]) -> Iterator[bytes]:
+        """The JSON of the Deltas in which a stream has the steps."""
+        for step in steps:
+            block = step.block
+            if block.kind == "call":
+                if delta := self._calls.delta(step):
+                    yield to_json(delta)
+            elif isinstance(step, Grew):
+                text = to_json(step.text)
+                if block.kind == "text":
+                    yield b'{"content":%b}' % text
+                else:
+                    yield b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+
+
+class ToolCallsForm:
+    """Calls as `tool_calls`, of functions and of custom tools. The input of a custom tool is read
+    from the arguments when they are complete.
+    """
+
+    finish_reason = "tool_calls"
+
+    def __init__(self, tools: Sequence[ChatFunctionTool | ChatCustomTool]) -> None:
+        self._custom = {tool.custom.name for tool in tools if isinstance(tool, ChatCustomTool)}
+
+    def fields(self, calls: Sequence[Block]) -> dict[str, Any]:
+        """The fields of a message with these calls."""
+        return {"tool_calls": [self._tool_call(call) for call in calls]}
+
+    def delta(self, step: Step) -> dict[str, Any] | None:
+        """The Delta in which a stream has the step; None where it has none."""
+        block = step.block
+        is_custom, delta = block.name in self._custom, dict[str, Any]()
+        match step:
+            case Opened():
+                kind, text = ("custom", "input") if is_custom else ("function", "arguments")
+                named = {"name": block.name, text: ""}
+                delta = {"id": block.call_id, "type": kind, kind: named}
+            case Grew() if not is_custom:
+                delta = {"function": {"arguments": step.text}}
+            case Closed() if is_custom:
+                delta = {"custom": {"input": custom_input(block.text)}}
+        return {"tool_calls": [{"index": block.call_index, **delta}]} if delta else None
+
+    def _tool_call(self, call: Block) -> dict[str, Any]:
+        if call.name in self._custom:
+            custom = {"name": call.name, "input": custom_input(call.text)}
+            return {"id": call.call_id, "type": "custom", "custom": custom}
+        function = {"name": call.name, "arguments": call.text}
+        return {"id": call.call_id, "type": "function", "function": function}
+
+
+class FunctionCallForm:
+    """The first call as `function_call`, which is all that a request with `functions` gets."""
+
+    finish_reason = "function_call"
+
+    def fields(self, calls: Sequence[Block]) -> dict[str, Any]:
+        """The fields of a message with these calls."""
+        return {"function_call": {"name": calls[0].name, "arguments": calls[0].text}}
+
+    def delta(self, step: Step) -> dict[str, Any] | None:
+        """The Delta in which a stream has the step; None where it has none."""
+        match step:
+            case Opened(block) if block.call_index == 0:
+                return {"function_call": {"name": block.name, "arguments": ""}}
+            case Grew(block, text) if block.call_index == 0:
+                return {"function_call": {"arguments": text}}
+            case _:
+                return None
+
+
+_ROLE = to_json({"role": "assistant", "content": "", "refusal": None})
+_NO_CONTENT = to_json({"content": ""})
+
+
+class ChatWriter(ChunkWriter):
+    """The chunks of one streamed chat completion."""
+
+    def __init__(
+        self,
+        form: ChatForm,
+        choices: Sequence[Choice],
+        fields: dict[str, Any],
+        *,
+        include_usage: bool,
+    ) -> None:
+        super().__init__(fields, include_usage=include_usage)
+        self._form = form
+        self._choices = choices
+        self._begun = set[int]()
+
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """See StreamWriter. The first chunk of a choice has the role, the last the reason why it
+        ended. The first chunk of a call has the log-probabilities of all its tokens.
+        """
+        answer, deltas, chunks = self._choices[choice], [*self._form.deltas(steps)], list[bytes]()
+        if choice not in self._begun:
+            self._begun.add(choice)
+            chunks.append(self._chunk(choice, _ROLE))
+        if answer.logprobs and (logprobs := self._form.logprobs(answer)):
+            first = deltas.pop(0) if deltas else _NO_CONTENT
+            chunks.append(self._chunk(choice, first, logprobs=to_json(logprobs)))
+        chunks += [self._chunk(choice, delta) for delta in deltas]
+        if answer.finish_reason is not None:
+            reason = to_json(self._form.finish_reason(answer))
+            chunks.append(self._chunk(choice, b"{}", reason=reason))
+        return b"".join(chunks)
+
+    def _chunk(
+        self, choice: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null"
+    ) -> bytes:
+        """The parameters are JSON."""
+        return self.chunk(
+            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'
+            % (choice, delta, logprobs, reason)
+        )
+
 
 router = Endpoints()
 render_router = Endpoints()
@@ -41,42 +235,30 @@ def as_chat(body: ChatRequest) -> Chat:
     )
 
 
-@router.endpoint(
-    "POST",
-    "/v1/chat/completions",
-    answer=ChatCompletion,
-    stream=chunks(ChatChunk),
-    errors=GENERATION_ERRORS,
-)
-async def create_chat_completion(
-    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    service.check_priority(body.priority)
-
-    async def begin(model: ServedModel) -> Response:
-        chat = await model.workers.prepare(record, partial(as_chat, body))
-        request, plan = await prepare_chat(chat, model, record)
-        return await respond(chat_job(body, model, request, plan), http, service)
+@router.generation("/v1/chat/completions", answer=ChatCompletion, stream=chunks(ChatChunk))
+async def create_chat_completion(body: ChatRequest, context: Context) -> Response:
+    async def make(model: ServedModel) -> Job:
+        chat = await model.workers.prepare(context.record, partial(as_chat, body))
+        request, plan = await prepare_chat(chat, model, context.record)
+        form = ChatForm(body, model, request.id)
+        writer = form.writer if body.stream else None
+        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @render_router.endpoint(
     "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
 )
-async def render_chat_completion(
-    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def render_chat_completion(body: ChatRequest, context: Context) -> Response:
     """What is refused in a chat is refused here; nothing is generated."""
-    model = await service.model(body.model, record)
-    service.check_priority(body.priority)
-    chat = await model.workers.prepare(record, partial(as_chat, body))
-    request, _ = await prepare_chat(chat, model, record)
-    await check_requests([request], model, record)
+    model = await context.model(body.model)
+    chat = await model.workers.prepare(context.record, partial(as_chat, body))
+    request, _ = await prepare_chat(chat, model, context.record)
+    await check_requests([request], model, context.record)
     return await respond_without_engine(
         lambda: rendered_request(request, body, model.name),
         TOKEN_BYTES * len(request.prompt),
-        http,
-        service,
+        context,
     )

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from server.dialects.openai import ChoiceLogprobs, UsageBody
-from server.dialects.prompt import ChatConversation
+from server.dialects.openai import ChatConversation, ChoiceLogprobs, UsageBody
 from server.errors import UNSUPPORTED
 from server.generation.conversation import Content
 from server.generation.request_fields import GenerationRequest, TokenLimit

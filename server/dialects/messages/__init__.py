@@ -1,1 +1,0 @@
-"""Anthropic's Messages API: requests become Chats, and answers content blocks."""

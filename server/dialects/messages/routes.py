@@ -1,56 +1,307 @@
-"""`POST /v1/messages`, `/v1/messages/count_tokens`."""
+"""`POST /v1/messages`, whole and streamed: the blocks of an answer as content blocks; and
+`/v1/messages/count_tokens`.
+"""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import Request
+from pydantic import BaseModel, Field
+from pydantic_core import to_json
 from starlette.responses import Response
 
-from server.dialects.delivery import COMMENTS, respond, when_loaded
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
+from engine.values.output import FinishReason, Usage
+from engine.values.request import Request
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
+from server.dialects.errors import MessagesError, messages_error
+from server.dialects.job import COMMENTS, Job, StreamWriter, as_arguments, when_loaded, wire_json
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
-from server.dialects.messages.write import messages_job
-from server.generation.models import ServedModel
-from server.generation.requests import chat_tokens, prepare_chat
-from server.service import RecordDependency, ServiceDependency
+from server.errors import ApiError
+from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
+from server.generation.requests import ServedModel, prepare_chat
+from server.http.stream import EVENT_STREAM, sse_event
+from server.json_model import wire_event
+from server.service import Context
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class ThoughtTokens(BaseModel):
+    thinking_tokens: int
+
+
+class MessageUsage(BaseModel):
+    """The prompt's tokens are the sum of the first three."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThoughtTokens
+
+
+class TextBlock(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock: TypeAlias = Annotated[
+    TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class MessageBody(BaseModel):
+    """A message. `stop_reason` is null where it has only begun."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessageEnd(BaseModel):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+_DELTA_MODELS = (
+    wire_event("TextDelta", "text_delta", text=str),
+    wire_event("ThinkingDelta", "thinking_delta", thinking=str),
+    wire_event("SignatureDelta", "signature_delta", signature=str),
+    wire_event(
+        "InputJsonDelta",
+        "input_json_delta",
+        about="Slices of a call's input, as JSON text.",
+        partial_json=str,
+    ),
+)
+_Delta: Any = Annotated[reduce(or_, _DELTA_MODELS), Field(discriminator="type")]
+
+MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
+    wire_event("MessageStart", "message_start", message=MessageBody),
+    wire_event("Ping", "ping"),
+    wire_event("ContentBlockStart", "content_block_start", index=int, content_block=ContentBlock),
+    wire_event("ContentBlockDelta", "content_block_delta", index=int, delta=_Delta),
+    wire_event("ContentBlockStop", "content_block_stop", index=int),
+    wire_event(
+        "MessageDelta",
+        "message_delta",
+        about="How the message ended, and what it took in all.",
+        delta=MessageEnd,
+        usage=MessageUsage,
+    ),
+    wire_event("MessageStop", "message_stop"),
+    MessagesError,
+)
+
+
+SIGNATURE = "cm9vdHN0b2Nr"
+"""The signature of all thinking blocks. Clients send it back, and it is never checked."""
+
+
+class MessageForm:
+    """How one request's message is written."""
+
+    def __init__(self, model: str, request: Request, max_tokens: int, *, is_marked: bool) -> None:
+        """`max_tokens` are those that the client asked for. The tokens of a prompt that were
+        computed are reported as written to the cache if it `is_marked`, that is has
+        `cache_control`.
+        """
+        self.request_id = request.id
+        self._model = model
+        self._is_marked = is_marked
+        self._has_all_tokens = request.max_tokens == max_tokens
+
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of a MessageBody."""
+        (choice,) = choices
+        content = [_content(block, block.text) for block in choice.blocks]
+        return to_json(self.message(content, self.usage(usage), self.end(choice)))
+
+    def writer(self, choices: Sequence[Choice]) -> "MessageWriter":
+        """The writer of a stream of the one choice."""
+        (choice,) = choices
+        return MessageWriter(self, choice)
+
+    def message(
+        self, content: list[dict[str, Any]], usage: dict[str, Any], end: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The JSON of a MessageBody."""
+        return {
+            "id": f"msg_{self.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **end,
+            "usage": usage,
+        }
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The JSON of a MessageUsage."""
+        computed = usage.prompt_tokens - usage.cached_tokens
+        thought = usage.reasoning_tokens if isinstance(usage, AnswerUsage) else 0
+        return {
+            "input_tokens": 0 if self._is_marked else computed,
+            "cache_creation_input_tokens": computed if self._is_marked else 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": thought},
+        }
+
+    def end(self, choice: Choice) -> dict[str, Any]:
+        """The JSON of a MessageEnd."""
+        stopped_by = choice.stopped_by if isinstance(choice.stopped_by, str) else None
+        return {"stop_reason": self._stop_reason(choice), "stop_sequence": stopped_by}
+
+    def _stop_reason(self, choice: Choice) -> StopReason:
+        if isinstance(choice.stopped_by, str):
+            return "stop_sequence"
+        if choice.finish_reason is FinishReason.LENGTH:
+            return "max_tokens" if self._has_all_tokens else "model_context_window_exceeded"
+        return "tool_use" if choice.calls else "end_turn"
+
+
+def _content(block: Block, text: str) -> dict[str, Any]:
+    """The JSON of a Block with this text, which is empty where the block begins."""
+    match block.kind:
+        case "call":
+            given = as_arguments(text)
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": given}
+        case "reasoning":
+            signature = SIGNATURE if text else ""
+            return {"type": "thinking", "thinking": text, "signature": signature}
+        case "text":
+            return {"type": "text", "text": text}
+
+
+_DELTAS = {
+    "text": b'{"type":"text_delta","text":%b}',
+    "reasoning": b'{"type":"thinking_delta","thinking":%b}',
+    "call": b'{"type":"input_json_delta","partial_json":%b}',
+}
+_SIGNED = b'{"type":"signature_delta","signature":%b}' % to_json(SIGNATURE)
+_PING = sse_event("ping", b'{"type":"ping"}')
+
+
+class MessageWriter(StreamWriter):
+    """The events of one message.
+
+    Until its first token or the first keep-alive nothing is written, and an error has a status of
+    its own.
+    """
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, form: MessageForm, choice: Choice) -> None:
+        self._form = form
+        self._choice = choice
+        self._has_begun = False
+
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        return self._begin() + b"".join(map(_block_event, steps))
+
+    def keep_alive(self) -> bytes:
+        return self._begin() + _PING
+
+    def failure(self, error: ApiError) -> bytes:
+        return sse_event("error", wire_json(messages_error(error, self._form.request_id)))
+
+    def end(self, usage: AnswerUsage) -> bytes:
+        delta = {
+            "type": "message_delta",
+            "delta": self._form.end(self._choice),
+            "usage": self._form.usage(usage),
+        }
+        return _event(delta) + _event({"type": "message_stop"})
+
+    def _begin(self) -> bytes:
+        """The message's first event, once the number of cached tokens is known."""
+        admission = self._choice.admission
+        if self._has_begun or admission is None:
+            return b""
+        self._has_begun = True
+        end = {"stop_reason": None, "stop_sequence": None}
+        message = self._form.message([], self._form.usage(admission), end)
+        return _event({"type": "message_start", "message": message})
+
+
+def _block_event(step: Step) -> bytes:
+    block = step.block
+    if isinstance(step, Grew):
+        return _delta_event(block, _DELTAS[block.kind] % to_json(step.text))
+    if isinstance(step, Opened):
+        content = _content(block, "")
+        return _event(
+            {"type": "content_block_start", "index": block.index, "content_block": content}
+        )
+    signed = _delta_event(block, _SIGNED) if block.kind == "reasoning" else b""
+    return signed + _event({"type": "content_block_stop", "index": block.index})
+
+
+def _delta_event(block: Block, delta: bytes) -> bytes:
+    return sse_event(
+        "content_block_delta",
+        b'{"type":"content_block_delta","index":%d,"delta":%b}' % (block.index, delta),
+    )
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return sse_event(event["type"], to_json(event))
+
 
 router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/v1/messages",
-    answer=MessageBody,
-    stream=named_events(MESSAGE_EVENTS),
-    errors=GENERATION_ERRORS,
-)
-async def create_message(
-    body: MessagesRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
-    settings = service.settings
-    service.check_priority(body.priority)
+@router.generation("/v1/messages", answer=MessageBody, stream=named_events(MESSAGE_EVENTS))
+async def create_message(body: MessagesRequest, context: Context) -> Response:
+    settings, record = context.service.settings, context.record
 
-    async def begin(model: ServedModel) -> Response:
-        strips = settings.strip_billing_header
-        chat = await as_chat(body, model, record, strip_billing_header=strips)
+    async def make(model: ServedModel) -> Job:
+        read = partial(as_chat, body, model, record, settings)
+        chat = await model.workers.prepare(record, read)
         is_marked = settings.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
-        job = messages_job(body, model, request, plan, is_marked=is_marked)
-        return await respond(job, http, service)
+        form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
+        writer = form.writer if body.stream else None
+        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
-async def count_tokens(
-    body: CountTokensRequest, service: ServiceDependency, record: RecordDependency
-) -> TokenCount:
+async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
-    model, settings = await service.model(body.model, record), service.settings
-    strip = settings.strip_billing_header
-    prompt = await conversation(body, model, record, strip_billing_header=strip)
-    return TokenCount(input_tokens=len(await chat_tokens(prompt, model, record)))
+    model, record = await context.model(body.model), context.record
+    read = partial(conversation, body, model, context.service.settings)
+    prompt = await model.workers.prepare(record, read)
+    return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

@@ -6,22 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
-    field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.values.model import Temperature, TopK, TopP
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, TemplateArguments, as_parts
-from server.generation.request_fields import MODELS_OWN, SPECULATE, StopTexts
+from server.generation.request_fields import MODELS_OWN, SPECULATE, PrioritizedRequest, StopTexts
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import NULL, RequestModel, type_of
+from server.json_model import NULL, OBJECT, RequestModel, any_of, of_type, present, refused, type_of
 
 
 def _type_of(block: object) -> object:
@@ -240,28 +238,21 @@ HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "
 """How the types of those begin that Anthropic's servers run themselves."""
 
 
+_NAME: JsonSchemaValue = {"type": "string", "pattern": FUNCTION_NAME}
+
+
 class ToolParam(CacheControlled):
     """A tool with a schema is the client's to run. Others Anthropic runs, or has the schema of."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {
-                    "properties": {
-                        "name": {"type": "string", "pattern": FUNCTION_NAME},
-                        "input_schema": {"type": "object"},
-                    },
-                    "required": ["name", "input_schema"],
-                },
-                {
-                    "properties": {
-                        "type": {"type": "string", "pattern": f"^({'|'.join(HOSTED)})"},
-                        "input_schema": NULL,
-                    },
-                    "required": ["type"],
-                },
-            ]
-        }
+    model_config = any_of(
+        present(name=_NAME, input_schema=OBJECT),
+        {
+            "properties": {
+                "type": {"type": "string", "pattern": f"^({'|'.join(HOSTED)})"},
+                "input_schema": NULL,
+            },
+            "required": ["type"],
+        },
     )
 
     type: str = Field("custom", max_length=64)
@@ -290,17 +281,7 @@ class ToolParam(CacheControlled):
 
 
 class ToolChoiceParam(RequestModel):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"enum": ["auto", "any", "none"]}}},
-                {
-                    "properties": {"name": {"type": "string", "pattern": FUNCTION_NAME}},
-                    "required": ["name"],
-                },
-            ]
-        }
-    )
+    model_config = any_of(of_type("auto", "any", "none"), present(name=_NAME))
 
     type: Literal["auto", "any", "tool", "none"]
     name: str = Field("", max_length=256)
@@ -308,6 +289,14 @@ class ToolChoiceParam(RequestModel):
 
 
 MAX_SERVERS = 64
+
+Servers = SkipJsonSchema[
+    Annotated[
+        list[Any],
+        Field(max_length=MAX_SERVERS),
+        refused("not supported; connect to them from the client"),
+    ]
+]
 
 
 class ThinkingParam(RequestModel):
@@ -342,9 +331,7 @@ class CountTokensRequest(CacheControlled):
     thinking: ThinkingParam | None = None
     output_config: OutputConfigParam = Field(default_factory=OutputConfigParam)
     output_format: OutputFormatParam | None = None  # what output_config.format was called at first
-    mcp_servers: SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_SERVERS)]] = Field(
-        default_factory=list
-    )
+    mcp_servers: Servers = Field(default_factory=list)
 
     cache_salt: str = Field("", max_length=256)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
@@ -361,13 +348,6 @@ class CountTokensRequest(CacheControlled):
             raise PydanticCustomError("tool_choice", message, {"name": choice.name})
         return self
 
-    @field_validator("mcp_servers")
-    @classmethod
-    def _none_of_them(cls, servers: list[Any]) -> list[Any]:
-        if servers:
-            raise PydanticCustomError(UNSUPPORTED, "not supported; connect to them from the client")
-        return servers
-
     @property
     def declared_tools(self) -> list[ToolParam]:
         """Without those that Anthropic's servers would run."""
@@ -379,7 +359,7 @@ class CountTokensRequest(CacheControlled):
         return super().cache_control_count + sum(part.cache_control_count for part in parts)
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, PrioritizedRequest):
     EXAMPLE: ClassVar = {
         "max_tokens": 100,
         "messages": [{"role": "user", "content": "What is a radix tree?"}],
@@ -393,5 +373,4 @@ class MessagesRequest(CountTokensRequest):
     top_k: TopK | None = Field(None, description=MODELS_OWN)
 
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    priority: int = Field(0, ge=-1000, le=1000)
     speculate: bool = Field(True, description=SPECULATE)

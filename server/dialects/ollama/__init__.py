@@ -1,1 +1,0 @@
-"""Ollama's API: requests become Chats, and answers lines of JSON."""

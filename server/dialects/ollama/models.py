@@ -10,9 +10,9 @@ from blake3 import blake3
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.stats import MemoryPromise
-from server.dialects.base import wire_json
+from engine.values.stats import ModelMemory
 from server.dialects.errors import ollama_error
+from server.dialects.job import wire_json
 from server.dialects.ollama.schema import (
     OllamaDetails,
     OllamaModel,
@@ -21,7 +21,7 @@ from server.dialects.ollama.schema import (
     OllamaRunningModel,
 )
 from server.errors import SERVER, ApiError
-from server.generation.models import ServedModel
+from server.generation.requests import ServedModel
 from server.http.stream import json_line
 from server.models.hub import Download
 from server.parsing.registry import chosen, detect
@@ -111,7 +111,7 @@ def listed(name: str, source: str) -> OllamaModel:
 
 
 def running(
-    model: ServedModel, source: str, promise: MemoryPromise, seconds_left: float | None
+    model: ServedModel, source: str, memory: ModelMemory, seconds_left: float | None
 ) -> OllamaRunningModel:
     """`seconds_left` until it is unloaded for its age; None: never."""
     card, checkpoint = model.engine.card, _opened(source)
@@ -121,11 +121,11 @@ def running(
     return OllamaRunningModel(
         name=model.name,
         model=model.name,
-        size=promise.kept,
+        size=memory.kept_bytes,
         digest=_digest(source, checkpoint),
         details=_details(checkpoint),
         expires_at=expires,
-        size_vram=promise.kept if card.device.startswith("gpu") else 0,
+        size_vram=memory.kept_bytes if card.device.startswith("gpu") else 0,
         context_length=card.max_sequence_tokens,
     )
 

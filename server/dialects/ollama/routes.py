@@ -5,22 +5,21 @@ from collections.abc import Sequence
 from functools import partial
 
 from anyio import current_time, to_thread
-from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
-from server.dialects.base import Job, wire_json
-from server.dialects.delivery import (
-    Begin,
-    KeepAlive,
-    json_response,
-    respond,
-    when_loaded,
-)
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, json_lines
 from server.dialects.errors import OllamaError
+from server.dialects.job import (
+    Job,
+    KeepAlive,
+    MakeJob,
+    json_response,
+    when_loaded,
+    wire_json,
+)
 from server.dialects.ollama.models import (
     LATEST,
     SUCCESS,
@@ -33,7 +32,6 @@ from server.dialects.ollama.models import (
 )
 from server.dialects.ollama.read import as_chat, as_embedding, prompt_as_chat, raw_completion
 from server.dialects.ollama.schema import (
-    DoneReason,
     OllamaChatAnswer,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -64,79 +62,67 @@ from server.dialects.ollama.write import (
     without_answer,
 )
 from server.errors import ApiError
-from server.generation.models import ServedModel
 from server.generation.pooling import embedding_requests
-from server.generation.requests import prepare_chat, prepare_completion
+from server.generation.requests import ServedModel, prepare_chat, prepare_completion
 from server.http.stream import NDJSON, DeferredStream, written
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
-from server.service import RecordDependency, Service, ServiceDependency
+from server.service import Context, RequestContext, Service
 
 router = Endpoints()
 models_router = Endpoints()
 
 
-@router.endpoint(
-    "POST",
-    "/api/chat",
-    answer=OllamaChatAnswer,
-    stream=json_lines(OllamaChatAnswer, OllamaError),
-    errors=GENERATION_ERRORS,
+@router.generation(
+    "/api/chat", answer=OllamaChatAnswer, stream=json_lines(OllamaChatAnswer, OllamaError)
 )
-async def create_chat(
-    body: OllamaChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def create_chat(body: OllamaChatRequest, context: Context) -> Response:
     arrived_ns = time.perf_counter_ns()
-    record.keep_alive_seconds = body.keep_alive
-    if not body.messages and body.keep_alive == 0:
-        return await _unloaded(body, service, record, chat_shape)
 
-    async def begin(model: ServedModel) -> Response:
-        if not body.messages:
-            return _answer_of(model.name, chat_shape, "load")
-        chat = await model.workers.prepare(record, partial(as_chat, body, model))
-        request, plan = await prepare_chat(chat, model, record)
-        job = answer_job(model, [request], plan, chat_shape, arrived_ns, is_streamed=body.stream)
-        return await respond(job, http, service)
+    async def make(model: ServedModel) -> Job:
+        chat = await model.workers.prepare(context.record, partial(as_chat, body, model))
+        request, plan = await prepare_chat(chat, model, context.record)
+        return answer_job(model, [request], plan, chat_shape, arrived_ns, is_streamed=body.stream)
 
-    return await _when_loaded(body, chat_shape, begin, http, service)
+    return await _answered(body, chat_shape, make if body.messages else None, context)
 
 
-@router.endpoint(
-    "POST",
+@router.generation(
     "/api/generate",
     answer=OllamaGenerateAnswer,
     stream=json_lines(OllamaGenerateAnswer, OllamaError),
-    errors=GENERATION_ERRORS,
 )
-async def generate(
-    body: OllamaGenerateRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def generate(body: OllamaGenerateRequest, context: Context) -> Response:
     arrived_ns = time.perf_counter_ns()
-    record.keep_alive_seconds = body.keep_alive
-    if not body.prompt and body.keep_alive == 0:
-        return await _unloaded(body, service, record, generate_shape)
 
-    async def begin(model: ServedModel) -> Response:
-        if not body.prompt:
-            return _answer_of(model.name, generate_shape, "load")
-        job = await _generate_job(body, model, record, arrived_ns)
-        return await respond(job, http, service)
+    async def make(model: ServedModel) -> Job:
+        return await _generate_job(body, model, context.record, arrived_ns)
 
-    return await _when_loaded(body, generate_shape, begin, http, service)
+    return await _answered(body, generate_shape, make if body.prompt else None, context)
 
 
-async def _when_loaded(
-    body: OllamaGenerationRequest, shape: Shape, begin: Begin, http: Request, service: Service
+async def _answered(
+    body: OllamaGenerationRequest, shape: Shape, make: MakeJob | None, context: RequestContext
 ) -> Response:
-    """The response of the model that the body names. A stream has empty lines while it loads."""
+    """The response of the model that the body names. A stream has empty lines while it loads.
+
+    Without anything to answer, and so without `make`, the model is only loaded; or unloaded, if it
+    is not to stay.
+    """
+    service = context.service
+    context.record.keep_alive_seconds = body.keep_alive
+    if make is None and body.keep_alive == 0:
+        return await _unloaded(body, context, shape)
     name = named(service, body.model)
+
+    async def loaded(model: ServedModel) -> bytes:
+        return without_answer(model.name, shape, "load")
 
     def line() -> bytes:
         return empty_line(name or service.models.find(name).name, shape)
 
     keep_alive = KeepAlive(NDJSON, line) if body.stream else None
-    return await when_loaded(name, begin, http, service, keep_alive)
+    return await when_loaded(name, make or loaded, context, keep_alive)
 
 
 def named(service: Service, name: str) -> str:
@@ -160,63 +146,51 @@ async def _generate_job(
 
 
 async def _unloaded(
-    body: OllamaGenerationRequest, service: Service, record: RecordDependency, shape: Shape
+    body: OllamaGenerationRequest, context: RequestContext, shape: Shape
 ) -> Response:
     """Answers at once. An admin unloads the model as soon as its running requests have ended. Any
     other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
     """
+    service, record = context.service, context.record
     name = named(service, body.model)
     model = await service.chosen(name, record)
     if service.is_admin(record):
         service.models.pool.begin_unload(model)
     else:
         service.models.pool.withdraw(model, record.key)
-    return _answer_of(name, shape, "unload")
+    return json_response(without_answer(name, shape, "unload"))
 
 
-def _answer_of(name: str, shape: Shape, reason: DoneReason) -> Response:
-    return json_response(without_answer(name, shape, reason))
-
-
-@router.endpoint("POST", "/api/embed", answer=OllamaVectors, errors=GENERATION_ERRORS)
-async def embed(
-    body: OllamaEmbedRequest, http: Request, service: ServiceDependency, record: RecordDependency
-) -> Response:
+@router.generation("/api/embed", answer=OllamaVectors)
+async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
     """Without a text the model is loaded, and no more."""
     arrived_ns = time.perf_counter_ns()
-    record.keep_alive_seconds = body.keep_alive
+    context.record.keep_alive_seconds = body.keep_alive
 
-    async def begin(model: ServedModel) -> Response:
+    async def make(model: ServedModel) -> Job | bytes:
         if not body.texts:
-            return json_response(to_json(EmbedForm(model.name, arrived_ns).fields([], None)))
+            return to_json(EmbedForm(model.name, arrived_ns).fields([], None))
         asked = as_embedding(body, body.texts, body.dimensions)
-        requests = await embedding_requests(asked, model, record)
+        requests = await embedding_requests(asked, model, context.record)
         form = EmbedForm(model.name, arrived_ns)
-        return await respond(
-            vectors_job(model, requests, body.dimensions, form.fields), http, service
-        )
+        return vectors_job(model, requests, body.dimensions, form.fields)
 
-    return await when_loaded(named(service, body.model), begin, http, service)
+    return await when_loaded(named(context.service, body.model), make, context)
 
 
-@router.endpoint("POST", "/api/embeddings", answer=OllamaVector, errors=GENERATION_ERRORS)
-async def embeddings(
-    body: OllamaEmbeddingsRequest,
-    http: Request,
-    service: ServiceDependency,
-    record: RecordDependency,
-) -> Response:
+@router.generation("/api/embeddings", answer=OllamaVector)
+async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Response:
     """Without a prompt the model is loaded, and no more."""
-    record.keep_alive_seconds = body.keep_alive
+    context.record.keep_alive_seconds = body.keep_alive
 
-    async def begin(model: ServedModel) -> Response:
+    async def make(model: ServedModel) -> Job | bytes:
         if not body.prompt:
-            return json_response(wire_json(OllamaVector(embedding=[])))
+            return wire_json(OllamaVector(embedding=[]))
         asked = as_embedding(body, [body.prompt], None)
-        requests = await embedding_requests(asked, model, record)
-        return await respond(vectors_job(model, requests, None, one_vector), http, service)
+        requests = await embedding_requests(asked, model, context.record)
+        return vectors_job(model, requests, None, one_vector)
 
-    return await when_loaded(named(service, body.model), begin, http, service)
+    return await when_loaded(named(context.service, body.model), make, context)
 
 
 API_VERSION = "0.12.11"
@@ -229,56 +203,54 @@ async def version() -> OllamaVersion:
 
 
 @models_router.endpoint("GET", "/api/tags")
-async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
+async def tags(context: Context) -> OllamaModels:
     """The models that are served, under each of their names."""
-    allowed = list(service.models.named(record.principal.allowed_models))
+    allowed = list(context.service.models.named(context.record.principal.allowed_models))
 
     def read() -> OllamaModels:
         return OllamaModels(models=[listed(name, model.settings.source) for name, model in allowed])
 
-    return await service.workers.run(record.client, 0, read)
+    return await context.service.workers.run(context.record.client, 0, read)
 
 
 @models_router.endpoint("GET", "/api/ps")
-async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
+async def ps(context: Context) -> OllamaRunningModels:
     """The models that are loaded and that the key may use, under the first of their names."""
     found = []
-    for name, loaded in service.models.all_loaded().items():
-        if not loaded.model.is_allowed(name, record.principal.allowed_models):
+    for name, loaded in context.service.models.all_loaded().items():
+        if not loaded.model.is_allowed(name, context.record.principal.allowed_models):
             continue
-        promise = (await loaded.engine.stats()).memory.promise
+        memory = (await loaded.engine.stats()).memory.model
         left = loaded.model.seconds_left(current_time())
         source = loaded.model.settings.source
-        read = partial(running, loaded.served[name], source, promise, left)
-        found.append(await service.workers.run(record.client, 0, read))
+        read = partial(running, loaded.served[name], source, memory, left)
+        found.append(await context.service.workers.run(context.record.client, 0, read))
     return OllamaRunningModels(models=found)
 
 
 @models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
-async def show(
-    body: OllamaShowRequest, service: ServiceDependency, record: RecordDependency
-) -> OllamaModelInfo:
+async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
     """Loads nothing: it says what the model's files say, loaded or not."""
-    name = named(service, body.named)
-    model = await service.chosen(name, record)
+    name = named(context.service, body.named)
+    model = await context.service.chosen(name, context.record)
     read = partial(described, name or model.name, model.settings, model.card)
-    return await service.workers.run(record.client, 0, read)
+    return await context.service.workers.run(context.record.client, 0, read)
 
 
 @models_router.endpoint(
     "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
-async def pull(
-    body: OllamaPullRequest, service: ServiceDependency, record: RecordDependency
-) -> Response:
+async def pull(body: OllamaPullRequest, context: Context) -> Response:
     """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
     The name is that of a repository, or of a served model, which may come from a directory.
     """
-    download = await _download(service, named(service, body.named))
+    download = await _download(context.service, named(context.service, body.named))
     if body.stream:
-        record.never_ends()
+        context.record.never_ends()
         lines = written(pull_lines(download))
-        return DeferredStream(NDJSON, lines, service.settings.keepalive_seconds, keep_alive=bytes)
+        return DeferredStream(
+            NDJSON, lines, context.service.settings.keepalive_seconds, keep_alive=bytes
+        )
     await pulled(download)
     return json_response(wire_json(SUCCESS))
 
@@ -295,10 +267,10 @@ async def _download(service: Service, name: str) -> Download | None:
 
 
 @models_router.endpoint("DELETE", "/api/delete", errors=(404, 409))
-async def delete(body: OllamaModelRequest, service: ServiceDependency) -> Response:
+async def delete(body: OllamaModelRequest, context: Context) -> Response:
     """Deletes a repository from Hugging Face's cache, every revision of it, unless it is served."""
     name = repository(body.named)
-    if service.models.is_served_from(name):
+    if context.service.models.is_served_from(name):
         raise ApiError(409, f"model '{name}' is served", param="model", code="model_served")
     await to_thread.run_sync(_delete, name)
     return Response()

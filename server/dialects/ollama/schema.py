@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationInfo,
@@ -20,12 +19,11 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai import TokenLogprobBody
-from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
-from server.generation.request_fields import MODELS_OWN, StopTexts
+from server.generation.request_fields import MODELS_OWN, ModelsTemplate, NoSuffix, StopTexts
 from server.generation.tools import MAX_TOOLS, ChatFunctionTool
-from server.json_model import RequestModel, SparseModel
+from server.json_model import RequestModel, SparseModel, any_of, present, refused
 
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -66,7 +64,16 @@ MAX_IMAGES = 64
 MAX_RAW_LOGPROBS = 5  # as of other text completions
 MAX_CONTEXT = 1 << 20
 
-Images = SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_IMAGES)]]
+Images = SkipJsonSchema[
+    Annotated[list[Any], Field(max_length=MAX_IMAGES), refused("this model takes none")]
+]
+Context = SkipJsonSchema[
+    Annotated[
+        list[int],
+        Field(max_length=MAX_CONTEXT, fail_fast=True),
+        refused("send the conversation to /api/chat instead"),
+    ]
+]
 Effort = Literal["low", "medium", "high", "max"]
 
 
@@ -133,12 +140,6 @@ class OllamaGenerationRequest(RequestModel):
         return self.top_logprobs if self.logprobs else None
 
 
-def _refused_images(images: list[Any]) -> list[Any]:
-    if images:
-        raise PydanticCustomError(UNSUPPORTED, "this model takes none")
-    return images
-
-
 class OllamaCalledFunction(RequestModel):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -161,11 +162,6 @@ class OllamaMessageParam(RequestModel):
     ] = Field(default_factory=list)
     tool_name: str | None = Field(None, max_length=256)
     tool_call_id: str | None = Field(None, max_length=256)
-
-    @field_validator("images")
-    @classmethod
-    def _no_images(cls, images: list[Any]) -> list[Any]:
-        return _refused_images(images)
 
 
 class OllamaChatRequest(OllamaGenerationRequest):
@@ -193,11 +189,9 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     system: str = ""
     raw: bool = Field(False, description="The prompt as it is, without the chat template.")
     images: Images = Field(default_factory=list)
-    suffix: SkipJsonSchema[str] = ""
-    template: SkipJsonSchema[str] = ""
-    context: SkipJsonSchema[Annotated[list[int], Field(max_length=MAX_CONTEXT, fail_fast=True)]] = (
-        Field(default_factory=list)
-    )
+    suffix: NoSuffix = ""
+    template: ModelsTemplate = ""
+    context: Context = Field(default_factory=list)
 
     @field_validator("raw")
     @classmethod
@@ -206,32 +200,6 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
             message = "top_logprobs is at most {limit} with it"
             raise PydanticCustomError("raw", message, {"limit": MAX_RAW_LOGPROBS})
         return raw
-
-    @field_validator("images")
-    @classmethod
-    def _no_images(cls, images: list[Any]) -> list[Any]:
-        return _refused_images(images)
-
-    @field_validator("suffix")
-    @classmethod
-    def _no_suffix(cls, suffix: str) -> str:
-        if suffix:
-            raise PydanticCustomError(UNSUPPORTED, "inserting text is not supported")
-        return suffix
-
-    @field_validator("template")
-    @classmethod
-    def _models_own_template(cls, template: str) -> str:
-        if template:
-            raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
-        return template
-
-    @field_validator("context")
-    @classmethod
-    def _no_context(cls, context: list[int]) -> list[int]:
-        if context:
-            raise PydanticCustomError(UNSUPPORTED, "send the conversation to /api/chat instead")
-        return context
 
 
 class OllamaShowRequest(RequestModel):
@@ -247,12 +215,7 @@ class OllamaShowRequest(RequestModel):
         return self.model or self.name
 
 
-NAMED: JsonSchemaValue = {
-    "anyOf": [
-        {"properties": {name: {"type": "string", "minLength": 1}}, "required": [name]}
-        for name in ("model", "name")
-    ]
-}
+_NAME: JsonSchemaValue = {"type": "string", "minLength": 1}
 
 
 class OllamaModelRequest(OllamaShowRequest):
@@ -260,7 +223,7 @@ class OllamaModelRequest(OllamaShowRequest):
 
     EXAMPLE: ClassVar = {"model": "mlx-community/Qwen3-4B-4bit"}
 
-    model_config = ConfigDict(json_schema_extra=NAMED)
+    model_config = any_of(present(model=_NAME), present(name=_NAME))
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:

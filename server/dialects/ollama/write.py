@@ -3,23 +3,22 @@
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
 
-from engine.values.model import Embedder, Tokenizer
-from engine.values.output import FinishReason, OutputEvent
+from engine.values.model import Tokenizer
+from engine.values.output import FinishReason
 from engine.values.request import Request
-from server.dialects.base import Job, as_arguments, wire_json
 from server.dialects.errors import ollama_error
+from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
 from server.dialects.ollama.schema import DoneReason
 from server.dialects.openai import chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
-from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.pooling import vector
+from server.generation.requests import ServedModel
 from server.http.stream import NDJSON, json_line
 
 Fields = dict[str, Any]
@@ -146,8 +145,8 @@ def _members(fields: Fields) -> bytes:
 _BLANK = "\0"
 
 
-class OllamaWriter:
-    """A StreamWriter of lines. Calls come whole, each when it is complete."""
+class OllamaWriter(StreamWriter):
+    """The lines of one answer. Calls come whole, each when it is complete."""
 
     media_type = NDJSON
 
@@ -174,9 +173,6 @@ class OllamaWriter:
         if first:
             lines.append(_line(self._model, first + self._empty))
         return b"".join(lines)
-
-    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        return 0
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""
@@ -207,27 +203,17 @@ def vectors_job(
     model: ServedModel,
     requests: Sequence[Request],
     dimensions: int | None,
-    render: Callable[[Vectors, AnswerUsage], Fields],
+    fields: Callable[[Vectors, AnswerUsage], Fields],
 ) -> Job:
-    """The job of embeddings in the order of the texts, of which `render` makes the answer."""
+    """The job of embeddings in the order of the texts, of which `fields` makes the answer."""
     embedder = model.engine.card.embedder
     assert embedder is not None
-    return Job(
-        model=model,
-        requests=requests,
-        render=partial(_rendered_vectors, embedder, dimensions, render),
-    )
 
+    def render(choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
+        return to_json(fields(vectors, usage))
 
-def _rendered_vectors(
-    embedder: Embedder,
-    dimensions: int | None,
-    render: Callable[[Vectors, AnswerUsage], Fields],
-    choices: Sequence[Choice],
-    usage: AnswerUsage,
-) -> bytes:
-    vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
-    return to_json(render(vectors, usage))
+    return Job(model=model, requests=requests, render=render)
 
 
 class EmbedForm:

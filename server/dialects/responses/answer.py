@@ -9,10 +9,10 @@ import binascii
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
 from server.dialects.openai import TokenLogprobBody
-from server.json_model import SparseModel
+from server.json_model import SparseModel, wire_event
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -176,20 +176,9 @@ class ItemEvent(BaseModel):
     item: OutputItem
 
 
-class ItemEventFields(BaseModel):
-    """Fields of all events within an item."""
-
-    sequence_number: int
-    item_id: str
-    output_index: int
-
-
 def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
     """The model of an event within an item, with these fields beyond those of all such events."""
-    fields["type"] = Literal.__getitem__(types)
-    required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
-    model: type[BaseModel] = create_model(name, __base__=ItemEventFields, **required)
-    return model
+    return wire_event(name, *types, sequence_number=int, item_id=str, output_index=int, **fields)
 
 
 def _text_events(name: str, type: str, key: str, **fields: Any) -> Sequence[type[BaseModel]]:

@@ -12,11 +12,11 @@ from fastapi import Depends, Request
 
 from engine.api import EngineError
 from server.activity import RequestTracker
-from server.budget import Budget
-from server.dialects.base import Job, generate_all
+from server.dialects.job import Job, generate_all
 from server.dialects.responses.write import ResponseForm
 from server.errors import ApiError, busy, to_api_error
-from server.generation.output_size import rendering_bytes
+from server.fairness import Budget
+from server.generation.stream import rendering_bytes
 from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5

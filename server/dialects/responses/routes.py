@@ -1,15 +1,20 @@
 """`/v1/responses`: create, count, get, delete, cancel, and what a response is made from."""
 
+import logging
+import time
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic_core import to_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
-from server.dialects.delivery import COMMENTS, json_response, respond, when_loaded
-from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from engine.api import InvalidRequest, NoGrammars
+from engine.values.request import Request
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
+from server.dialects.job import COMMENTS, Job, json_response, when_loaded
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -18,17 +23,157 @@ from server.dialects.responses.answer import (
     ResponseBody,
 )
 from server.dialects.responses.background import BackgroundDependency
-from server.dialects.responses.job import input_tokens, responses_job
-from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.read import (
+    ReadInput,
+    as_chat,
+    read_input,
+    referenced_bytes,
+    stored_items,
+)
+from server.dialects.responses.schema import FunctionTool, InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import (
     ResponseStore,
     StoredConversation,
     StoreDependency,
     StoredResponse,
 )
+from server.dialects.responses.tools import RequestTools, is_enforceable
+from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
-from server.generation.models import ServedModel
-from server.service import RecordDependency, ServiceDependency
+from server.generation.conversation import Chat
+from server.generation.requests import ServedModel, prepare_chat
+from server.record import RequestRecord
+from server.service import Context, RecordDependency
+
+ECHOED = (
+    "background", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
+    "parallel_tool_calls", "previous_response_id", "prompt_cache_key", "safety_identifier", "store",
+    "top_logprobs",
+)  # fmt: skip
+"""Fields of the body that the response repeats as they are."""
+
+SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
+"""Fields that the response repeats with the model's own defaults."""
+
+log = logging.getLogger("rootstock.responses")
+
+
+async def responses_job(
+    body: ResponsesRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+    max_bytes: int,
+) -> tuple[Job, ResponseForm]:
+    """The job, and how its response is written. `max_bytes` limits the stored items that the body
+    may refer to.
+
+    Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
+    for too many bytes.
+    """
+    referenced = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, referenced)
+
+    def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
+        given = read_input(body, model, store, record.key, max_bytes, is_strict)
+        return given, as_chat(body, given.prompt)
+
+    given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
+    if given.tools.hosted:
+        log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
+    try:
+        request, plan = await prepare_chat(chat, model, record)
+        if given.tools.has_default_strict:
+            record.slot.release()  # others need not wait while a grammar is tried
+            await model.engine.check(request)
+    except (ApiError, InvalidRequest, NoGrammars) as error:
+        concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
+        if not concerns_tools or not given.tools.has_default_strict:
+            raise
+        given, chat = await model.workers.prepare(record, partial(read, lambda tool: False))
+        request, plan = await prepare_chat(chat, model, record)
+
+    make_form = partial(response_form, body, given, request, model, record, store)
+    form = await model.workers.prepare(record, make_form)
+    job = Job(
+        model=model,
+        requests=[request],
+        plan=plan,
+        render=form.whole,
+        writer=form.writer if body.stream else None,
+        tokenizer=form.tokenizer if body.wants_logprobs else None,
+    )
+    return job, form
+
+
+def response_form(
+    body: ResponsesRequest,
+    given: ReadInput,
+    request: Request,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+) -> ResponseForm:
+    """How the response is written, and its input as it is stored."""
+    id = f"resp_{record.id}"
+    new = [*stored_items(given.items, record.id)] if body.store else []
+    return ResponseForm(
+        id=id,
+        head=to_json(_head(body, given.tools, request, model.name, id)),
+        tools=given.tools.by_function,
+        with_summary=body.reasoning.wants_summary,
+        with_sealed_reasoning=body.wants_encrypted_reasoning,
+        tokenizer=model.engine.tokenizer,
+        record=record,
+        context=StoredConversation(new, given.before),
+        store=store if body.store else None,
+        is_background=body.background,
+    )
+
+
+async def input_tokens(
+    body: InputTokensRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+    max_bytes: int,
+) -> int:
+    """How many tokens the prompt of such a response would have. Raises what `responses_job` does
+    for it.
+    """
+    named = partial(referenced_bytes, body, store, record.key)
+    record.n_bytes += await model.workers.prepare(record, named)
+    read = partial(read_input, body, model, store, record.key, max_bytes)
+    prompt = (await model.workers.prepare(record, read)).prompt
+    return len(await model.prompts.chat(record, prompt, model.replays))
+
+
+def _head(
+    body: ResponsesRequest, tools: RequestTools, request: Request, model: str, id: str
+) -> dict[str, Any]:
+    """The fields of the response that never change."""
+    choice, reasoning = body.tool_choice, body.reasoning
+    head = {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        **{name: getattr(body, name) for name in ECHOED},
+        **{name: getattr(request.sampling, name) for name in SAMPLING},
+        "reasoning": {
+            "effort": reasoning.effort,
+            "summary": reasoning.summary or reasoning.generate_summary,
+        },
+        "service_tier": "default",
+        "text": body.text.model_dump(by_alias=True, exclude_none=True),
+        "tool_choice": (
+            choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
+        ),
+        "tools": tools.declared,
+        "truncation": "disabled",
+    }
+    return head if body.user is None else {**head, "user": body.user}
+
 
 router = Endpoints(prefix="/v1/responses")
 
@@ -49,40 +194,31 @@ NO_COMPACTING = (
 )
 
 
-@router.endpoint(
-    "POST", "", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS), errors=GENERATION_ERRORS
-)
+@router.generation("", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS))
 async def create_response(
     body: ResponsesRequest,
-    http: Request,
-    service: ServiceDependency,
-    record: RecordDependency,
+    context: Context,
     store: StoreDependency,
     background: BackgroundDependency,
 ) -> Response:
-    service.check_priority(body.priority)
-    max_bytes = service.settings.max_body_bytes
+    max_bytes = context.service.settings.max_body_bytes
 
-    async def begin(model: ServedModel) -> Response:
-        job, form = await responses_job(body, model, record, store, max_bytes)
-        if body.background:
-            return json_response(background.start(job, form))
-        return await respond(job, http, service)
+    async def make(model: ServedModel) -> Job | bytes:
+        job, form = await responses_job(body, model, context.record, store, max_bytes)
+        return background.start(job, form) if body.background else job
 
     keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, begin, http, service, keep_alive)
+    return await when_loaded(body.model, make, context, keep_alive)
 
 
 @router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)
 async def count_input_tokens(
-    body: InputTokensRequest,
-    service: ServiceDependency,
-    record: RecordDependency,
-    store: StoreDependency,
+    body: InputTokensRequest, context: Context, store: StoreDependency
 ) -> InputTokens:
     """Those of the prompt that the same request to /v1/responses would have."""
-    model, max_bytes = await service.model(body.model, record), service.settings.max_body_bytes
-    tokens = await input_tokens(body, model, record, store, max_bytes)
+    max_bytes = context.service.settings.max_body_bytes
+    model = await context.model(body.model)
+    tokens = await input_tokens(body, model, context.record, store, max_bytes)
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 
 
@@ -134,8 +270,7 @@ async def cancel_response(
 @router.endpoint("GET", "/{id:response}/input_items", answer=InputItemList, errors=(400, 404))
 async def list_input_items(
     id: str,
-    service: ServiceDependency,
-    record: RecordDependency,
+    context: Context,
     store: StoreDependency,
     background: BackgroundDependency,
     after: Annotated[str, Query(max_length=256)] = "",
@@ -145,6 +280,7 @@ async def list_input_items(
     """All that the model is given but instructions, with what came before a response that this
     one continues.
     """
+    service, record = context.service, context.record
     running = background.find(record.key, id)
     given = running.context if running else _stored(store, record.key, id).input
     page = partial(_page, given, order, after, limit)

@@ -4,8 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
     Tag,
@@ -18,8 +16,16 @@ from pydantic_core import PydanticCustomError
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
 from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
-from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import ByType, RequestModel, type_of
+from server.generation.tools import CHOICE_KIND, FUNCTION_NAME, MAX_TOOLS, ToolMode
+from server.json_model import (
+    OBJECT,
+    ByType,
+    RequestModel,
+    any_of,
+    at_most,
+    of_type,
+    present,
+)
 
 MAX_ITEMS = 10_000
 
@@ -201,17 +207,9 @@ class ChosenTools(RequestModel):
     tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
-def _choice_kind(choice: object) -> str:
-    if isinstance(choice, str):
-        return "Word"
-    return "Allowed" if type_of(choice) == "allowed_tools" else "Chosen"
-
-
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("Word")]
-    | Annotated[ChosenTool, Tag("Chosen")]
-    | Annotated[ChosenTools, Tag("Allowed")],
-    Discriminator(_choice_kind),
+    ToolMode | Annotated[ChosenTool, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
+    CHOICE_KIND,
 ]
 
 MAX_METADATA = 16  # OpenAI's, as are the lengths
@@ -228,13 +226,6 @@ def _as_items(value: object) -> object:
     return value
 
 
-def _few(metadata: object) -> object:
-    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
-        message = "at most {limit} entries"
-        raise PydanticCustomError("metadata", message, {"limit": MAX_METADATA})
-    return metadata
-
-
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Input = Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
 Metadata = Annotated[
@@ -242,7 +233,7 @@ Metadata = Annotated[
         Annotated[str, StringConstraints(max_length=64)],
         Annotated[str, StringConstraints(max_length=512)],
     ],
-    BeforeValidator(_few),
+    at_most(MAX_METADATA),
     Field(json_schema_extra={"maxProperties": MAX_METADATA}),
 ]
 
@@ -260,14 +251,7 @@ class ReasoningOptions(RequestModel):
 class TextFormat(RequestModel):
     """What form the text must have. Where there is a schema it is kept to, `strict` or not."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"type": {"enum": ["text", "json_object", None]}}},
-                {"properties": {"schema": {"type": "object"}}, "required": ["schema"]},
-            ]
-        }
-    )
+    model_config = any_of(of_type("text", "json_object", None), present(schema=OBJECT))
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = Field(None, max_length=256)

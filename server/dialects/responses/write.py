@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
+from server.dialects.job import StreamWriter
 from server.dialects.openai import chat_logprobs, wire_finish_reason
 from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
 from server.dialects.responses.store import (
@@ -24,7 +25,7 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
-from server.generation.output_size import kept_bytes
+from server.generation.stream import kept_bytes
 from server.generation.tools import custom_input
 from server.http.stream import EVENT_STREAM, sse_event
 from server.record import RequestRecord
@@ -255,8 +256,8 @@ class Item:
         return f"{self._kind.event}.{end}", members
 
 
-class ResponseWriter:
-    """A StreamWriter of typed events.
+class ResponseWriter(StreamWriter):
+    """The typed events of one response.
 
     Codex times out between events and ignores comments, so a keep-alive repeats the event
     `response.in_progress`.

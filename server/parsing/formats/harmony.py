@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.json_text import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
-from server.parsing.parts import AnswerPart, Calls, Content, Reasoning
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import AnswerPart, Calls, Content, Reader, Reading, Reasoning
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -33,8 +32,10 @@ class Harmony:
 
     tools: ToolFormat | None
 
-    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
-        """See AnswerFormat."""
+    def read(self, reader: Reader, calls: Calls, *, is_open: bool = False) -> Reading[None]:
+        """Everything up to the end of the text. Each message says what it is, whatever `is_open`
+        is.
+        """
         content, reasoning = _Messages(Content), _Messages(Reasoning)
         while True:
             space = yield from reader.skip_space()

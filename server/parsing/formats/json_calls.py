@@ -13,8 +13,7 @@ from server.parsing.lark import (
     json_arguments,
     json_call,
 )
-from server.parsing.parts import Calls, NotACall, indexed_id, short_id
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import Calls, NotACall, Reader, Reading, indexed_id, short_id
 
 
 def enclosed_object(end: str) -> ReadCalls:
@@ -32,22 +31,23 @@ def _read_bare(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
     """Objects with no marker but perhaps `<|python_tag|>`, and semicolons between them."""
     if marker == "{":
         reader.give_back(marker)
-    yield from read_object(reader, calls)
-    yield from reader.skip_space()
-    while (yield from reader.starts([";"])):
+    yield from _read_objects(reader, calls, ";")
+
+
+def _read_objects(reader: Reader, calls: Calls, separator: str) -> Reading[None]:
+    """One object or more, with the separator between them."""
+    while True:
         yield from read_object(reader, calls)
         yield from reader.skip_space()
+        if not (yield from reader.starts([separator])):
+            return
 
 
 def _read_mistral(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
     """A list of objects; or, since 2025, `name[ARGS]{...}`, perhaps with a `[CALL_ID]`."""
     yield from reader.skip_space()
     if (yield from reader.starts(["["])):
-        yield from read_object(reader, calls)
-        yield from reader.skip_space()
-        while (yield from reader.starts([","])):
-            yield from read_object(reader, calls)
-            yield from reader.skip_space()
+        yield from _read_objects(reader, calls, ",")
         yield from reader.starts(["]"])
         return
     name, separator = yield from reader.name(["[ARGS]", "[CALL_ID]", "{"])

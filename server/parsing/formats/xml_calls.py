@@ -4,10 +4,10 @@ from collections.abc import Set
 from dataclasses import replace
 
 from server.parsing.answer import ReadCalls, ToolFormat
+from server.parsing.call_grammars import tagged_call, tagged_parameters
 from server.parsing.formats.json_calls import enclosed_object
 from server.parsing.lark import CallSyntax, Function, Lark, WriteCall
-from server.parsing.parts import Calls
-from server.parsing.reader import Reader, Reading
+from server.parsing.reader import Calls, Reader, Reading
 from server.parsing.tagged_calls import (
     BARE,
     CDATA,
@@ -24,7 +24,6 @@ from server.parsing.tagged_calls import (
     attributes,
     tagged_calls,
 )
-from server.parsing.tagged_lark import tagged_call, tagged_parameters
 
 _TEXT = {"type": "string"}
 

@@ -42,9 +42,12 @@ def clear(daemon: httpx.Client, **params: str) -> dict[str, object]:
 
 
 def test_replays_and_responses_are_kept_and_it_says_so(daemon: httpx.Client) -> None:
+    [model] = daemon.get("/admin/models").json()["models"]
+    freed = {"blocks_freed": 20, "bytes_freed": 655_360}
     assert clear(daemon) == {
-        "blocks_freed": 20,
-        "bytes_freed": 655_360,
+        **freed,
+        "disk_bytes_freed": 0,
+        "models": [{"id": model["id"], **freed, "failure": None}],
         "forgotten": {"replays": 0, "responses": 0},
         "kept": {"replays": 1, "responses": 2},
     }
@@ -68,6 +71,8 @@ def test_what_is_named_is_forgotten_and_nothing_else(
     assert clear(daemon, what=what) == {
         "blocks_freed": 0,
         "bytes_freed": 0,
+        "disk_bytes_freed": 0,
+        "models": [],
         "forgotten": dict(zip(("replays", "responses"), forgotten, strict=True)),
         "kept": dict(zip(("replays", "responses"), kept, strict=True)),
     }

@@ -103,6 +103,17 @@ def test_commands_and_empty_lines_ask_nothing(chat: Chat, engine: FakeEngine) ->
     assert chat.session.failures == 0
 
 
+def test_the_beginning_of_a_command_is_enough_where_it_is_the_only_one(
+    chat: Chat, engine: FakeEngine
+) -> None:
+    shown = chat.say("/he", "/sys Be brief.", "One", "/", "/e", "never read")
+    assert "/system    set the system prompt" in shown
+    assert "`rootstock chat --resume` goes on with the last conversation" in shown
+    assert "error: there is no /;" in shown
+    assert prompt(engine) == "<system>Be brief.\n<user>One\n<assistant>"
+    assert engine.submitted.empty()
+
+
 def test_a_line_that_begins_with_a_space_is_no_command(chat: Chat, engine: FakeEngine) -> None:
     chat.say(" /help")
     assert prompt(engine) == "<user>/help\n<assistant>"
@@ -131,7 +142,8 @@ def test_a_server_that_is_gone_is_an_error_and_the_chat_goes_on() -> None:
             chat = stack.enter_context(chatting(f"{base_url}/v1", StringIO()))
             chat.say("First")
         lines = chat.say("Second", "Third").splitlines()
-    assert [line.partition(base_url)[0] for line in lines] == ["error: cannot connect to "] * 2
+    netloc = base_url.removeprefix("http://")
+    assert lines == [f"error: nothing listens at {netloc}: has the server been started?"] * 2
     assert chat.session.conversation.turns == (Turn("First", ANSWER),)
 
 

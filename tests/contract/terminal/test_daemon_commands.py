@@ -62,7 +62,9 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
         "requests 1 running, 0 waiting",
         "cache 6% in use, 16% kept for later, of 4.00 MiB",
     ]
-    assert lines[5][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
+    assert lines[4][:2] == ["memory", "weights"]
+    assert lines[5][:5] == [model, "50", "MiB", "4", "MiB"]
+    assert lines[7][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
 
 
 def test_ps_has_a_line_of_80_columns_for_a_request(
@@ -74,6 +76,7 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
         model="m",
         client="2001:db8::8a2e:370:7334",
         key=None,
+        agent="Claude Code",
         sequences=1,
         prompt_tokens=131_072,
         cached_tokens=131_072,
@@ -89,15 +92,15 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
     )
     monkeypatch.setattr(Admin, "requests", lambda self: [large])
     lines = lines_of(run("ps", "--url", url, COLUMNS="80"))
-    assert lines[5] == [
+    assert lines[-1] == [
         *("ffffffff", "waiting:", "memory", "2001:db8::8a2e"),
         *["131,072"] * 3,
-        *("86,400", "s"),
+        *("24.0", "h"),
     ]
 
 
 def test_ps_of_an_idle_daemon_lists_no_requests(url: str) -> None:
-    assert len(lines_of(run("ps", "--url", url))) == 4
+    assert len(lines_of(run("ps", "--url", url))) == 6
 
 
 def test_the_daemon_that_runs_gets_its_key_and_another_port_does_not(keyed_url: str) -> None:
@@ -135,10 +138,10 @@ def test_nobody_there() -> None:
         pass
     result = run("cache", "stats", ROOTSTOCK_PORT=gone.rpartition(":")[2])
     assert result.stderr == (
-        f"error: no daemon runs at {gone}/v1; `rootstock serve` starts one, ROOTSTOCK_PORT=PORT or "
-        "--url names one elsewhere\n"
+        f"error: no daemon runs at {gone}/v1; `rootstock serve` starts one, --url names one "
+        "elsewhere\n"
     )
-    assert run("cache", "stats", ROOTSTOCK_PORT="0").stderr.startswith("error: the settings do not")
+    assert run("cache", "stats", ROOTSTOCK_PORT="0").stderr.startswith("error: no daemon runs; `")
 
 
 def test_cache_stats(url: str) -> None:
@@ -149,7 +152,7 @@ def test_cache_stats(url: str) -> None:
     assert facts["held"] == "8 blocks, 4 by several requests"
     assert facts["saved"] == "384.00 KiB, 12 blocks not copied"
     assert facts["memory"] == (
-        "60.00 MiB in use by MLX, 90.00 MiB at most, of 124.00 MiB promised; 300.00 MiB resident"
+        "60.00 MiB in use by MLX, 90.00 MiB at most, of 300.00 MiB reserved; 300.00 MiB resident"
     )
     assert facts["lately"] == "25.0% in 5 min, 16.7% in 15 min"
     assert facts["hits"] == "20 of 120 tokens, 16.7%"
@@ -184,9 +187,11 @@ def test_cache_clear_may_be_of_one_tier(
 
 def test_cache_clear_of_no_tier_says_what_there_are(url: str, engine: FakeEngine) -> None:
     result = run("cache", "clear", "--url", url, "--tiers", "tape & more")
-    assert result.exit_code == 1
-    assert "tiers[0]: Input should be 'memory' or 'disk'" in result.stderr
+    assert result.exit_code == 2
+    assert "Invalid value for '--tiers': tape & more: must be memory or disk" in result.stderr
     assert engine.cleared.empty()
+    result = run("cache", "clear", "--url", url, "--what", "kv,foo")
+    assert "Invalid value for '--what': foo: must be kv, replays or responses" in result.stderr
 
 
 def test_cache_clear_says_what_it_freed_and_what_it_kept(
@@ -198,13 +203,12 @@ def test_cache_clear_says_what_it_freed_and_what_it_kept(
     httpx.post(f"{base_url}/v1/responses", json={"input": "Hi"}).raise_for_status()
     freed, none, all_of_it = said()
     assert freed == f"{model}: 20 blocks freed in memory, 640.00 KiB"
-    assert none == "forgotten: 0 replays, 0 stored responses"
-    kept = all_of_it.removeprefix("kept: 0 replays, ")
-    assert kept != "0 stored responses"
+    assert none == "forgotten: 0 answers with tool calls, 0 stored responses"
+    kept = all_of_it.removeprefix("kept: 0 answers with tool calls, ")
+    assert kept == "1 stored response (--what replays,responses forgets them)"
     assert said("--what", "replays,responses") == [
-        f"{model}: 0 blocks freed in memory, 0 bytes",
-        f"forgotten: 0 replays, {kept}",
-        "kept: 0 replays, 0 stored responses",
+        "forgotten: 0 answers with tool calls, 1 stored response",
+        "kept: 0 answers with tool calls, 0 stored responses",
     ]
 
 

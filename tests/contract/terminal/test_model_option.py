@@ -1,6 +1,7 @@
 """`--model` of the commands that ask a daemon: which of its several models they are about."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -8,6 +9,8 @@ from typer.testing import CliRunner, Result
 from server.models.registry import ModelRegistry
 from server.terminal.cli import app
 from tests.contract.daemon import serving
+from tests.contract.fake_engine import Gate
+from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
 from tests.contract.test_several_models import Engines, needs, settings_of
 
 
@@ -57,21 +60,41 @@ def test_a_clear_without_a_model_is_of_every_loaded_one(url: str, engines: Engin
     assert cleared.stdout.splitlines() == [
         "one: 20 blocks freed in memory, 640.00 KiB",
         "two: 20 blocks freed in memory, 640.00 KiB",
-        "forgotten: 0 replays, 0 stored responses",
-        "kept: 0 replays, 0 stored responses",
+        "forgotten: 0 answers with tool calls, 0 stored responses",
+        "kept: 0 answers with tool calls, 0 stored responses",
     ]
-    assert cleared.stderr == "three is not loaded: what it has on disk stays\n"
+    assert cleared.stderr == ""
 
 
 def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines: Engines) -> None:
     cleared = run("cache", "clear", "--what", "kv,replays", "--url", url)
     assert [line.partition(":")[0] for line in cleared.stdout.splitlines()] == [
-        *("one", "two", "three"),
-        *("forgotten", "kept"),
+        *("one", "forgotten", "kept")
     ]
     assert [engine.cleared.qsize() for engine in engines.made] == [1]
     named = run("cache", "clear", "--what", "replays", "--model", "two", "--url", url)
     assert (named.exit_code, named.stderr) == (0, "")
+
+
+def test_a_load_shows_at_a_terminal_what_it_does(
+    url: str, engines: Engines, tmp_path: Path
+) -> None:
+    engines.gate = Gate()
+    with terminal(tmp_path, "load", "two", "--url", url) as (process, screen):
+        read_until(screen, b"two is being loaded: loading weights")
+        engines.gate.open()
+        read_until(screen, b"two is ready, 400.00 MiB")
+        assert process.wait(WAIT_SECONDS) == 0
+
+
+def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
+    lines = [line.split() for line in run("ps", "--url", url).stdout.splitlines()]
+    assert lines[3][:4] == ["memory", "400.00", "MiB", "of"]
+    assert [line[:2] for line in lines[4:8]] == [
+        *(["model", "state"], ["one", "ready"], ["two", "unloaded"], ["three", "unloaded"])
+    ]
+    assert [line[0] for line in lines[8:]] == ["memory", "one"]
+    assert " ".join(lines[9]) == "one 20 MiB 50 MiB - 330 MiB - 400 MiB"
 
 
 LOOKS = [("cache", "stats"), ("top",)]

@@ -95,7 +95,12 @@ def test_rm_of_what_is_not_there_deletes_nothing(put: Put) -> None:
         ("no such/name", "is neither a directory nor a repository"),
         (
             "org/small",
-            "org/small is not in the Hugging Face cache and was not fetched: Cannot reach ",
+            "org/small: there is no directory ",
+        ),
+        (
+            "org/small",
+            ", the Hugging Face cache does not have it, and huggingface.co cannot be reached "
+            "(HF_HUB_OFFLINE is set)\n",
         ),
         ("./small", "there is no directory "),
     ],
@@ -106,6 +111,6 @@ def test_pull_says_why_there_is_no_model(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     result = run("pull", name)
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith(f"error: cannot fetch {name}: ")
     assert problem in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -49,8 +49,8 @@ def test_json_is_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "must be a list"),
-        ("[]", "at least one"),
+        ("", "has no keys; `rootstock key NAME >> "),
+        ("[]", "has no keys"),
         ("name: alice", "must be a list"),
         ("- [", "not valid YAML"),
         ("- alice", "key 1: "),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from server.access.keys import ApiKey, digest_of
-from server.access.limits import KeyLimits, LimitReached
+from server.access.policy import KeyLimits, LimitReached
 from server.record import Principal, RequestRecord
 
 

@@ -8,7 +8,7 @@ import pytest
 from engine.api import QueueFull
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
-from server.activity import KEPT, RequestTracker, TrackedRequest
+from server.activity import KEPT, KEPT_REFUSED, RequestTracker, TrackedRequest, agent_name
 from server.errors import ApiError
 from server.record import Principal, RequestRecord
 
@@ -74,6 +74,7 @@ def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Cloc
         "model": "",
         "client": "alice",
         "key": "alice",
+        "agent": None,
         "sequences": 1,
         "prompt_tokens": 10,
         "cached_tokens": 6,
@@ -179,3 +180,54 @@ async def test_a_request_is_ended_by_its_id_alone(tracker: RequestTracker) -> No
     assert [(error.status, error.code) for error in ended] == [(410, "ended_by_admin")]
     assert other == []
     assert not tracker.end("a"), "it is over"
+
+
+def test_who_was_refused_is_in_the_log_and_pushes_nobody_out(tracker: RequestTracker) -> None:
+    serve(tracker, "first")
+    for i in range(KEPT_REFUSED + 10):
+        refused = record(f"refused-{i}", user_agent="codex_exec/0.46.0 (Debian)")
+        refused.status, refused.error_code = 503, "model_failed"
+        tracker.note_refused(refused, seconds=2.0)
+    serve(tracker, "last")
+    last, *refusals, first = tracker.finished()
+    assert (last.id, first.id, len(refusals)) == ("last", "first", KEPT_REFUSED)
+    assert (refusals[0].id, refusals[0].status, refusals[0].code) == (
+        f"refused-{KEPT_REFUSED + 9}",
+        503,
+        "model_failed",
+    )
+    assert (refusals[0].agent, refusals[0].seconds, refusals[0].sequences) == ("Codex", 2.0, 0)
+    assert tracker.finished(after=last.number - 1) == [last]
+
+
+async def test_who_was_answered_is_logged_once(tracker: RequestTracker) -> None:
+    answered = record()
+    with pytest.raises(QueueFull), tracker.answering(answered, prompts()):
+        raise QueueFull("full", 1)
+    answered.status = 503
+    tracker.note_refused(answered, seconds=1.0)
+    fine = record("fine")
+    fine.status = 200
+    tracker.note_refused(fine, seconds=1.0)
+    assert len(tracker.finished()) == 1
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "name"),
+    [
+        ("claude-cli/2.0.14 (external, cli)", "Claude Code"),
+        ("codex_cli_rs/0.46.0 (Ubuntu 22.4.0; x86_64) xterm-256color", "Codex"),
+        ("opencode/1.0.0 ai-sdk/provider-utils/3.0", "OpenCode"),
+        ("QwenCode/0.14.1 (linux; x64)", "Qwen Code"),
+        ("Mozilla/5.0 (X11; Linux x86_64)", "a browser"),
+        ("OpenAI/Python 1.99.0", "OpenAI/Python"),
+        ("python-httpx/0.28.1", "python-httpx"),
+        ("curl/8.5.0", "curl"),
+        ("", None),
+        ("<script>alert(1)</script>", None),
+        ("name\x1b[2J\n/1", "name"),
+        ("a" * 500, "a" * 32),
+    ],
+)
+def test_an_agent_is_named_by_its_header(user_agent: str, name: str | None) -> None:
+    assert agent_name(user_agent) == name

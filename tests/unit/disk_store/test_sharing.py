@@ -228,6 +228,24 @@ def test_a_model_that_is_served_twice_has_two_folders(models: Models) -> None:
     assert models.open("one").known(chain.names) == LENGTH
 
 
+def test_folders_that_nobody_has_open_are_cleared_of_one_model_or_of_all(models: Models) -> None:
+    """As of models that a daemon has unloaded, while it serves another."""
+    names = ("one", "two", "three")
+    tiers = {name: models.open(f"{name} kv") for name in names}
+    for name, tier in tiers.items():
+        stored(tier, Chain(name, LENGTH).extent())
+    models.close(tiers["one"])
+    models.close(tiers["two"])
+    assert maintenance.clear_unopened(models.directory, DAEMON, "one ") > LENGTH * 40_960
+    left = {use.fingerprint for use in maintenance.du(models.directory)}
+    assert left == {"two kv", "three kv"}
+    assert maintenance.clear_unopened(models.directory, DAEMON) > LENGTH * 40_960
+    assert [use.fingerprint for use in maintenance.du(models.directory)] == ["three kv"]
+    assert tiers["three"].known(Chain("three", LENGTH).names) == LENGTH
+    with pytest.raises(DiskError, match="another daemon"):
+        maintenance.clear_unopened(models.directory, "1 others")
+
+
 def test_the_day_is_shared(models: Models) -> None:
     limits = replace(LIMITS, daily_bytes=1_500_000)
     one, another = models.open("one", limits), models.open("another", limits)

@@ -75,7 +75,7 @@ async def test_a_process_fetches_a_repository_and_reports_its_bytes(
             monkeypatch.setenv(name, value)
         await fetch_repository("org/small", lambda done, total: heard.append((done, total)))
         assert heard[-1] == (n_bytes, n_bytes)
-        with pytest.raises(ModelError, match="Repository Not Found"):
+        with pytest.raises(ModelError, match=r"has none of that name, .*; at hand: org/small$"):
             await fetch_repository("org/none", lambda done, total: None)
 
 

@@ -1,8 +1,10 @@
 """How far a model has come that is being fetched or loaded."""
 
+import logging
+
 import pytest
 
-from server.models.model import Model
+from server.models.model import PROGRESS_SECONDS, Model
 from server.models.policy import Loading, Need, Unknown
 from server.settings.models import ModelSettings
 from tests.contract.fake_engine import CARD
@@ -35,3 +37,24 @@ def test_of_loading_it_is_the_time_that_it_took_before(model: Model) -> None:
     assert model.progress_share(BEGAN + TOOK) is None
     model.become(Unknown())
     assert not model.is_coming
+
+
+def test_what_is_being_done_is_logged_if_nothing_else_is_for_a_while(
+    model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    seconds = 1000.0
+    monkeypatch.setattr("server.models.model.time.monotonic", lambda: seconds)
+    model.report("model /models/demo")
+    seconds += 1
+    model.report("loading weights, 40.0 GiB…")
+    assert model.progress == "loading weights, 40.0 GiB…"
+    seconds += PROGRESS_SECONDS
+    for _ in range(2):
+        model.report("loading weights, 3.0 of 40.0 GiB…")
+    model.report("weights: 40.0 GiB")
+    assert caplog.messages == [
+        "demo: model /models/demo",
+        "demo: loading weights, 3.0 of 40.0 GiB…",
+        "demo: weights: 40.0 GiB",
+    ]

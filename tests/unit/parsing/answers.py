@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from server.parsing.answer import AnswerFormat
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Calls, Content, Reasoning
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import (
+    AnswerPart,
+    AnswerStream,
+    CallArguments,
+    CallBegun,
+    Calls,
+    Content,
+    Reader,
+    Reasoning,
+)
+from server.parsing.registry import AnswerFormat
 
 
 @dataclass
@@ -45,12 +53,14 @@ def parsed(
     format: AnswerFormat,
     pieces: Iterable[str],
     tools: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    is_open: bool = False,
 ) -> Answer:
     """The answer whose text comes in these pieces."""
     reader = Reader()
     ids = iter(range(1000))
     calls = Calls(tools or {}, lambda name, index: f"id-{next(ids)}")
-    stream = AnswerStream(reader, format.read(reader, calls))
+    stream = AnswerStream(reader, format.read(reader, calls, is_open=is_open))
     answer = Answer()
     for piece in pieces:
         for part in stream.add(piece):

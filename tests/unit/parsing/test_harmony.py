@@ -3,8 +3,7 @@
 import pytest
 
 from server.parsing.formats.harmony import TOOLS, Harmony
-from server.parsing.parts import CallArguments, CallBegun, Calls, Reasoning
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import AnswerStream, CallArguments, CallBegun, Calls, Reader, Reasoning
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 DECLARED: dict[str, dict[str, object]] = {"f": {}, "g": {}}

@@ -13,7 +13,7 @@ from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.plan import AnswerPlanner
-from server.parsing.registry import TOOL_FORMATS, answer_format
+from server.parsing.registry import TOOL_FORMATS, Formats, answer_format
 from server.settings.models import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 from tests.grammars import LocalGrammars, demo_tokenizer
@@ -93,7 +93,7 @@ def calls(
     begins, behind = TOOL_FORMATS[name].begins[0], tokenizer(name).decode(held.behind)
     text = begins[: begins.index(behind)] + behind + tokenizer(name).decode(tokens)
     reasoning = "openai_gptoss" if name == "openai" else None
-    return parsed(answer_format(name, reasoning, is_open=False, with_tools=True), [text], tools)
+    return parsed(answer_format(Formats(name, reasoning)), [text], tools)
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)

@@ -6,8 +6,7 @@ import pytest
 
 from server.parsing.answer import MarkedFormat, ToolFormat
 from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
-from server.parsing.parts import CallArguments, Calls
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import AnswerStream, CallArguments, Calls, Reader
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 TOOLS: dict[str, dict[str, object]] = {"f": {}, "g": {}}

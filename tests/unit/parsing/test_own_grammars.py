@@ -5,10 +5,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from server.parsing.answer import AnswerFormat, MarkedFormat, ToolFormat
+from server.parsing.answer import MarkedFormat, ToolFormat
 from server.parsing.formats import harmony
 from server.parsing.formats.literal_calls import FUNCTION_GEMMA, GEMMA4, LFM2, PYTHONIC
 from server.parsing.lark import Function, arguments_schema, calls_grammar
+from server.parsing.registry import AnswerFormat
 from tests.unit.parsing.answers import parsed
 from tests.unit.parsing.walks import text_of, walk
 

@@ -1,16 +1,19 @@
 """Which formats a model writes, told from its chat template and its tokens."""
 
-import pytest
+from dataclasses import replace
 
-from server.parsing.answer import MarkedFormat
-from server.parsing.formats import harmony
+import pytest
+from pydantic import ValidationError
+
 from server.parsing.registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     Formats,
     answer_format,
+    chosen,
     detect,
 )
+from server.settings.models import ConversationSettings
 from tests.unit.parsing.answers import Answer, parsed
 
 TEMPLATES = {
@@ -106,36 +109,63 @@ def test_every_format_has_one_name() -> None:
 
 
 def test_a_marked_format_reads_both() -> None:
-    format = answer_format("hermes", "deepseek_r1", is_open=True, with_tools=True)
-    answer = parsed(format, ['Hm.</think>Yes.<tool_call>{"name": "f"}</tool_call>'])
+    format = answer_format(Formats("hermes", "deepseek_r1"))
+    text = 'Hm.</think>Yes.<tool_call>{"name": "f"}</tool_call>'
+    answer = parsed(format, [text], is_open=True)
     assert answer == Answer("Yes.", "Hm.", ["f"], ["{}"])
 
 
 def test_without_tools_a_call_is_content() -> None:
-    format = answer_format("hermes", None, is_open=False, with_tools=False)
-    assert format == MarkedFormat(None, None)
-    assert answer_format("openai", None, is_open=False, with_tools=False) == harmony.Harmony(None)
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    plain = replace(answer_format(Formats("hermes", None)), tools=None)
+    assert parsed(plain, [call]) == Answer(call)
+    harmony_alone = replace(answer_format(Formats("openai", None)), tools=None)
+    said = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+    assert parsed(harmony_alone, [said]) == Answer("{}")
 
 
 def test_what_stands_around_content_is_not_shown() -> None:
-    format = answer_format("kimi_k3", "kimi_k3", is_open=True, with_tools=True)
+    format = answer_format(Formats("kimi_k3", "kimi_k3"))
     text = (
         "Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
         '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|close|>call<|sep|>'
         "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
     )
-    assert parsed(format, text) == Answer("I look.", "Hm.", ["f"], ["{}"])
+    assert parsed(format, text, is_open=True) == Answer("I look.", "Hm.", ["f"], ["{}"])
 
 
 @pytest.mark.parametrize("names", [("no", None), (None, "no"), ("hermes", "no")])
 def test_an_unknown_name_is_refused(names: tuple[str | None, str | None]) -> None:
     known = TOOL_FORMATS if names[0] == "no" else REASONING_FORMATS
     with pytest.raises(ValueError, match="'no' is unknown; there are") as refused:
-        answer_format(*names, is_open=False, with_tools=True)
+        answer_format(Formats(*names))
     assert all(name in str(refused.value) for name in known)
 
 
 @pytest.mark.parametrize("names", [("openai", "deepseek_r1"), ("hermes", "openai_gptoss")])
 def test_harmony_goes_with_no_other(names: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="openai and openai_gptoss go together"):
-        answer_format(*names, is_open=False, with_tools=True)
+        answer_format(Formats(*names))
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "reasoning_parser", "expected"),
+    [
+        ("hermes", "auto", Formats("hermes", None)),
+        ("auto", "deepseek_r1", Formats(None, "deepseek_r1")),
+        ("auto", "none", Formats("openai", None)),
+        ("none", "auto", Formats(None, "openai_gptoss")),
+        ("auto", "auto", Formats("openai", "openai_gptoss")),
+    ],
+)
+def test_what_was_found_gives_way_to_a_format_that_is_named(
+    tool_parser: str, reasoning_parser: str, expected: Formats
+) -> None:
+    formats = chosen(tool_parser, reasoning_parser, detect(TEMPLATES["openai"], []))
+    assert formats == expected
+    answer_format(formats)
+
+
+def test_settings_refuse_harmony_with_another_format() -> None:
+    with pytest.raises(ValidationError, match="cannot go together with the tool_parser hermes"):
+        ConversationSettings(tool_parser="hermes", reasoning_parser="openai_gptoss")

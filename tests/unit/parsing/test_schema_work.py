@@ -15,11 +15,11 @@ from server.parsing.lark import (
     calls_grammar,
 )
 from server.parsing.registry import TOOL_FORMATS
-from server.parsing.schemas import closed
-from server.parsing.typed_values import (
+from server.parsing.schemas import (
     MAX_FOLLOWED_STEPS,
     MAX_REFERENCE_STEPS,
     check_work,
+    closed,
     kinds,
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.parsing.typed_values import kinds
+from server.parsing.schemas import kinds
 
 
 @pytest.mark.parametrize(

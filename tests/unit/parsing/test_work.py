@@ -9,14 +9,13 @@ import pytest
 from engine.values.output import OutputEvent
 from server.generation.choice import Choice
 from server.generation.plan import AnswerPlan
-from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import harmony
 from server.parsing.formats.json_calls import HERMES, MISTRAL_ARGS
 from server.parsing.formats.literal_calls import GEMMA4, LFM2
 from server.parsing.formats.xml_calls import GLM45, QWEN3_CODER
-from server.parsing.parts import AnswerPart, Calls, Content, openai_id
-from server.parsing.reader import AnswerStream, Reader
-from server.parsing.registry import TOOL_FORMATS
+from server.parsing.reader import AnswerPart, AnswerStream, Calls, Content, Reader, openai_id
+from server.parsing.registry import TOOL_FORMATS, AnswerFormat
 
 THINK = ReasoningFormat("<think>", "</think>")
 N = 8000

@@ -6,8 +6,15 @@ import pytest
 
 from server.parsing.answer import MarkedFormat, ToolFormat
 from server.parsing.formats import xml_calls
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Calls, Content
-from server.parsing.reader import AnswerStream, Reader
+from server.parsing.reader import (
+    AnswerPart,
+    AnswerStream,
+    CallArguments,
+    CallBegun,
+    Calls,
+    Content,
+    Reader,
+)
 from tests.unit.parsing.answers import Answer, parsed
 
 TOOLS: dict[str, Any] = {

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from engine.values.tree import HiddenRequests, TreeSnapshot
 from server.schemas import CacheTree
-from server.terminal.prefixes import heaviest
-from server.terminal.top import Frame, Rates, Size, Watch, drawn
+from server.terminal.top import Frame, Rates, Size, Watch, drawn, heaviest
 from tests.cache_scenes import agent_beside_short_prompts, many_leaves
 from tests.cache_trees import cache_tree, counted, node
 from tests.contract.fake_engine import PICTURE
@@ -72,6 +71,16 @@ def test_the_heaviest_come_first_and_never_without_their_parents() -> None:
     ]
     assert (found.folded_prompts, found.folded_tokens) == (1, 50)
     assert (found.left_nodes, found.left_tokens) == (1, 1)
+
+
+def test_held_nodes_come_before_heavier_ones_that_nobody_uses() -> None:
+    nodes = [
+        *(node(1, None, 900), node(2, 1, 5), node(3, 1, 6)),
+        *(node(4, None, 50, holders=8), node(5, 4, 10), node(6, 4, 3, holders=2)),
+    ]
+    rows = heaviest(cache_tree(nodes=nodes), 4).rows
+    assert [row.node.id for row in rows] == [4, 6, 5, 1]
+    assert [row.node.id for row in heaviest(cache_tree(nodes=nodes), 2).rows] == [4, 6]
 
 
 def test_prompts_that_share_nothing_are_folded_but_the_longest() -> None:

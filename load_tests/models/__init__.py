@@ -1,1 +1,0 @@
-"""Several models in one daemon: within their budget, through deaths, and swapped."""

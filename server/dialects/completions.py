@@ -1,0 +1,326 @@
+"""`POST /v1/completions`, whole and streamed, their log-probabilities, and its `/render`."""
+
+import codecs
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+from statistics import fmean
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError, to_json
+from starlette.responses import Response
+
+from engine.values.model import Tokenizer
+from engine.values.output import TokenLogprob
+from engine.values.request import Request
+from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
+from server.dialects.job import (
+    COMMENTS,
+    Job,
+    respond_without_engine,
+    when_loaded,
+)
+from server.dialects.openai import (
+    LOWEST_LOGPROB,
+    ChunkWriter,
+    RenderedRequests,
+    UsageBody,
+    WireFinishReason,
+    check_requests,
+    rendered_request,
+    response_fields,
+    token_text,
+    usage_fields,
+    wire_finish_reason,
+)
+from server.generation.choice import AnswerUsage, Choice, Grew, Step
+from server.generation.request_fields import (
+    MAX_PROMPTS,
+    GenerationRequest,
+    NoSuffix,
+    Prompt,
+    TokenLimit,
+    WirePrompt,
+    parse_prompts,
+)
+from server.generation.requests import ServedModel, TextCompletion, prepare_completion
+from server.generation.stream import TOKEN_BYTES
+from server.generation.tools import MAX_TOOLS
+from server.json_model import SparseModel, refused
+from server.service import Context
+
+WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
+NoTools = SkipJsonSchema[
+    Annotated[list[Any], Field(max_length=MAX_TOOLS), refused("only chat completions have tools")]
+]
+
+
+class CompletionRequest(GenerationRequest):
+    EXAMPLE: ClassVar = {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0}
+
+    prompt: Prompts | None = None
+    max_tokens: TokenLimit | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: NoSuffix = ""
+    tools: NoTools = Field(default_factory=list)
+    functions: NoTools = Field(default_factory=list)
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_at_least_n(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n, stream = info.data.get("n", 1), info.data.get("stream", False)
+        if best_of is not None and best_of < n:
+            raise PydanticCustomError("best_of", "must be at least n ({n})", {"n": n})
+        if best_of is not None and best_of > n and stream:
+            raise PydanticCustomError("best_of", "cannot be above n with stream")
+        return best_of
+
+    @property
+    def completion(self) -> TextCompletion:
+        """What the body asks for, without its fields of the answer's form."""
+        return TextCompletion(
+            prompts=self.prompt or [""],
+            sampling=self,
+            structure=self.structure,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            best_of=self.best_of,
+            logprobs=self.logprobs,
+            echo=self.echo,
+        )
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason | None  # null before the last: clients expect the key
+
+
+class CompletionChunk(SparseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageBody | None = None  # set in the last chunk, with include_usage
+
+
+PromptLogprobs = Sequence[TokenLogprob | None]
+
+
+class CompletionForm:
+    """How one request's completions are written. `echoes` are the prompts as text."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        model: ServedModel,
+        requests: Sequence[Request],
+        echoes: Sequence[str],
+        id: str,
+    ) -> None:
+        self._fields = {**response_fields("cmpl", id, model), "object": "text_completion"}
+        self._n = body.n
+        self._requests = requests
+        self._echoes = echoes
+        self._include_usage = body.include_usage
+        self._tokenizer = None if body.logprobs is None else model.engine.tokenizer
+
+    def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        """The JSON of a Completion with all choices of all prompts, in index order; with `best_of`
+        the most likely n of each.
+        """
+        sequences = self._requests[0].n
+        rendered = list[dict[str, Any]]()
+        for prompt in range(len(self._requests)):
+            siblings = choices[prompt * sequences : (prompt + 1) * sequences]
+            prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), ())
+            for sibling in best(siblings, self._n):
+                text, logprobs = self.text_of(prompt).add(
+                    sibling.content, sibling.logprobs, prompt_logprobs
+                )
+                rendered.append(
+                    {
+                        "index": len(rendered),
+                        "text": text,
+                        "logprobs": logprobs,
+                        "finish_reason": wire_finish_reason(sibling.finish_reason),
+                    }
+                )
+        return to_json({**self._fields, "choices": rendered, "usage": usage_fields(usage)})
+
+    def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
+        """The writer of a stream of the choices, of which each prompt has n."""
+        texts = [self.text_of(index // self._n) for index in range(len(choices))]
+        return CompletionWriter(self._fields, choices, texts, include_usage=self._include_usage)
+
+    def text_of(self, prompt: int) -> "ChoiceText":
+        """A new choice of the prompt with that index."""
+        return ChoiceText(self._echoes[prompt], self._requests[prompt].prompt, self._tokenizer)
+
+
+class ChoiceText:
+    """Text and log-probabilities of one choice, piece by piece. The first piece has the text of the
+    echoed prompt. The prompt's log-probabilities come in as many pieces as the engine sends.
+
+    Log-probabilities have offsets, in characters from the beginning of the choice's text, echoed
+    prompt included. A token that continues a character has the offset after that character's
+    beginning.
+    """
+
+    def __init__(self, echo: str, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer it has no log-probabilities."""
+        self._echo = echo
+        self._unscored = iter(prompt)
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def add(
+        self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs
+    ) -> tuple[str, dict[str, list[Any]] | None]:
+        """The text, and the JSON of its CompletionLogprobs."""
+        text, self._echo = self._echo + text, ""
+        if self._tokenizer is None:
+            return text, None
+        scored = islice(self._unscored, len(prompt_entries))
+        of_prompt = list(zip(scored, prompt_entries, strict=True))
+        of_output = [(entry.token_id, entry) for entry in entries]
+        return text, self._lists([*of_prompt, *of_output], self._tokenizer)
+
+    def _lists(
+        self, tokens: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer
+    ) -> dict[str, list[Any]]:
+        """The prompt's first token was not predicted: its entries are null."""
+        names, logprobs, tops, offsets = [], [], [], []
+        for token_id, entry in tokens:
+            token = tokenizer.token_bytes(token_id)
+            names.append(token_text(token))
+            offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(token))
+            logprobs.append(max(entry.logprob, LOWEST_LOGPROB) if entry else None)
+            tops.append(_top(entry, tokenizer) if entry else None)
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float]:
+    """Best first, then the token itself; where two read the same the better one stays."""
+    top: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        text = token_text(tokenizer.token_bytes(token_id))
+        top.setdefault(text, max(logprob, LOWEST_LOGPROB))
+    return top
+
+
+def best(siblings: Sequence[Choice], n: int) -> Sequence[Choice]:
+    """All of them if there are n, else the n with the highest mean logprob per token."""
+    if len(siblings) == n:
+        return siblings
+    return sorted(siblings, key=_mean_logprob, reverse=True)[:n]
+
+
+def _mean_logprob(choice: Choice) -> float:
+    logprobs = [entry.logprob for entry in choice.logprobs]
+    return fmean(logprobs) if logprobs else -inf
+
+
+class CompletionWriter(ChunkWriter):
+    """The chunks of one streamed completion."""
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        choices: Sequence[Choice],
+        texts: Sequence[ChoiceText],
+        *,
+        include_usage: bool,
+    ) -> None:
+        super().__init__(fields, include_usage=include_usage)
+        self._choices = choices
+        self._texts = texts
+
+    def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        """See StreamWriter. There is no chunk where nothing is new."""
+        answer = self._choices[choice]
+        text, logprobs = self._texts[choice].add(
+            "".join(step.text for step in steps if isinstance(step, Grew)),
+            answer.take_logprobs(),
+            answer.take_prompt_logprobs(),
+        )
+        is_over = answer.finish_reason is not None
+        if not (text or is_over or (logprobs and logprobs["tokens"])):
+            return b""
+        reason = wire_finish_reason(answer.finish_reason) if is_over else None
+        return self.chunk(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
+            % (choice, to_json(text), to_json(logprobs), to_json(reason))
+        )
+
+
+router = Endpoints()
+render_router = Endpoints()
+
+
+@router.generation("/v1/completions", answer=Completion, stream=chunks(CompletionChunk))
+async def create_completion(body: CompletionRequest, context: Context) -> Response:
+    async def make(model: ServedModel) -> Job:
+        requests, echoes = await prepare_completion(body.completion, model, context.record)
+        form = CompletionForm(body, model, requests, echoes, context.record.id)
+        writer = form.writer if body.stream else None
+        return Job(model=model, requests=requests, render=form.whole, writer=writer)
+
+    keep_alive = COMMENTS if body.stream else None
+    return await when_loaded(body.model, make, context, keep_alive)
+
+
+@render_router.endpoint(
+    "POST", "/v1/completions/render", answer=RenderedRequests, errors=MODEL_ERRORS
+)
+async def render_completion(body: CompletionRequest, context: Context) -> Response:
+    """One entry for each prompt."""
+    model = await context.model(body.model)
+    requests, _ = await prepare_completion(body.completion, model, context.record)
+    await check_requests(requests, model, context.record)
+    return await respond_without_engine(
+        lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),
+        TOKEN_BYTES * sum(len(each.prompt) for each in requests),
+        context,
+    )

@@ -1,0 +1,276 @@
+"""`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`, and the other paths of the last two. None of
+them is ever streamed. Rerank and score have the shapes of vLLM, Jina and Cohere.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from engine.values.model import Embedder
+from server.dialects.endpoint import Endpoints
+from server.dialects.job import Job, when_loaded
+from server.dialects.openai import PromptTokensDetails
+from server.errors import InvalidField
+from server.generation.choice import AnswerUsage, Choice
+from server.generation.pooling import (
+    EmbeddingRequest,
+    Pair,
+    RankingRequest,
+    Scores,
+    Vector,
+    base64,
+    embedding_requests,
+    prepare_ranking,
+    vector,
+)
+from server.generation.requests import ServedModel
+from server.json_model import RequestModel, SparseModel
+from server.service import Context
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class PooledUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PooledUsage
+
+
+MAX_DOCUMENTS = 2048
+
+
+class TextDocument(RequestModel):
+    """A document as an object, whose text counts."""
+
+    text: str
+
+
+def _text(value: object) -> object:
+    return value["text"] if isinstance(value, dict) and "text" in value else value
+
+
+def _texts(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Document = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | TextDocument)]
+Documents = Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+Texts = Annotated[TextList, BeforeValidator(_texts, json_schema_input_type=str | TextList)]
+
+
+class RerankRequest(RankingRequest):
+    EXAMPLE: ClassVar = {
+        "query": "What is a radix tree?",
+        "documents": ["A tree that shares beginnings.", "A plant with a trunk."],
+    }
+
+    query: str = Field(min_length=1)
+    documents: Documents
+    top_n: int = Field(0, ge=0, description="As many of the best; 0: all.")
+    return_documents: bool = True
+
+
+class RerankedDocument(BaseModel):
+    text: str
+
+
+class RerankResult(SparseModel):
+    index: int  # of the request's documents
+    document: RerankedDocument | None = None
+    relevance_score: float
+
+
+class RerankResponse(BaseModel):
+    id: str
+    model: str
+    usage: PooledUsage
+    results: list[RerankResult]
+
+
+class ScoreRequest(RankingRequest):
+    """One text against each of several, or as many against as many, pair by pair."""
+
+    EXAMPLE: ClassVar = {
+        "text_1": "What is a radix tree?",
+        "text_2": ["A tree that shares beginnings.", "A plant with a trunk."],
+    }
+
+    text_1: Texts = Field(
+        validation_alias=AliasChoices("text_1", "queries"), description="Or `queries`."
+    )
+    text_2: Texts = Field(
+        validation_alias=AliasChoices("text_2", "documents"), description="Or `documents`."
+    )
+
+
+class Score(BaseModel):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PooledUsage
+
+
+def check_not_empty(body: EmbeddingRequest) -> None:
+    """Raise ApiError (400) for an input that is empty, as OpenAI does."""
+    for name, one in zip(body.input_names, body.input, strict=True):
+        if not one:
+            raise InvalidField(name, "must not be empty")
+
+
+def _embeddings(
+    model: str,
+    embedder: Embedder,
+    dimensions: int | None,
+    encode: Callable[[Vector], object],
+    choices: Sequence[Choice],
+    usage: AnswerUsage,
+) -> bytes:
+    """The JSON of an EmbeddingList."""
+    vectors = (vector(choice.pooled, embedder, dimensions) for choice in choices)
+    data = [
+        {"object": "embedding", "index": index, "embedding": encode(each)}
+        for index, each in enumerate(vectors)
+    ]
+    return to_json({"object": "list", "data": data, "model": model, "usage": _usage(usage)})
+
+
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
+    """The JSON of a PooledUsage."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _reranked(
+    id: str,
+    model: str,
+    scores: Scores,
+    documents: Sequence[str] | None,
+    top_n: int | None,
+    choices: Sequence[Choice],
+    usage: AnswerUsage,
+) -> bytes:
+    """The JSON of a RerankResponse: the best document first; of equal ones the first."""
+    found = scores([choice.pooled for choice in choices])
+    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
+    results = [
+        {
+            "index": index,
+            **({"document": {"text": documents[index]}} if documents else {}),
+            "relevance_score": found[index],
+        }
+        for index in order[:top_n]
+    ]
+    return to_json(
+        {"id": f"rerank-{id}", "model": model, "usage": _usage(usage), "results": results}
+    )
+
+
+def _scored(
+    id: str, model: str, scores: Scores, choices: Sequence[Choice], usage: AnswerUsage
+) -> bytes:
+    """The JSON of a ScoreResponse."""
+    found = scores([choice.pooled for choice in choices])
+    return to_json(
+        {
+            "id": f"score-{id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(found)
+            ],
+            "usage": _usage(usage),
+        }
+    )
+
+
+router = Endpoints()
+
+
+@router.generation("/v1/embeddings", answer=EmbeddingList)
+async def create_embeddings(body: EmbeddingRequest, context: Context) -> Response:
+    check_not_empty(body)
+
+    async def make(model: ServedModel) -> Job:
+        requests = await embedding_requests(body, model, context.record)
+        embedder, as_text = model.engine.card.embedder, body.encoding_format == "base64"
+        assert embedder is not None
+        encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
+        render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
+        return Job(model=model, requests=requests, render=render)
+
+    return await when_loaded(body.model, make, context)
+
+
+@router.generation("/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse)
+async def rerank(body: RerankRequest, context: Context) -> Response:
+    pairs = [
+        Pair(body.query, document, "query", f"documents[{index}]")
+        for index, document in enumerate(body.documents)
+    ]
+
+    async def make(model: ServedModel) -> Job:
+        requests, scores = await prepare_ranking(body, pairs, model, context.record)
+        documents = body.documents if body.return_documents else None
+        render = partial(
+            _reranked, context.record.id, model.name, scores, documents, body.top_n or None
+        )
+        return Job(model=model, requests=requests, render=render)
+
+    return await when_loaded(body.model, make, context)
+
+
+@router.generation("/v1/score", "/score", answer=ScoreResponse)
+async def score(body: ScoreRequest, context: Context) -> Response:
+    async def make(model: ServedModel) -> Job:
+        requests, scores = await prepare_ranking(body, _pairs(body), model, context.record)
+        render = partial(_scored, context.record.id, model.name, scores)
+        return Job(model=model, requests=requests, render=render)
+
+    return await when_loaded(body.model, make, context)
+
+
+def _pairs(body: ScoreRequest) -> Sequence[Pair]:
+    """Raises ApiError (400) where it is not said which text belongs to which."""
+    first, second = body.text_1, body.text_2
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise InvalidField(
+            "text_2",
+            f"{len(first)} texts in text_1 are compared with as many, not {len(second)}",
+        )
+    return [
+        Pair(one, other, f"text_1[{index}]", f"text_2[{index}]")
+        for index, (one, other) in enumerate(zip(first, second, strict=True))
+    ]

@@ -1,1 +1,0 @@
-"""Embeddings, and texts ranked against each other."""

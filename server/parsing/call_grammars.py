@@ -1,0 +1,270 @@
+"""Grammars of calls whose parameters are not one JSON object: text between tags, or literals.
+
+What they allow parses to arguments that conform to the function's schema. Between tags a string's
+`format` is an exception, and so is text that reads as an object or a list where the schema allows
+strings and these. Where a notation has no form for what a schema says, a value is written as JSON,
+which the parsers take, too.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from server.parsing.lark import (
+    ANY_TEXT,
+    Function,
+    Lark,
+    Schema,
+    WriteCall,
+    keyword,
+    properties,
+    required,
+    undeclared,
+)
+from server.parsing.schemas import KINDS, kind, kinds, listed, target
+from server.parsing.tagged_calls import Tags
+
+
+def tagged_call(tags: Tags) -> WriteCall:
+    """The rest of a call's head, from the function's name on, and the parameters."""
+
+    def call(lark: Lark, function: Function) -> str:
+        head = function.name + tags.heads.call[1] + tags.call.head_end + tags.line
+        return f"{lark.text(head)} {tagged_parameters(lark, function, tags)}"
+
+    return call
+
+
+def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
+    """All parameters in the order of their declaration; those that are not required, or not. After
+    them others, where the schema allows some.
+    """
+    needed, declared = required(function.parameters), properties(function.parameters)
+    expressions = []
+    for key, schema in declared.items():
+        values = [
+            f"{lark.text(tags.opening(key, kind))} {value} {lark.text(tags.line)}"
+            for kind, value in _values(lark, function, tags, schema)
+        ]
+        optional = "" if key in needed else "?"
+        expressions.append(f"({lark.any_of(values)}){optional}")
+    if (others := undeclared(function.parameters)) is not False:
+        expressions.append(f"({_other(lark, function, tags, others)})*")
+    return " ".join(expressions)
+
+
+def _other(lark: Lark, function: Function, tags: Tags, schema: Any) -> str:
+    """A parameter that is not declared."""
+    name, stand_in = lark.name_but(properties(function.parameters)), "name"
+    written = []
+    for type_, value in _values(lark, function, tags, schema):
+        begin, _, end = tags.opening(stand_in, type_).rpartition(stand_in)
+        written.append(f"{lark.text(begin)} {name} {lark.text(end)} {value}")
+    return f"({lark.any_of(written)}) {lark.text(tags.line)}"
+
+
+def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator[tuple[str, str]]:
+    """A type, and an expression for a value of it with its end tag, for each way to write one."""
+    root = function.parameters
+    close = lark.text(tags.trim.written + tags.parameter.end)
+    for branch in [*_branches(schema, root)] or [{}]:
+        if constants := _constants(branch):
+            for value in constants:
+                is_text = isinstance(value, str)
+                text = lark.text(value) if is_text else lark.json({"const": value}, strict=True)
+                yield kind(value), f"{text} {close}"
+            continue
+        for name in sorted(kinds(branch, root) or KINDS):
+            if name == "string":
+                yield from (("string", text) for text in _strings(lark, function, tags, branch))
+            else:
+                only = {**branch, "type": name, **_definitions(branch, root)}
+                yield name, f"{lark.json(only, strict=function.strict)} {close}"
+
+
+def _strings(lark: Lark, function: Function, tags: Tags, schema: Schema) -> Iterator[str]:
+    """Expressions for a string as text with its end tag, one for each way to quote it."""
+    patterns = list(_patterns(schema)) if function.strict else []
+    for quotes in tags.quotes:
+        text = lark.text_before(quotes.end or tags.parameter.end, [quotes.pattern, *patterns])
+        close = lark.text(tags.parameter.end) if quotes.end else ""
+        yield f"{lark.text(quotes.begin)} {text} {close}"
+
+
+def _patterns(schema: Schema) -> Iterator[str]:
+    """What a schema says of a string's length and form, as regular expressions for all of it."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        yield f"(?s:.{{{least},{most}}})"
+    if pattern := keyword(schema, "pattern", str):
+        escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern).replace("\n", r"\n")
+        begin = "" if pattern.startswith("^") else ANY_TEXT
+        end = "" if pattern.endswith("$") else ANY_TEXT
+        yield f"{begin}(?:{escaped.removeprefix('^').removesuffix('$')}){end}"
+
+
+def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
+    """The alternatives of a schema, references followed; none where it refers to itself alone."""
+    waiting, seen = deque([schema]), set[int]()
+    while waiting:
+        branch = waiting.popleft()
+        if not isinstance(branch, Mapping):
+            branch = {}
+        if id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        if isinstance(branch.get("$ref"), str):
+            waiting.appendleft(target(branch["$ref"], root))
+            continue
+        choices = branch.get("anyOf") or branch.get("oneOf") or branch.get("allOf")
+        if isinstance(choices, list) and ("allOf" not in branch or len(choices) == 1):
+            waiting += choices
+        else:
+            yield branch
+
+
+def _constants(schema: Schema) -> Sequence[Any]:
+    return [schema["const"]] if "const" in schema else listed(schema, "enum")
+
+
+def _definitions(schema: Schema, root: Schema) -> Schema:
+    """What references in the schema need to lead somewhere when it stands alone."""
+    if '"$ref"' not in json.dumps(schema):
+        return {}
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+
+Value: TypeAlias = Callable[[Schema], str]
+
+
+"""An expression for a value that conforms to the schema."""
+
+
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$defs", "definitions"})
+
+
+_TEXT = _ANNOTATIONS | {"type", "enum", "const"}
+
+
+_LIST = _ANNOTATIONS | {"type", "items"}
+
+
+_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+
+
+_MOST_WRITTEN_DEPTH = 8  # what is deeper is written as JSON
+
+
+_KEY = re.compile(r"[^\s,:=<>\"'()\[\]{}](?:[^,:=<>\"'()\[\]{}]*[^\s,:=<>\"'()\[\]{}])?")
+
+
+def keyword_call(lark: Lark, function: Function) -> str:
+    """`name(key=value, other=value)`. Values are JSON, which Python nearly is."""
+    members = _members(lark, function.parameters, "=", ", ", _json(lark, function))
+    return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
+
+
+def braced_call(quote: str) -> WriteCall:
+    """`name{key:value,other:value}`, strings between the quotes."""
+
+    def call(lark: Lark, function: Function) -> str:
+        values = _Braces(lark, _json(lark, function), quote)
+        members = _members(lark, function.parameters, ":", ",", values.value)
+        return f"{lark.text(function.name + '{')} {members} {lark.text('}')}"
+
+    return call
+
+
+def _json(lark: Lark, function: Function) -> Value:
+    """Values as JSON."""
+
+    def value(schema: Schema) -> str:
+        whole = {**schema, **_definitions(schema, function.parameters)}
+        return lark.json(whole, strict=function.strict)
+
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Braces:
+    """Values with bare keys in braces, and with quotes of their own around strings."""
+
+    lark: Lark
+    json: Value
+    quote: str
+    depth: int = 0
+
+    def value(self, schema: Schema) -> str:
+        """See Value."""
+        own = self._own(schema) if self.depth < _MOST_WRITTEN_DEPTH else ""
+        return own or self.json(schema)
+
+    def _own(self, schema: Schema) -> str:
+        """An expression in the notation, or "" where there is none for the schema."""
+        inner = _Braces(self.lark, self.json, self.quote, self.depth + 1)
+        keywords, kind = set(schema), schema.get("type")
+        if branches := _stated_branches(schema):
+            return self.lark.any_of([inner.value(branch) for branch in branches])
+        if kind == "string" and keywords <= _TEXT:
+            return self._string(schema)
+        if kind == "array" and keywords <= _LIST:
+            item = inner.value(_schema(schema.get("items", {})))
+            return self.lark.rule(f'"[" ({item} ("," {item})*)? "]"')
+        if kind == "object" and keywords <= _OBJECT and "properties" in schema:
+            members = _members(self.lark, schema, ":", ",", inner.value)
+            return self.lark.rule(f'"{{" {members} "}}"')
+        return ""
+
+    def _string(self, schema: Schema) -> str:
+        quote = self.lark.text(self.quote)
+        texts = [schema["const"]] if "const" in schema else keyword(schema, "enum", list)
+        if texts is None:
+            return f"{quote} {self.lark.text_before(self.quote)}"
+        if not all(isinstance(text, str) and self.quote not in text for text in texts):
+            return ""
+        return self.lark.any_of([f"{quote} {self.lark.text(text)} {quote}" for text in texts])
+
+
+def _members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) -> str:
+    """Keys and values in the order of their declaration; those that are not required, or not."""
+    needed = required(schema)
+    declared = properties(schema)
+    members = declared | {key: {} for key in needed if key not in declared}
+    # `first` begins with the first member that is written, `further` with a comma.
+    first = further = ""
+    if (others := undeclared(schema)) is not False:
+        pair = lark.rule(f"{lark.name_but(members)} {lark.text(assign)} {value(_schema(others))}")
+        further = lark.rule(f"({lark.text(comma)} {pair})*")
+        first = lark.rule(f"({pair} {further})?")
+    for key, of_key in reversed(members.items()):
+        if of_key is False and key not in needed:
+            continue
+        name = key if _KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+        pair = lark.rule(f"{lark.text(name + assign)} {value(_schema(of_key))}")
+        with_comma = f"{lark.text(comma)} {pair}"
+        if key in needed:
+            first = lark.rule(f"{pair} {further}")
+            further = lark.rule(f"{with_comma} {further}")
+        else:
+            # Where a later member is required, so is one of these.
+            first = lark.rule(f"{pair} {further} | {first}" if first else f"({pair} {further})?")
+            further = lark.rule(f"({with_comma})? {further}")
+    return first
+
+
+def _stated_branches(schema: Schema) -> Sequence[Schema]:
+    """The alternatives of a schema that says nothing else."""
+    kinds = schema.get("type")
+    if set(schema) <= _ANNOTATIONS | {"anyOf"}:
+        return [_schema(branch) for branch in keyword(schema, "anyOf", list) or []]
+    if isinstance(kinds, list) and not {"enum", "const"} & set(schema):
+        return [{**schema, "type": kind} for kind in kinds]
+    return []
+
+
+def _schema(schema: Any) -> Schema:
+    """A schema that is `true`, or what is none, allows anything."""
+    return schema if isinstance(schema, dict) else {"not": {}} if schema is False else {}

@@ -1,0 +1,198 @@
+"""What `rootstock serve` says of names, files and memory before it loads a model."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner, Result
+
+from server.settings import Settings
+from server.terminal.cli import app
+from server.terminal.flags import GROUPS
+
+pytestmark = pytest.mark.process
+
+
+def serve(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with two folders that look like checkpoints, and an empty cache."""
+    for name in ("tiny", "small"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("./models/smal", "cannot load ./models/smal: there is no directory {}/models/smal; did "
+         "you mean models/small?"),
+        ("./models", "cannot load models: models has no config.json: not a checkpoint; did you "
+         "mean one of those in it: small, tiny?"),
+        ("models/tiny/config.json", "cannot load models/tiny/config.json: {}/models/tiny/"
+         "config.json is a file; a model is a directory or a repository"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_no_checkpoint(
+    model: str, problem: str, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert serve("--model", model).exit_code == 1
+    assert caplog.messages == [problem.format(models)]
+
+
+def test_of_several_models_each_wrong_path_has_a_line_before_any_is_loaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arguments = ("--model", "rootstock-demo", "--model", "/no/such", "--model", "/nor/this")
+    assert serve(*arguments).exit_code == 1
+    assert caplog.messages == [
+        "cannot load /no/such: there is no directory /no/such",
+        "cannot load /nor/this: there is no directory /nor/this",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("llama3", r"cannot load llama3: there is no directory .*/llama3, the Hugging Face cache "
+         r"does not have it, and huggingface\.co cannot be reached \(.*\)"),
+        ("qwen3:4b", "cannot load qwen3:4b: it is neither a directory nor a repository: a name "
+         "with a colon is one of Ollama's, and models come from Hugging Face: `rootstock pull "
+         "mlx-community/Qwen3-4B-4bit`"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_no_model(
+    name: str, problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--model", name]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert re.search(f": {problem}$", line)
+
+
+def test_a_model_without_its_option() -> None:
+    result = serve("mlx-community/Qwen3")
+    assert result.exit_code == 2
+    assert "did you mean --model mlx-community/Qwen3?" in result.stderr
+
+
+def test_a_budget_that_is_too_small_is_said_to_be_the_budget() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--memory-budget", "10MB"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert re.search(
+        r"cannot load rootstock-demo: the model does not fit: it needs at least \d+ MiB \(.*\), "
+        r"and memory_budget leaves it 10 MiB: raise memory_budget, or lower ",
+        last,
+    )
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/x"])
+def test_a_disk_cache_that_cannot_be_written_is_known_before_a_model_is_loaded(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if folder.startswith("/proc") and not Path("/proc").exists():
+        pytest.skip("there is no /proc")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert serve("--disk-cache", folder).exit_code == 1
+    (message,) = caplog.messages
+    if folder == "file":
+        assert message == "disk_cache: file is a file; a folder is needed"
+    else:
+        assert message.startswith(f"disk_cache: cannot write to the folder {folder} (")
+        assert message.endswith("): name one on a disk that you may write to")
+
+
+def test_a_disk_that_is_fuller_than_its_cache_may_become_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = ("--disk-cache-bytes", "900000GiB", "--disk-cache", str(tmp_path / "kv"))
+    assert serve("--model", "/no/such", *limits).exit_code == 1
+    assert re.match(
+        rf"disk_cache: the disk of {tmp_path}/kv has room for [\d.]+ GiB, less than "
+        r"disk_cache_bytes, 900000\.00 GiB",
+        caplog.messages[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("port: 1\n   model: x\n", ", line 2: mapping values are not allowed here (is the line "
+         "indented too far, or a text with a colon not in quotes?)"),
+        ("model:\n\t- x\n", ", line 2: found character '\\t' that cannot start any token (indent "
+         "with spaces)"),
+        ("model: [x\nport: 1\n", ", line 2: expected ',' or ']', but got ':'"),
+        ("a: \0", " is not valid YAML: unacceptable character #x0000: special characters are not "
+         "allowed in"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_is_not_yaml(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    result = serve("--config", str(tmp_path / "bad.yaml"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: config: {tmp_path}/bad.yaml{problem}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_file_without_keys_says_how_one_is_made() -> None:
+    result = serve("--api-keys-file", "/dev/null")
+    assert result.stderr == (
+        "error: api_keys_file: /dev/null has no keys; `rootstock key NAME >> /dev/null` adds one\n"
+    )
+
+
+def test_help_has_every_setting_in_one_section() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(set(grouped)) == len(grouped)
+    assert {*Settings.model_fields} - {*grouped} == {"config", "log_level", "models"}
+    command = [sys.executable, "-m", "server", "serve", "--help"]
+    wide = {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(command, env=wide, capture_output=True, text=True, check=True).stdout
+    sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert sections == ["Options", *GROUPS]
+    assert 190 < max(map(len, shown.splitlines())) <= 200
+
+
+MOST_LINES = 8
+
+
+def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
+    lines = list[str]()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.split(maxsplit=3)[3])
+            if "ready on " in line:
+                break
+        process.terminate()
+        last = [line.split(maxsplit=3)[3] for line in process.stderr.read().splitlines()]
+    assert len(lines) <= MOST_LINES, lines
+    of_model = [line.removeprefix("rootstock: rootstock-demo: ") for line in lines]
+    assert [line.partition(" ")[0] for line in of_model if line not in lines] == [
+        *(["model", "BLAS:"] if any(line.startswith("BLAS") for line in of_model) else ["model"]),
+        *("weights:", "KV", "decode:"),
+    ]
+    assert [line.partition(" on ")[0] for line in lines[-2:]] == [
+        *("rootstock: the dashboard is", "rootstock: ready")
+    ]
+    assert last == [
+        "rootstock: finishing running requests, for up to 30 s; Ctrl-C again stops at once",
+        "rootstock: stopped",
+    ]
