@@ -153,7 +153,11 @@ class PooledModelInfo(BaseModel):
         description="Until it is unloaded if no other request uses it. Null: it is not loaded, or "
         "stays loaded."
     )
-    pinned: bool
+    pinned: bool = Field(description="Whether the settings say that it is never unloaded.")
+    alarms: list[str] = Field(
+        description="What has failed or is slower than it could be, each with what to do about it. "
+        "Empty while it is not loaded."
+    )
     load_seconds: float | None = Field(description="How long the last load took.")
     retry_seconds: float | None = Field(
         description="Until a model that failed may be loaded again."

@@ -19,7 +19,6 @@ from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehea
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -29,6 +28,7 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
     footprint,
@@ -47,6 +47,7 @@ from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
+from kvstore.sizes import StorageSizes
 
 LARGE_WEIGHT = 1 << 20
 """Weights of this many numbers or more are replaced by zeros while kernels are built."""
@@ -171,6 +172,8 @@ def assemble_opened(
         embedder=pooled.embedder,
         reranker=pooled.reranker,
         adapters=loaded.adapters,
+        batching=_batching(execution),
+        slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
@@ -190,6 +193,34 @@ def assemble_opened(
         rest=rest,
         release_thread=partial(release_thread, decode),
     )
+
+
+def _batching(execution: Execution) -> str:
+    """The card's `batching`."""
+    name = f"{execution.batching.name}, {execution.attention.name} attention"
+    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
+
+
+def _slowdowns(
+    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
+) -> Iterator[str]:
+    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
+    if problem:
+        yield (
+            f"MLX fuses no operations, so all steps take longer: {problem}. "
+            "Mend that, and start the daemon again."
+        )
+    if execution.attention is not preferred:
+        yield (
+            f"Steps take longer, because attention is {execution.attention.name} and not "
+            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
+            "Try newer versions of mlx and mlx-lm, or report the model."
+        )
+    if sizes.states is not None and not sizes.states.saved:
+        yield (
+            "No recurrent state can be saved, so no prompt is resumed from the cache. "
+            "Raise kv_cache_bytes or lower max_running."
+        )
 
 
 def _decode_path(

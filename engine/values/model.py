@@ -89,6 +89,9 @@ class ModelCard:
     generates: bool = True
     embedder: Embedder | None = None
     reranker: Reranker | None = None
+    batching: str = ""  # how rows share forwards, and why not in a better way
+    slowdowns: tuple[str, ...] = ()
+    """Why steps take longer or reuse less than they could: sentences, each with what to do."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from engine.values.model import SamplingDefaults, Task
 from engine.values.stats import EngineStats
+from server.admin.alarms import alarms
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
@@ -85,7 +86,8 @@ def _info(model: RegisteredModel, stats: EngineStats | None) -> PooledModelInfo:
         else None,
         ttl_seconds=model.settings.ttl_seconds,
         seconds_left=model.seconds_left(now),
-        pinned=model.is_pinned,
+        pinned=model.settings.pinned,
+        alarms=alarms(stats, model.card) if stats is not None else [],
         load_seconds=need.load_seconds if need is not None and model.card is not None else None,
         retry_seconds=_retry_seconds(model, now),
     )

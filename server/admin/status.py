@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from engine.api import EngineStopped
 from engine.values.model import SamplingDefaults
-from engine.values.stats import EngineStats, MemoryStats
+from engine.values.stats import MemoryStats
 from server import __version__
+from server.admin.alarms import losses
 from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
 from server.models.model import Model
@@ -56,6 +57,7 @@ class DaemonModel(BaseModel):
     max_context_tokens: int  # the model's own
     max_sequence_tokens: int  # what that and the KV cache hold of one sequence
     kv_bytes_per_token: int
+    batching: str  # how rows share forwards, and why not in a better way
     sampling: SamplingDefaults
 
 
@@ -72,6 +74,9 @@ class Daemon(BaseModel):
     model: DaemonModel | None  # None while it is not loaded
     settings: list[SettingInForce]
     memory: MemoryStats | None  # None while it is not loaded
+    decode: (
+        str | None
+    )  # whether steady decodes are compiled or eager, and why; None while it is not loaded
     remembered: Remembered
 
 
@@ -92,7 +97,7 @@ async def health(service: ServiceDependency) -> Health:
         if isinstance(model.state, Loading) and model.failure is not None
     ]
     for stats in (await service.models.stats()).values():
-        reasons += _losses(stats)
+        reasons += [loss.problem for loss in losses(stats)]
     if reasons:
         return Health(status="degraded", reason="; ".join(reasons))
     return Health(status="ok")
@@ -100,16 +105,6 @@ async def health(service: ServiceDependency) -> Health:
 
 def _failure(model: Model) -> str:
     return "its engine loop has stopped" if model.failure is None else model.failure.reason
-
-
-def _losses(stats: EngineStats) -> Iterator[str]:
-    if stats.contradictions:
-        yield "the KV store contradicts itself: the log says how; another start empties it"
-    disk = stats.cache.disk
-    if disk is not None and disk.ended_threads:
-        yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
-    if disk is not None and disk.write_fault is not None:
-        yield f"the disk cache cannot be written: {disk.write_fault}"
 
 
 @router.endpoint("GET", "/load")
@@ -151,6 +146,7 @@ async def daemon(
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else stats.memory,
+        decode=None if stats is None or stats.decode is None else stats.decode.why,
         remembered=Remembered(replays=known.n_replays, responses=len(responses)),
     )
 

@@ -3,6 +3,7 @@
 import { Playground } from "./chat/playground.js";
 import { Connect } from "./connect/connect.js";
 import { Daemon } from "./daemon/panel.js";
+import { Alarms } from "./models/alarms.js";
 import { Choice } from "./models/choice.js";
 import { Models } from "./models/panel.js";
 import { Unloaded } from "./models/unloaded.js";
@@ -86,6 +87,7 @@ class App extends Component {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!models) return html`<p class="notice">Waiting for the daemon …</p>`;
     return html`
+      <${Alarms} models=${models} />
       <${Models} models=${models} budget=${budget} acts=${acts} />
       ${this.cache()}
       <${Requests} live=${activity.live} hidden=${activity.hidden}

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from server.settings import Settings
 from server.terminal.agents import AGENTS
+from server.terminal.console import command_name
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
 from tests.browser.conftest import Serve, Visit
@@ -51,7 +52,7 @@ def test_every_client_has_a_line_that_can_be_copied(visit: Visit, serve: Serve) 
     assert f"curl {url}/v1/chat/completions" in told["curl"]
     assert f'base_url="{url}/v1"' in told["Python"]
     assert {name: told[name] for name in AGENTS} == {
-        name: f"rootstock launch {name} --url {url}/v1" for name in AGENTS
+        name: f"{command_name()} launch {name} --url {url}/v1" for name in AGENTS
     }
     for name, text in told.items():
         if name != "Base URL":
@@ -122,7 +123,7 @@ def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit, se
     for name in ("curl", "Python", "Variables", *AGENTS):
         assert "YOUR_KEY" in told[name]
     expect(page.locator("#daemon")).to_be_visible()
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     assert KEY not in page.content()
     expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
 
@@ -136,7 +137,7 @@ def test_lines_work_as_they_stand(visit: Visit, serve: Serve) -> None:
     told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
     assert output(sys.executable, "-c", told["Python"]) == "Hello, wörld!"
     for name in AGENTS:
-        command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
+        command = told[name].replace(command_name(), f"{sys.executable} -m server")
         assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
 
 
@@ -170,7 +171,7 @@ def test_the_panel_tells_model_context_dtype_memory_and_settings(
     expect(changed.get_by_role("row")).to_have_count(3)
     expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")
     expect(changed.get_by_role("row").filter(has_text="max_body_bytes")).to_contain_text("1 MiB")
-    panel.get_by_text("as they are by default").click()
+    panel.get_by_text("at their default values").click()
     rows = panel.get_by_role("row")
     expect(rows).to_have_count(len(Settings.model_fields))
 
@@ -189,13 +190,13 @@ def test_a_clear_says_what_it_keeps_and_forgets_it_where_that_is_asked(
     page.get_by_role("button", name="Clear the cache").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("1 conversation of /v1/responses")
-    expect(dialog).to_contain_text("0 answers with tool calls")
+    expect(dialog).to_contain_text("0 answers kept as tokens")
     expect(dialog.get_by_role("checkbox", name="Stored responses")).not_to_be_checked()
-    expect(dialog.get_by_role("checkbox", name="Replays")).not_to_be_checked()
+    expect(dialog.get_by_role("checkbox", name="Answers with tool calls")).not_to_be_checked()
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     assert engine.cleared.empty()
-    clear(page, "Replays", "Stored responses")
+    clear(page, "Answers with tool calls", "Stored responses")
     assert engine.cleared.empty()
     remembered = remembering.get("/admin/daemon").json()["remembered"]
     assert remembered == {"replays": 0, "responses": 0}
@@ -216,7 +217,7 @@ def test_axe_finds_nothing_grave_in_the_dialog_and_the_settings(
     visit: Visit, remembering: httpx.Client
 ) -> None:
     page = visit(str(remembering.base_url).rstrip("/"))
-    page.get_by_text("as they are by default").click()
+    page.get_by_text("at their default values").click()
     page.get_by_role("button", name="Clear the cache").click()
     expect(page.get_by_role("dialog")).to_contain_text("1 conversation")
     assert not grave(page)

@@ -18,11 +18,11 @@ from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
 from tests.contract.access.helpers import key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import CARD, FakeEngine, Gate
+from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate
 
 DEMO = "rootstock-demo"
 BUDGET = "1600MiB"
@@ -292,7 +292,7 @@ def test_a_pull_that_fails_offline_says_so(
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
@@ -333,10 +333,25 @@ def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
     assert engines.started[1].submitted.qsize() == 1
 
 
+def test_alarms_stand_on_top_in_a_line_each(serve: Serve, visit: Visit) -> None:
+    engine = FakeEngine(disk=replace(DISK, write_fault="no_space"))
+    page = visit(serve(engine, Settings(port=0)))
+    alarms = page.get_by_role("region", name="Alarms")
+    expect(alarms.get_by_role("listitem")).to_have_text(
+        "The disk cache cannot be written: no_space. "
+        "Free some of the disk, or lower disk_cache_bytes."
+    )
+    assert not grave(page)
+    engine.disk = DISK
+    expect(alarms).to_have_count(0)
+
+
 def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -> None:
     page = visit(scripted_url)
     expect(row(page, CARD.name)).to_contain_text("ready")
     expect(page.get_by_role("heading", name="Model", exact=True)).to_be_visible()
+    expect(row(page, CARD.name)).not_to_contain_text("pinned")
+    expect(row(page, CARD.name)).to_contain_text("weights 50 MiB, KV 4 MiB")
     expect(page.get_by_role("img", name="Memory of the models")).to_have_count(0)
     expect(page.get_by_role("combobox", name="Model")).to_have_count(0)
 

@@ -55,7 +55,7 @@ def test_an_answer_is_streamed_and_says_what_it_took(
     expect(answer).to_have_attribute("data-state", "done")
     expect(answer.locator(".text")).to_contain_text("Rootstock")
     expect(answer.locator(".figures")).to_contain_text("prompt tokens cached")
-    expect(answer.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens written"))
+    expect(answer.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens generated"))
     expect(answer.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens/s"))
     send(page, "How does the cache work?")
     expect(answer.last).to_have_attribute("data-state", "done")
@@ -116,7 +116,7 @@ def test_an_edited_message_begins_a_branch_and_the_old_one_stays(
 def test_an_answer_says_how_many_tokens_were_drafted(page: Page, engine: FakeEngine) -> None:
     send(page, "plain")
     figures = page.locator(".message.assistant .figures")
-    expect(figures).to_contain_text("tokens written")
+    expect(figures).to_contain_text("tokens generated")
     expect(figures).not_to_contain_text("draft")
     engine.script.expected = engine.script.answers[0][:5]
     send(page, "again")
@@ -130,7 +130,7 @@ def test_eight_at_once_share_their_prompt(
     send(page, "How does the cache work?", "Send to 8 at once")
     answer = page.locator(".message.assistant")
     expect(answer.locator(".branches")).to_contain_text("1 of 8")
-    expect(answer.locator(".figures")).to_contain_text("tokens written in 8 answers together")
+    expect(answer.locator(".figures")).to_contain_text("tokens generated in 8 answers together")
     answer.get_by_role("button", name="Next branch").click()
     expect(answer.locator(".branches")).to_contain_text("2 of 8")
     expect(answer.locator(".text")).not_to_be_empty()
@@ -192,8 +192,8 @@ def test_temperature_and_max_tokens_go_with_the_message(page: Page, engine: Fake
     page.get_by_label("Max tokens").fill("5")
     send(page, "Hi")
     expect(page.locator(".message.assistant").last.locator(".text")).to_have_text("Hello")
-    expect(page.locator(".figures").last).to_contain_text("5 tokens written")
-    expect(page.locator(".figures").last).to_contain_text("cut by length")
+    expect(page.locator(".figures").last).to_contain_text("5 tokens generated")
+    expect(page.locator(".figures").last).to_contain_text("stopped at max tokens")
     expect(
         page.get_by_text("Sampling and a tool: temperature 0.3, at most 5 tokens")
     ).to_be_visible()
@@ -202,15 +202,28 @@ def test_temperature_and_max_tokens_go_with_the_message(page: Page, engine: Fake
     assert silent.max_tokens > said.max_tokens == 5
 
 
+def test_a_field_keeps_to_what_the_daemon_takes(page: Page, engine: FakeEngine) -> None:
+    page.get_by_text("Sampling and a tool").click()
+    for name, typed, taken in (("Temperature", "5", "2"), ("Max tokens", "-3", "1")):
+        page.get_by_label(name).fill(typed)
+        page.get_by_label(name).blur()
+        expect(page.get_by_label(name)).to_have_value(taken)
+    send(page, "Hi")
+    expect(page.locator(".message.assistant")).to_have_attribute("data-state", "done")
+    assert engine.submitted.get(timeout=10).sampling.temperature == 2
+
+
 def test_what_the_daemon_does_not_take_is_told_and_can_be_mended(
     visit: Visit, scripted_url: str
 ) -> None:
     page = visit(scripted_url, expected="400")
-    page.get_by_text("Sampling and a tool").click()
-    page.get_by_label("Temperature").fill("3")
+    page.get_by_text("System prompt").click()
+    page.get_by_label("System prompt").fill("x" * 600)
     send(page, "Hi")
-    expect(page.get_by_role("alert")).to_contain_text("temperature")
-    page.get_by_label("Temperature").fill("")
+    expect(page.get_by_role("alert")).to_contain_text("context")
+    expect(page.get_by_label("System prompt")).to_be_hidden()  # folded, so that the chat has room
+    page.get_by_text("System prompt").click()
+    page.get_by_label("System prompt").fill("")
     page.get_by_role("button", name="Retry").click()
     expect(page.locator(".message.assistant")).to_have_attribute("data-state", "done")
 
@@ -279,7 +292,7 @@ def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(
     expect(page.locator(".message.tool")).to_contain_text("get_time says")
     expect(page.locator(".message.tool")).to_contain_text(re.compile(r"20\d\d .*GMT\+9"))
     expect(answer.last.locator(".text")).to_have_text("It is late.")
-    expect(answer.last.locator(".figures")).to_contain_text("tokens written")
+    expect(answer.last.locator(".figures")).to_contain_text("tokens generated")
     told = page.locator(".message.tool code").inner_text()
     engine.submitted.get(timeout=10)
     assert told.encode() in bytes(engine.submitted.get(timeout=10).prompt)
@@ -291,8 +304,8 @@ def test_the_embedded_model_can_try_the_tool(
     page = visit(demo_url)
     offer_tool(page)
     page.get_by_label("Temperature").fill("0")
-    page.get_by_role("button", name="Get the time.").click()
-    expect(page.locator(".message.tool")).to_contain_text("get_time says")
+    page.get_by_role("button", name="Get the time in Paris.").click()
+    expect(page.locator(".message.tool")).to_contain_text(re.compile("CES?T"))
     answer = page.locator(".message.assistant").last
     expect(answer).to_have_attribute("data-state", "done")
     expect(answer.locator(".figures b").first).not_to_have_text("0")  # the first leg's prompt

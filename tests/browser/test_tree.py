@@ -1,6 +1,7 @@
 """What a visitor sees of caches that are hard to draw."""
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,20 @@ def test_nothing_is_said_of_below_where_all_is_seen(visit: Visit, scripted_url: 
     page = visit(scripted_url)
     expect(page.locator(".bar")).to_have_count(2)
     expect(page.locator("button.below")).to_have_count(0)
+
+
+def test_what_is_evicted_next_is_marked_while_memory_is_short(
+    visit: Visit, scripted_url: str, engine: FakeEngine
+) -> None:
+    page = visit(scripted_url)
+    expect(page.locator(".bar")).to_have_count(2)
+    expect(page.locator(".bar.next")).to_have_count(0)
+    expect(page.locator(".legend")).not_to_contain_text("evicted")
+    picture = engine.picture
+    short = replace(picture.arena, free=5, cached=picture.arena.cached + picture.arena.free - 5)
+    engine.picture = replace(picture, version=2, arena=short)
+    expect(page.locator(".bar.next")).to_have_count(1)
+    expect(page.locator(".legend")).to_contain_text("next to be evicted")
 
 
 def test_a_leaf_lights_up_as_far_as_it_was_found(leaves: Page) -> None:

@@ -135,6 +135,35 @@ def test_health_says_what_has_been_lost_for_good() -> None:
     assert stats["disk"]["ended_threads"] == ["disk-writer"]
 
 
+def test_alarms_say_what_is_wrong_and_what_to_do() -> None:
+    engine = FakeEngine(
+        card=replace(CARD, slowdowns=("Steps take longer. Report the model.",)),
+        n_contradictions=1,
+        disk=replace(DISK, write_fault="no_space", is_day_spent=True, ended_threads=("reader",)),
+        decode=replace(DECODE, problem="building its kernels ended with signal 9"),
+    )
+    with running(engine, Settings(port=0)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    recount, threads, write, day, steps, decode = model["alarms"]
+    assert recount.startswith("The KV store contradicts itself")
+    assert threads == "Threads of the disk cache have ended: reader. Start the daemon again."
+    assert write.endswith("no_space. Free some of the disk, or lower disk_cache_bytes.")
+    assert "disk_cache_daily_bytes" in day
+    assert steps == "Steps take longer. Report the model."
+    assert "signal 9" in decode
+    assert decode.endswith("to try again.")
+
+
+def test_a_sound_model_has_no_alarm_and_one_that_nobody_pinned_is_not_pinned() -> None:
+    with running(FakeEngine(), Settings(port=0)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    assert model["alarms"] == []
+    assert not model["pinned"]
+    with running(FakeEngine(), Settings(port=0, pinned=True)) as url:
+        (model,) = httpx.get(f"{url}/admin/models").json()["models"]
+    assert model["pinned"]
+
+
 def test_a_disk_that_cannot_be_written_is_in_health_and_a_spent_day_in_metrics() -> None:
     full = replace(DISK, write_fault="no_space", is_day_spent=True)
     with running(FakeEngine(disk=full), Settings(port=0)) as url:
@@ -228,12 +257,14 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "blocks_free",
         "blocks_cached",
         "blocks_held",
+        "blocks_pinned",
         "blocks_shared",
         "blocks_saved",
         "saved_bytes",
         "arena_bytes",
         "nodes",
         "queried_tokens",
+        "warmed_tokens",
         "hit_tokens",
         "recent_hits",
         "evictions",

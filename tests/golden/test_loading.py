@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
+from engine.mlx_backend import assembly
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.arena import LayerArena, LayerShape
@@ -364,6 +365,26 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
     again = load_backend(config, lines.append)
     assert again.card == backend.card
     assert sampled_token(compute_one(again.runner, plan)) == sampled
+
+
+def test_what_is_slower_than_it_could_be_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        model=str(write_family(FAMILIES["qwen3_next"], tmp_path)),
+        kv_cache_bytes=1 << 20,
+        block_size=8,
+    )
+    card = load_backend(config, lambda line: None).card
+    assert card.batching.startswith("padded rows, ")
+    assert "since not joined rows" in card.batching
+    assert card.slowdowns == ()
+    monkeypatch.setattr(assembly, "compiler_problem", lambda: "there is no g++")
+    monkeypatch.setattr(mx, "disable_compile", lambda: None)  # it holds for all tests
+    small = replace(config, kv_cache_bytes=1 << 15, max_running=1)
+    fuses_nothing, saves_nothing = load_backend(small, lambda line: None).card.slowdowns
+    assert "there is no g++" in fuses_nothing
+    assert "kv_cache_bytes" in saves_nothing
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

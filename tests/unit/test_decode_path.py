@@ -237,6 +237,7 @@ def test_where_no_process_can_be_started_decodes_are_eager(model: CachedModel) -
     path.choose_after(fail, model)
     path.build()
     assert path.why == "eager: no process can be started to build its kernels: no room"
+    assert path.stats().problem == "no process can be started to build its kernels: no room"
     path.settle()
     assert path.compiled is None
 
@@ -280,6 +281,7 @@ def test_where_kernels_cannot_be_built_decodes_are_eager(
     assert not choices
     assert path.compiled is None
     assert path.why == f"eager: building its kernels ended with {ending}"
+    assert path.stats().problem == f"building its kernels ended with {ending}"
 
 
 def test_the_process_that_builds_ends_with_the_engine(

@@ -89,13 +89,15 @@ logger = logging.getLogger(__name__)
 class DecodePath:
     """How steady decodes are computed: by `compiled`, or eagerly where that is None.
 
-    `why` is the reason, in words. `steps` counts all steps of the engine.
+    `why` is the reason, in words; `problem` the failure for which decodes are eager, if that is the
+    reason. `steps` counts all steps of the engine.
     """
 
     def __init__(self, why: str) -> None:
         """Decode eagerly, for the reason `why`, until `choose` finds a faster way."""
         self.compiled: CompiledDecode | None = None
         self.why = f"eager: {why}"
+        self.problem = ""
         self.steps = 0
         self._draws: CompiledDraws | None = None
         self._start: StartBuilder | None = None  # None unless kernels are still to be built
@@ -130,7 +132,7 @@ class DecodePath:
         try:
             self._builder = start()
         except OSError as error:
-            self.why = f"eager: no process can be started to build its kernels: {error}"
+            self._fail(f"no process can be started to build its kernels: {error}")
 
     def settle(self) -> None:
         """Choose, if kernels have been built since the last call. Only for an idle engine."""
@@ -139,7 +141,7 @@ class DecodePath:
         assert self._model is not None
         code, self._builder = self._builder.returncode, None
         if code:
-            self.why = f"eager: building its kernels ended with {ending(code)}"
+            self._fail(f"building its kernels ended with {ending(code)}")
         else:
             self.choose(self._model)
         logger.info("decode: %s", self.why)
@@ -151,7 +153,7 @@ class DecodePath:
         except Unfit as reason:
             self.why = f"eager: {reason}"
         except Exception as error:  # a model may raise anything while it is traced
-            self.why = f"eager: {type(error).__name__}: {one_line(error)}"
+            self._fail(f"{type(error).__name__}: {one_line(error)}")
         else:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
             faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
@@ -160,6 +162,9 @@ class DecodePath:
             path = "compiled" if faster else "eager"
             self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
         mx.clear_cache()
+
+    def _fail(self, problem: str) -> None:
+        self.problem, self.why = problem, f"eager: {problem}"
 
     def use(self, compiled: CompiledDecode) -> None:
         """Decode by `compiled` from now on, and draw by compiled functions."""
@@ -187,9 +192,9 @@ class DecodePath:
         compiled = self.compiled
         is_chosen = self._builder is None and not self.is_pending
         if compiled is None:
-            return DecodeStats(self.why, self.steps, 0, is_chosen)
+            return DecodeStats(self.why, self.steps, 0, is_chosen, self.problem)
         why = f"eager: {compiled.problem}" if compiled.problem else self.why
-        return DecodeStats(why, self.steps, compiled.steps[""], is_chosen)
+        return DecodeStats(why, self.steps, compiled.steps[""], is_chosen, compiled.problem)
 
     def close(self) -> None:
         """End the process that builds kernels, if it still runs."""

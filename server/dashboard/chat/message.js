@@ -1,4 +1,4 @@
-// One message: what was said, its branches, and what the answer took.
+// One message with its branches, and the figures of an answer.
 
 import { Markdown } from "../markdown/markdown.js";
 import { Drafted } from "../parts/drafted.js";
@@ -37,7 +37,7 @@ function Call({ call }) {
     <p class="call"><span>calls</span> <code>${call.name}(${call.arguments})</code></p>`;
 }
 
-/** What the page has answered to a call. */
+/** The page's answer to a call. */
 export function ToolResult({ message }) {
   return html`
     <li class="message tool">
@@ -89,7 +89,7 @@ function Branches({ message, siblings, onChoose }) {
     </span>`;
 }
 
-/** What one request took; with several answers they are those of all together. */
+/** The figures of one request: of all its answers together. */
 function Figures({ message }) {
   if (message.state === "stopped") return html`<span class="figures">stopped</span>`;
   if (!message.figures) return null;
@@ -103,10 +103,10 @@ function Figures({ message }) {
         <span style=${{ width: percent(share) }}></span>
       </span>
       <span><b>${whole(cached)}</b> of ${count(prompt, "prompt token")} cached</span>
-      <span>first after <b>${seconds(firstToken)}</b></span>
-      <span><b>${whole(written)}</b> ${written === 1 ? "token" : "tokens"} written${all}</span>
+      <span>first token after <b>${seconds(firstToken)}</b></span>
+      <span><b>${whole(written)}</b> ${written === 1 ? "token" : "tokens"} generated${all}</span>
       <${Drafted} tokens=${drafted} />
       <span><b>${rate(perSecond)}</b> tokens/s</span>
-      ${message.finish === "length" && html`<span>cut by length</span>`}
+      ${message.finish === "length" && html`<span>stopped at max tokens</span>`}
     </span>`;
 }

@@ -1,4 +1,4 @@
-// A chat with this daemon, so that the picture beside it has something to show.
+// A chat with this daemon.
 
 import { oncePerFrame } from "../parts/frame.js";
 import { Component, html } from "../parts/html.js";
@@ -97,7 +97,7 @@ export class Playground extends Component {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.submit(event);
   }
 
-  /** From here, or from nowhere: what has the focus elsewhere may want the key itself. */
+  /** Only if nothing outside the playground has the focus, which may need the key itself. */
   stopOn({ key, target, isComposing }) {
     const isOurs = this.section.contains(target) || target === document.body;
     if (key === "Escape" && isOurs && !isComposing) this.dialogue.stop();
@@ -119,7 +119,7 @@ export class Playground extends Component {
     this.isAtEnd = scrollHeight - scrollTop - clientHeight < 40;
   }
 
-  /** Go on behind what is shown. */
+  /** Continue after the last message that is shown. */
   say(text, together) {
     if (!text.trim() || this.dialogue.running) return;
     this.setState({ draft: "" });
@@ -128,6 +128,7 @@ export class Playground extends Component {
 
   ask(parent, text, together) {
     this.isAtEnd = true;
+    for (const options of this.section.querySelectorAll("details.options")) options.open = false;
     this.dialogue.ask(parent, text, together, this.options());
   }
 
@@ -144,8 +145,8 @@ export class Playground extends Component {
 function Welcome({ suggestions, onPick }) {
   return html`
     <li class="welcome">
-      <p class="muted">Chat with this daemon and watch the picture: the second message finds the first
-        in the cache. Edit an earlier one and send it again: the branches share their beginning.</p>
+      <p class="muted">Chat with this daemon and watch its cache: the second message finds the first
+        there. Edit an earlier message to begin a branch: both share what comes before it.</p>
       ${suggestions.map((text) => html`
         <button key=${text} onClick=${() => onPick(text)}>${text}</button>`)}
     </li>`;

@@ -1,4 +1,4 @@
-// The daemon itself: its model, its memory, the settings it was started with.
+// The daemon: its model, its memory, the settings it was started with.
 
 import { ask } from "../net/api.js";
 import { bytes, count, rate, whole } from "../parts/format.js";
@@ -6,7 +6,7 @@ import { Component, html } from "../parts/html.js";
 
 const EVERY_MS = 5000;
 
-/** Of `model`. Asks for itself, and again while it is seen and the daemon answers (`isLive`). */
+/** The facts of `model`, read again every EVERY_MS while the daemon answers (`isLive`). */
 export class Daemon extends Component {
   state = { daemon: null };
 
@@ -40,17 +40,17 @@ export class Daemon extends Component {
   }
 }
 
-function facts({ names, model, memory, remembered }) {
+function facts({ names, model, memory, decode, remembered }) {
   const aliases = names.slice(1);
   return [
     ["Model", names[0], aliases.length ? `also ${aliases.join(", ")}` : ""],
-    ...(model ? loaded(names[0], model, memory) : [["In memory", "no", ""]]),
-    ["Remembered", count(remembered.replays, "answer"),
-      `with tool calls; ${count(remembered.responses, "stored response")}`],
+    ...(model ? loaded(names[0], model, memory, decode) : [["In memory", "no", ""]]),
+    ["Kept besides", count(remembered.replays, "answer"),
+      `with tool calls, as tokens; ${count(remembered.responses, "stored response")}`],
   ];
 }
 
-function loaded(name, model, memory) {
+function loaded(name, model, memory, decode) {
   const { weights_bytes, kv_bytes, states_bytes, process_bytes, total_bytes } = memory.model;
   return [
     ...(model.name === name ? [] : [["From", model.name, ""]]),
@@ -61,34 +61,42 @@ function loaded(name, model, memory) {
     ["Memory", `${bytes(memory.active)} in use`,
       `${bytes(memory.peak)} at most, of ${bytes(total_bytes)} reserved`],
     ["Process", bytes(process_bytes), "resident"],
+    ...(model.batching ? [["Batching", ...halves(model.batching, ", since ")]] : []),
+    ...(decode ? [["Decode", ...halves(decode, ": ")]] : []),
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];
 }
 
+/** The text before the separator, and the rest with it. */
+function halves(text, separator) {
+  const at = text.indexOf(separator);
+  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at)];
+}
+
 function context({ max_context_tokens, max_sequence_tokens }) {
   return max_sequence_tokens < max_context_tokens
-    ? `as many as the KV cache holds; the model takes ${whole(max_context_tokens)}` : "the model's own";
+    ? `that the KV cache holds; the model takes ${whole(max_context_tokens)}` : "the model's own";
 }
 
 function sampling({ top_p, top_k, min_p, repetition_penalty }) {
-  const said = [
+  const parts = [
     top_p < 1 && `top_p ${top_p}`,
     top_k > 0 && `top_k ${top_k}`,
     min_p > 0 && `min_p ${min_p}`,
     repetition_penalty !== 1 && `repetition_penalty ${repetition_penalty}`,
   ].filter(Boolean);
-  return said.length ? said.join(", ") : "where a request is silent";
+  return parts.length ? parts.join(", ") : "unless a request sets others";
 }
 
 function Settings({ settings }) {
   const [changed, others] = [false, true].map((isDefault) =>
     settings.filter((setting) => setting.is_default === isDefault));
   return html`
-    <h3>Settings in force</h3>
+    <h3>Settings</h3>
     ${changed.length > 0 ? html`<${Table} settings=${changed} />` : html`
-      <p class="muted">All as they are by default.</p>`}
+      <p class="muted">All have their default values.</p>`}
     <details>
-      <summary>${whole(others.length)} as they are by default</summary>
+      <summary>${whole(others.length)} at their default values</summary>
       <${Table} settings=${others} />
     </details>`;
 }
@@ -99,16 +107,20 @@ function Table({ settings }) {
       ${settings.map((setting) => html`
         <tr key=${setting.name}>
           <th scope="row" title=${setting.description}><code>${setting.name}</code></th>
-          <td>${told(setting)}</td>
+          <td>${textOf(setting)}</td>
         </tr>`)}
     </table>`;
 }
 
-function told({ name, value }) {
+function textOf({ name, value }) {
   if (value === null || value === "" || value?.length === 0) return "–";
   if (typeof value === "boolean") return value ? "on" : "off";
-  if (typeof value === "number") return name.endsWith("_bytes") ? bytes(value) : String(value);
+  if (typeof value === "number") return isBytes(name) ? bytes(value) : String(value);
   if (typeof value !== "object") return value;
   const parts = Array.isArray(value) ? value : Object.entries(value).map((pair) => pair.join("="));
   return parts.join(", ") || "–";
+}
+
+function isBytes(name) {
+  return name.endsWith("_bytes") || name === "memory_budget";
 }

@@ -4,7 +4,7 @@ import { bytes } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { Stack } from "../parts/stack.js";
 
-const SHADES = 4;
+const SHADES = 8;
 const IN_MEMORY = ["loading", "ready", "draining"];
 
 /** The class of a model's part of the bar, and of its swatch. */

@@ -1,4 +1,4 @@
-// The last quarter of an hour as small series of one kind: uPlot draws them, this file says how.
+// The last 15 minutes as small charts of one kind, drawn by uPlot.
 
 import { percent, rate, seconds, short } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
@@ -7,16 +7,16 @@ import { SECONDS_SHOWN } from "../state/activity.js";
 const HEIGHT = 92;
 const LEAST_SECONDS = 60;
 const CHARTS = [
-  { title: "Throughput", unit: "tokens written a second", lines: ["written"], say: rate, least: 10 },
-  { title: "Prompts", unit: "tokens a second; what was not cached (dashed)",
+  { title: "Throughput", unit: "generated tokens a second", lines: ["written"], say: rate, least: 10 },
+  { title: "Prompts", unit: "tokens a second; not cached (dashed)",
     lines: ["prompt", "computed"], say: short, least: 10 },
-  { title: "Hit share", unit: "of prompt tokens found in the cache", lines: ["hitShare"],
+  { title: "Hit share", unit: "share of prompt tokens that were cached", lines: ["hitShare"],
     say: percent, least: 1 },
   { title: "First token", unit: "mean time from request to first token", lines: ["firstToken"],
     say: seconds, least: 0.1 },
-  { title: "Queue", unit: "requests running, and waiting (dashed)", lines: ["running", "waiting"],
+  { title: "Queue", unit: "requests running; waiting (dashed)", lines: ["running", "waiting"],
     say: rate, least: 4 },
-  { title: "Evictions", unit: "blocks a second taken from the cache", lines: ["evictions"],
+  { title: "Evictions", unit: "evicted blocks a second", lines: ["evictions"],
     say: rate, least: 4 },
 ];
 

@@ -1,30 +1,30 @@
-// How the daemon does right now, in four numbers, whose the memory is, and how full the disk.
+// The present rates of the daemon in four numbers, the use of the KV memory, and the disk cache.
 
 import { bytes, count, percent, rate, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { Stack } from "../parts/stack.js";
 import { queue } from "../state/queue.js";
 
-/** `series` is of all models, `whose` says so where there are several; the rest is of the snapshot's. */
+/** `series` is of all models, `whose` says so if there are several; the rest is of the snapshot's model. */
 export function Numbers({ snapshot, series, whose }) {
   const { counters } = snapshot;
   const { running, waiting, loading } = queue(snapshot);
   const share = counters.prompt_tokens ? counters.cached_tokens / counters.prompt_tokens : null;
   return html`
     <dl class="numbers">
-      <${Number_} name="Tokens written a second${whose}"
+      <${Number_} name="Tokens a second${whose}"
                   value=${rate(series.written.at(-1) ?? 0)}
-                  note="${short(counters.generated_tokens)} since the start" />
+                  note="${short(counters.generated_tokens)} since the model was loaded" />
       <${Number_} name="Running" value=${whole(running)}
-                  note="${short(counters.requests)} requests so far" />
+                  note="${short(counters.requests)} requests since the model was loaded" />
       <${Number_} name="Waiting" value=${whole(waiting)}
-                  note=${loading ? `${whole(loading)} of them loading from disk` : "in the queue"} />
-      <${Number_} name="Found in the cache" value=${share === null ? "–" : percent(share)}
+                  note=${loading ? `${whole(loading)} of them loading from disk` : "queued"} />
+      <${Number_} name="Cached" value=${share === null ? "–" : percent(share)}
                   note="of ${short(counters.prompt_tokens)} prompt tokens${lately(snapshot)}" />
     </dl>`;
 }
 
-/** The share of the shortest recent time in which anything was asked. */
+/** The share in the shortest recent time with any prompt. */
 function lately({ recent_hits }) {
   const hits = recent_hits.find(({ queried_tokens }) => queried_tokens);
   return hits
@@ -35,19 +35,21 @@ function Number_({ name, value, note }) {
   return html`<div><dt>${name}</dt><dd><b>${value}</b><span>${note}</span></dd></div>`;
 }
 
+const WORDS = { held: "in use", cached: "cached", free: "free" };
+
 /** The KV memory as one bar, and a thin one for each kind of layer with slots of its own. */
 export function Memory({ arena, groups, disk }) {
   const parts = [["held", arena.held], ["cached", arena.cached], ["free", arena.free]];
   const size = (blocks) => bytes(blocks * arena.block_bytes);
   return html`
     <div class="memory">
-      <h2>Memory <span class="muted">${size(arena.blocks)} in ${whole(arena.blocks)} blocks</span></h2>
+      <h2>KV cache <span class="muted">${size(arena.blocks)} in ${whole(arena.blocks)} blocks</span></h2>
       <${Stack} parts=${parts} total=${arena.blocks} label=${spoken("Blocks", parts)} />
       <ul>
         ${parts.map(([kind, blocks]) => html`
           <li key=${kind}><span class="swatch ${kind}"></span>
-            ${kind} <b>${whole(blocks)}</b> <span class="muted">${size(blocks)}</span></li>`)}
-        <li title="What there would be besides if each request had copies of its own">
+            ${WORDS[kind]} <b>${whole(blocks)}</b> <span class="muted">${size(blocks)}</span></li>`)}
+        <li title="Additional memory that would be needed if each request had copies of its own">
           saved by sharing <b>${bytes(arena.saved_bytes)}</b></li>
       </ul>
       ${groups.map((group) => html`<${Group} key=${group.kind + group.tokens} group=${group} />`)}
@@ -71,7 +73,7 @@ function Disk({ disk }) {
     <div class="group disk">
       <span>Disk <span class="muted">${fullness}</span></span>
       <${Stack} parts=${parts} total=${limit_bytes} label="Disk: ${fullness}" />
-      <p class="muted">Since the start: ${loaded}, ${bytes(disk.read_bytes)} read,${" "}
+      <p class="muted">Since the model was loaded: ${loaded} from disk, ${bytes(disk.read_bytes)} read,${" "}
         ${bytes(disk.written_bytes)} written</p>
     </div>`;
 }

@@ -1,10 +1,10 @@
-// A button, and what it asks before anything is forgotten.
+// A button and the dialog that says what is cleared.
 
 import { ask, reason } from "../net/api.js";
 import { count } from "./format.js";
 import { Component, html } from "./html.js";
 
-/** Without a namespace of everything that is `model`'s. What has neither namespace nor tier is named for itself. */
+/** Clears the namespace of `model`; without one, all of them. Tool answers and stored responses have no namespace. */
 export class Clear extends Component {
   state = { chosen: new Set(), remembered: null, problem: null };
 
@@ -18,8 +18,8 @@ export class Clear extends Component {
           <h2>${namespace ? `Clear “${namespace.name}”` : label}</h2>
           <p class="muted">What running requests use stays with them.</p>
           ${this.choice("memory", "KV in memory", "prompts that begin like it are computed again")}
-          ${hasDisk && this.choice("disk", "KV on disk", "and not found after a restart")}
-          ${!namespace && this.choice("replays", "Replays", replays(remembered))}
+          ${hasDisk && this.choice("disk", "KV on disk", "it is not found after a restart either")}
+          ${!namespace && this.choice("replays", "Answers with tool calls", replays(remembered))}
           ${!namespace && this.choice("responses", "Stored responses", responses(remembered))}
           ${problem && html`<p class="problem" role="alert">${problem}</p>`}
           <footer class="row">
@@ -83,7 +83,7 @@ export class Clear extends Component {
 }
 
 function replays(remembered) {
-  return `${remembered ? count(remembered.replays, "answer") : "answers"} with tool calls, as tokens`;
+  return `${remembered ? count(remembered.replays, "answer") : "answers"} kept as tokens, so that the next turn finds them in the cache`;
 }
 
 function responses(remembered) {

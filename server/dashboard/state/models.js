@@ -1,4 +1,4 @@
-// The models as /admin/models tells of them, and what is asked of them.
+// The models as /admin/models has them, and the requests that load and unload them.
 
 import { ask, reason } from "../net/api.js";
 
@@ -7,7 +7,7 @@ export function modelOf(models, name) {
   return models.find(({ id }) => id === name) ?? models[0];
 }
 
-/** Whether it may be asked to load. */
+/** Whether a request to load it makes sense now. */
 export function canLoad({ state, progress }) {
   return (state === "unloaded" || state === "failed") && progress === null;
 }
@@ -20,13 +20,13 @@ const WORDS = {
   failed: "has failed",
 };
 
-/** The model's state, in words. */
+/** The model's state, in words. Before it is loaded it is fetched, if need be, and its memory is measured. */
 export function wordsOf({ state, progress }) {
   if (state !== "unloaded" || progress === null) return WORDS[state];
-  return progress.endsWith("fetched") ? "is being fetched" : "is about to be loaded";
+  return progress.endsWith(" fetched") ? "is being fetched" : "is being prepared";
 }
 
-/** Loads and unloads, and keeps what the daemon had against it. `onChange` is called for both. */
+/** Loads and unloads models, and keeps the daemon's refusals. `onChange` is called for each change. */
 export class Acts {
   pending = new Set(); // names of models
   problems = new Map(); // by name
@@ -49,7 +49,7 @@ export class Acts {
     this.onChange();
   }
 
-  /** What stands in the way of a model: why it has failed, or why it was not loaded. */
+  /** Why the model has failed, or why it was not loaded. */
   problem({ id, state, failure }) {
     if (state === "failed") return failure;
     return state === "unloaded" ? this.problems.get(id) : undefined;

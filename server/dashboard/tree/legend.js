@@ -1,5 +1,4 @@
-// What the colours and marks mean. Marks that this model cannot have are left out,
-// and so is the disk where there is none.
+// What the colours and marks mean. Marks that cannot occur now are left out.
 
 import { html } from "../parts/html.js";
 
@@ -8,18 +7,19 @@ const ALWAYS = [
   ["cached", "kept for later, fainter with age"],
   ["done", "being computed or written"],
   ["found", "found by a prompt just now"],
-  ["next", "next to be evicted"],
 ];
+const WHEN_SHORT = ["next", "next to be evicted"];
 const OF_GROUPS = {
   recurrent: ["state", "saved state of recurrent layers"],
   window: ["hole", "left behind by sliding windows"],
 };
 const OF_DISK = ["disk", "on disk too"];
 
-export function Legend({ groups, disk }) {
+/** `isShort`: few blocks are free, so that cached ones are evicted soon. */
+export function Legend({ groups, disk, isShort }) {
   const kinds = new Set(groups.map((group) => group.kind));
   const ofGroups = [...kinds].map((kind) => OF_GROUPS[kind]).filter(Boolean);
-  const entries = [...ALWAYS, ...(disk ? [OF_DISK] : []), ...ofGroups];
+  const entries = [...ALWAYS, ...(isShort ? [WHEN_SHORT] : []), ...(disk ? [OF_DISK] : []), ...ofGroups];
   return html`
     <ul class="legend">
       ${entries.map(([mark, meaning]) => html`

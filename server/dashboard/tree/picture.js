@@ -12,11 +12,14 @@ import { Patterns } from "./pieces.js";
 import { Tables } from "./table.js";
 
 const MOST_ALONE = 5; // prompts that share nothing: more of them are folded
+const SHORT_SHARE = 0.1; // of all blocks: if fewer are free, the bars that are evicted next are marked
 
 export class Picture extends Component {
   state = { selected: null, mostAlone: MOST_ALONE };
 
-  render({ snapshot, isPast, seconds, named, clear }, { selected, mostAlone }) {
+  render({ isPast, seconds, named, clear, ...props }, { selected, mostAlone }) {
+    const isShort = isMemoryShort(props.snapshot);
+    const snapshot = isShort ? props.snapshot : withoutTurns(props.snapshot);
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
     const path = pathTo(nodes, selected);
     const picture = layout(snapshot, { top: path.at(-1) ?? null, mostAlone });
@@ -44,7 +47,7 @@ export class Picture extends Component {
         ${hidden.nodes > 0 && html`
           <p class="muted">and ${count(hidden.nodes, "smaller run")} of
             ${count(hidden.tokens, "token")}, not drawn</p>`}
-        ${!isEmpty && html`<${Legend} groups=${groups} disk=${disk} />`}
+        ${!isEmpty && html`<${Legend} groups=${groups} disk=${disk} isShort=${isShort} />`}
         ${selected !== null && this.details(snapshot, nodes, ages, clear)}
         <${Tables} snapshot=${snapshot} ages=${ages} />
       </section>`;
@@ -62,7 +65,7 @@ export class Picture extends Component {
                   onClose=${() => this.select(null)} />`;
   }
 
-  /** A second time is a farewell. */
+  /** A second click on the selected bar ends the selection. */
   select(id) {
     this.setState(({ selected }) => ({ selected: selected === id ? null : id }));
   }
@@ -70,6 +73,15 @@ export class Picture extends Component {
   leave(event) {
     if (event.key === "Escape") this.select(null);
   }
+}
+
+function isMemoryShort({ arena: { free, blocks } }) {
+  return free < SHORT_SHARE * blocks;
+}
+
+/** The snapshot with no node next to be evicted: while enough blocks are free, none is. */
+function withoutTurns(snapshot) {
+  return { ...snapshot, nodes: snapshot.nodes.map((node) => ({ ...node, next_evicted: null })) };
 }
 
 /** The nodes from the first to the one with that id; none where it is not shown. */

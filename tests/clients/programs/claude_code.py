@@ -46,7 +46,7 @@ def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
         for agent in _agent(home, daemon).in_two_folders():
             lines = agent.run(*ASK, GREETING)
-    return shared(*_usage(lines), least=0.6)
+    return shared(*_usage(lines), least=0.7)
 
 
 def count_of_tokens(daemon: Daemon) -> str:

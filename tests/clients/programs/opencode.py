@@ -14,6 +14,7 @@ QUIET = {
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "npm_config_registry": "http://127.0.0.1:9/",  # of what it installs for plugins, in vain
 }
 
 
@@ -38,7 +39,7 @@ def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
         for agent in _agent(home, daemon).in_two_folders():
             events = agent.run(*ASK, GREETING)
-    return shared(*_usage(events), least=0.2)
+    return shared(*_usage(events), least=0.9)
 
 
 def errors(daemon: Daemon) -> str:

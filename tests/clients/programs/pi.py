@@ -31,7 +31,7 @@ def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
         for agent in _agent(home, daemon).in_two_folders():
             events = agent.run(*ASK, GREETING)
-    return shared(*_usage(events), least=0.3)
+    return shared(*_usage(events), least=0.9)
 
 
 def cancellation(daemon: Daemon) -> str:

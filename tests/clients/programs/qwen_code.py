@@ -24,7 +24,7 @@ def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
         for agent in _agent(home, daemon).in_two_folders():
             lines = agent.run(*ASK, "-p", GREETING)
-    return shared(*_usage(lines), least=0.2)
+    return shared(*_usage(lines), least=0.85)
 
 
 def cancellation(daemon: Daemon) -> str:

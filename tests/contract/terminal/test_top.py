@@ -91,6 +91,7 @@ def pooled(state: State) -> PooledModels:
         seconds_left=None,
         ttl_seconds=None,
         pinned=False,
+        alarms=[],
         load_seconds=None,
         retry_seconds=None,
     )
