@@ -31,10 +31,15 @@ def check_idle(store: KVStore) -> None:
 
 
 def recount_idle(store: KVStore) -> Iterator[Finding]:
-    """Recount a store with which nothing is computed: there should be no leases."""
+    """Recount a store with which nothing is computed: there should be no leases but pins."""
     yield from recount(store)
-    if store.leases or store.pool.n_referenced:
-        yield f"idle, but {len(store.leases)} leases hold {store.pool.n_referenced} blocks"
+    pinned = {block for lease in store.leases if lease.is_pin for block in lease.table}
+    n_leases = sum(not lease.is_pin for lease in store.leases)
+    if n_leases or store.pool.n_referenced != len(pinned):
+        yield (
+            f"idle, but {n_leases} leases and {len(pinned)} pinned blocks hold "
+            f"{store.pool.n_referenced} blocks"
+        )
 
 
 def recount(store: KVStore) -> Iterator[Finding]:

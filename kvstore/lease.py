@@ -38,6 +38,7 @@ class Lease:
     shared_tokens: int = NEVER
     group_states: tuple[GroupState, ...] = ()  # one for each of the store's groups, in their order
     is_fork: bool = False
+    is_pin: bool = False  # it keeps cached blocks from eviction, and computes nothing
     has_snapshot: bool = False  # to which a rejected draft is rolled back
     is_patched: bool = True  # the tables have changed since the last `take_patches`
 

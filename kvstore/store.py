@@ -3,6 +3,7 @@
 probe       count the cached tokens of a prompt          nothing changes
 admit       adopt what is cached, allocate the rest      a Lease, or a Refusal and no change
 restore     allocate room for KV that comes from disk    a Lease that no step computes, or a Refusal
+pin         keep a cached prefix from eviction           a Lease that no step computes, or None
 plan        make the next tokens writable                None, or a Refusal and no change
 plan_draft  plan draft tokens, which may be rejected     None, or a Refusal and no change
 commit      a step has computed planned tokens           whole blocks are indexed for all to adopt
@@ -161,6 +162,18 @@ class KVStore:
         adopted = found.blocks[: found.n_tokens // self.block_size]
         n_written = min(have_tokens // self.block_size, len(adopted)) * self.block_size
         return self._lease(namespace, tokens, Match(n_written, adopted), (), 0, spare_blocks)
+
+    def pin(self, namespace: Namespace, tokens: Tokens) -> Lease | None:
+        """A lease that holds the blocks of `tokens`, a number of whole blocks, until it is
+        released; no step computes it. None unless all of them are indexed.
+        """
+        match = self._match(namespace, tokens, len(tokens))
+        if match.n_tokens < len(tokens):
+            return None
+        lease = self._lease(namespace, tokens, match, (), 0, 0)
+        assert isinstance(lease, Lease), "it needs no fresh block"
+        lease.is_pin = True
+        return lease
 
     def _match(self, namespace: Namespace, tokens: Tokens, n_tokens: int) -> Match:
         """The longest cached prefix of the first `n_tokens` tokens."""

@@ -19,7 +19,7 @@ from server.admin import activity, cache, pages, status
 from server.admin import models as admin_models
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
-from server.dialects import completions, embeddings, tokens
+from server.dialects import completions, embeddings, tokens, warming
 from server.dialects.chat import routes as chat
 from server.dialects.errors import (
     handle,
@@ -49,7 +49,12 @@ SECTIONS = {
     "Embeddings and ranking": (embeddings.router,),
     "Models": (admin_models.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
-    "Prompts and tokens": (chat.render_router, completions.render_router, tokens.router),
+    "Prompts and tokens": (
+        chat.render_router,
+        completions.render_router,
+        tokens.router,
+        warming.router,
+    ),
     "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
     "The cache and what runs": (activity.router, cache.router),

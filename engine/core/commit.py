@@ -5,6 +5,7 @@ that end leave.
 from collections.abc import Iterable, Sequence
 
 from engine.core.metrics import Metrics
+from engine.core.pins import Pins
 from engine.core.queue import Admission
 from engine.core.sequence import LiveSequence, LiveSequences, Status
 from engine.core.step import (
@@ -39,6 +40,7 @@ class Commit:
         admission: Admission,
         metrics: Metrics,
         drafts: DraftPolicy | None,
+        pins: Pins,
     ) -> None:
         self.events: list[OutputEvent] = []
         self._store = store
@@ -46,6 +48,7 @@ class Commit:
         self._admission = admission
         self._metrics = metrics
         self._drafts = drafts
+        self._pins = pins
         self._now = 0.0  # of the metrics' clock, which is read once for all tokens of a step
 
     def step(
@@ -76,7 +79,10 @@ class Commit:
                 if self._append(sequence, result.token):
                     self._retire(sequence)
             elif not sequence.request.max_tokens and lease.written_tokens == len(sequence.tokens):
-                self.end(sequence, FinishReason.LENGTH)
+                if sequence.request.pin:
+                    self._end_pinned(sequence)
+                else:
+                    self.end(sequence, FinishReason.LENGTH)
 
     def admitted(self, sequence: LiveSequence) -> None:
         """Count and report the sequence's first admission."""
@@ -98,6 +104,17 @@ class Commit:
         self._emit_end(sequence, reason, pooled=pooled)
         self._retire(sequence)
 
+    def _end_pinned(self, sequence: LiveSequence) -> None:
+        """End a sequence whose prompt is computed, and pin the prompt. Others may have been pinned
+        since the request was accepted: then it ends with an error.
+        """
+        problem = self._pins.pin(sequence.namespace, sequence.tokens)
+        if problem is None:
+            self.end(sequence, FinishReason.LENGTH)
+        else:
+            self._emit_end(sequence, FinishReason.ERROR, problem, "pin")
+            self._retire(sequence)
+
     def fail(self, sequence: LiveSequence, message: str) -> None:
         """End the sequence with an error. Its KV is undefined, so none of it goes to the cache."""
         self._emit_end(sequence, FinishReason.ERROR, message)
@@ -113,6 +130,8 @@ class Commit:
         self._store.commit(lease, n_tokens)
         n_prompt = min(row.start + n_tokens, sequence.prompt_tokens) - row.start
         self._metrics.computed_prompt_tokens += max(n_prompt, 0)
+        if sequence.request.is_background:
+            self._metrics.warmed_tokens += n_prompt
         if isinstance(result, Prefilled) and result.vector is not None:
             sequence.pool(result.vector)
         if sequence.status is Status.RUNNING:

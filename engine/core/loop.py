@@ -89,6 +89,7 @@ class EngineLoop:
             scheduler.disk.forget(namespace)
         if scheduler.drafts is not None:
             scheduler.drafts.clear(namespace)
+        scheduler.pins.clear(namespace)
         self._recount.changed()
         return clear(scheduler.store, self.sizes, namespace)
 

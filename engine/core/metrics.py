@@ -107,6 +107,7 @@ class Metrics:
         self.received = 0  # sequences; written by the event loop of the callers
         self.steps = 0
         self.computed_prompt_tokens = 0
+        self.warmed_tokens = 0  # of them those computed in the background
         self.queried_prompt_tokens = 0  # of prompts that may adopt cached tokens
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
@@ -139,7 +140,11 @@ class Metrics:
         self._pace.joined(n_sequences, self.now())
 
     def admitted(self, sequence: LiveSequence) -> None:
-        """Count the first admission of a sequence."""
+        """Count the first admission of a sequence. One that is computed in the background has no
+        client that waits, and says nothing about what clients find in the cache.
+        """
+        if sequence.request.is_background:
+            return
         now = self.now()
         self._pace.left(now)
         self.queue_wait_seconds.observe(now - sequence.arrived_seconds)
@@ -170,6 +175,8 @@ class Metrics:
 
     def finished(self, sequence: LiveSequence) -> None:
         """Count the end of a sequence."""
+        if sequence.request.is_background:
+            return
         now = self.now()
         self.request_seconds.observe(now - sequence.arrived_seconds)
         if not sequence.admissions:

@@ -2,7 +2,7 @@
 
 Clients take turns: a turn is a chunk of a prompt. Slots and blocks are shared max-min fairly: a
 client that holds less than another comes first, and what the other holds beyond that can be
-preempted (docs/adr/0018).
+preempted (docs/internals/scheduler.md).
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +14,7 @@ from math import ceil
 
 from engine.core.budget import StepCosts
 from engine.core.request import Limits
-from engine.core.sequence import LiveSequence, Status, admission_key
+from engine.core.sequence import LiveSequence, LiveSequences, Status, admission_key
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.values.request import WaitReason
@@ -204,12 +204,13 @@ class Admission:
         self,
         store: KVStore,
         limits: Limits,
-        running: Sequence[LiveSequence],
+        sequences: LiveSequences,
         costs: StepCosts,
         disk: DiskCache | None,
     ) -> None:
         self._store = store
-        self._running = running
+        self._sequences = sequences
+        self._running: Sequence[LiveSequence] = sequences.running
         self._costs = costs
         self._disk = disk
         self._max_running = limits.max_running
@@ -308,7 +309,11 @@ class Admission:
         return WaitReason.MEMORY if self.refused else WaitReason.TURN
 
     def _may_start(self, sequence: LiveSequence) -> bool:
-        """Whether the sequence has something to compute that no running lease will provide."""
+        """Whether the sequence has something to compute that no running lease will provide. In the
+        background one sequence is computed at a time, and only while no other is live.
+        """
+        if sequence.request.is_background and (self._running or self._sequences.n_foreground):
+            return False
         awaits_last_check = sequence.pending_token is not None and not sequence.max_new_tokens_left
         if _waits_for_first(sequence) or awaits_last_check:
             return False

@@ -4,7 +4,8 @@
 
 It has no threads and no tensors, and reads the clock only for its metrics. A step may be planned
 before the previous one is committed. Decodes come first, so a long prompt is prefilled in chunks
-next to the others' decodes. Clients take turns for the rest of a step (docs/adr/0018).
+next to the others' decodes. Clients take turns for the rest of a step: see
+docs/internals/scheduler.md.
 """
 
 from collections import defaultdict, deque
@@ -18,17 +19,20 @@ from engine.api import InvalidRequest, QueueFull
 from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit
 from engine.core.metrics import Metrics
+from engine.core.pins import Pins
 from engine.core.queue import Admission, NoRoom, by_rows, preemption_victim
 from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
-from engine.core.sequence import LiveSequence, LiveSequences, Status
+from engine.core.sequence import (
+    LiveSequence,
+    LiveSequences,
+    Status,
+    batch_entry,
+    prefill_row,
+)
 from engine.core.step import (
-    BatchEntry,
     Late,
-    Prefill,
     Resample,
     Row,
-    Sampling,
-    Score,
     StepPlan,
     StepResult,
     Verify,
@@ -37,13 +41,18 @@ from engine.disk_cache.cache import DiskCache
 from engine.drafts.policy import DraftPolicy
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Pooling, Request, WaitReason
+from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.tokens import Digest
 
 BEGINNING_TOKENS = 16
 """A prompt is admitted to a step that has time for this many of its tokens."""
+
+BACKGROUND_SHARE = 4
+"""A step that computes in the background has at most this part of a step's tokens. A request that
+arrives meanwhile waits for that step, and for no other.
+"""
 
 
 @dataclass(slots=True)
@@ -76,6 +85,8 @@ class Step:
         if wanted == 1:
             return 1
         wanted = min(wanted, self.budget_tokens)
+        if sequence.request.is_background:
+            wanted = min(wanted, max(self.budget_tokens // BACKGROUND_SHARE, 1))
         scored = 1.0 if sequence.lacks_scores else 0.0
         return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
 
@@ -128,11 +139,12 @@ class Scheduler:
         self.metrics: Final = metrics
         self.sequences: Final = LiveSequences()
         self.costs: Final = StepCosts()
-        self._admission = Admission(store, limits, self.sequences.running, self.costs, disk)
+        self._admission = Admission(store, limits, self.sequences, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
         self._numbers = count(1)  # of steps
-        self._commit = Commit(store, self.sequences, self._admission, metrics, drafts)
+        self.pins: Final = Pins(store)
+        self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
         self.running: Sequence[LiveSequence] = self.sequences.running
         self.waiting = self._admission.waiting
 
@@ -173,11 +185,16 @@ class Scheduler:
         except NoRoom as refusal:
             wait_seconds = self.metrics.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
+        if request.pin:
+            namespace = self.namespaces.of(request.cache_salt, request.adapter)
+            if (problem := self.pins.problem(namespace, submission.prompts[0])) is not None:
+                raise InvalidRequest(problem, "pin")
         for sequence in self._new_sequences.sequences(submission):
             sequence.arrived_seconds = arrived_seconds
             self.sequences.add(sequence)
             self._admission.add(sequence)
-        self.metrics.queued(request.n)
+        if not request.is_background:
+            self.metrics.queued(request.n)
 
     def abort(self, request_id: str) -> None:
         """End a request's sequences, if it has any. What they have computed goes to the cache.
@@ -185,7 +202,7 @@ class Scheduler:
         A sequence in flight ends when its step is committed, so that its result is kept as well.
         """
         for sequence in self.sequences.of_request(request_id):
-            if sequence.planned_tokens > sequence.computed_tokens:
+            if _is_in_flight(sequence):
                 self.sequences.abort(sequence)
             else:
                 self._commit.end(sequence, FinishReason.ABORT)
@@ -203,13 +220,16 @@ class Scheduler:
         """Plan the next step and allocate its blocks, preempting sequences if blocks are short.
         Return None if there is nothing to compute, to load or to read.
         """
-        batch_rows = min(len(self.running) + len(self.waiting), self._limits.max_running)
+        n_foreground = self.sequences.n_foreground
+        batch_rows = min(max(n_foreground, len(self.running)), self._limits.max_running)
         step = Step(
             StepPlan(next(self._numbers)),
             StepBudget(self.costs, self._limits.step_stretch, batch_rows),
             self._limits.step_tokens,
         )
         self._admission.waiting.begin_step()
+        if self.sequences.n_background:
+            self._preempt_background(step)
         if self.waiting:
             self._preempt_for_client(step)
         self._add_decodes(step)
@@ -224,6 +244,8 @@ class Scheduler:
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
         if not (step.sequences or step.is_loading or step.is_reading):
+            if not self.running and self._admission.refused and self.pins.drop_oldest():
+                return self.plan()  # nothing else can make room
             return None
         step.plan.ops = self.store.take_ops()
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
@@ -270,11 +292,27 @@ class Scheduler:
             self._preempt(victim, step)
             self.metrics.client_preemptions += 1
 
+    def _preempt_background(self, step: Step) -> None:
+        """Preempt what is computed in the background while other sequences are live, unless a step
+        in flight computes for it: that ends first, or what it computes would be lost.
+        """
+        if self.sequences.n_foreground:
+            for sequence in [one for one in self.running if one.request.is_background]:
+                if sequence.status is Status.RUNNING and not _is_in_flight(sequence):
+                    self._preempt(sequence, step)
+
+    def _may_prefill(self, sequence: LiveSequence) -> bool:
+        """Whether the step may prefill a running sequence; in the background one step at a time."""
+        if not sequence.request.is_background:
+            return True
+        return not (self.sequences.n_foreground or _is_in_flight(sequence))
+
     def _add_decodes(self, step: Step) -> None:
         """Add one token of each sequence that decodes or has one known token left. The limits
         guarantee that all of these fit into a step.
         """
-        lasts = [one for one in self.sequences.prefilling if one.unplanned_tokens == 1]
+        prefilling = filter(self._may_prefill, self.sequences.prefilling)
+        lasts = [one for one in prefilling if one.unplanned_tokens == 1]
         decoding = [*self.sequences.decoding, *lasts]
         if self.store.available_blocks < len(decoding):  # some may be refused a block
             decoding = by_rows(decoding, self.running)
@@ -304,7 +342,7 @@ class Scheduler:
         """Add a chunk of each client in turn, and again, as long as there is budget."""
         prompts = defaultdict[str, deque[LiveSequence]](deque)
         for sequence in self.running:
-            if sequence in self.sequences.prefilling:
+            if sequence in self.sequences.prefilling and self._may_prefill(sequence):
                 prompts[sequence.request.client].append(sequence)
         waiting = self.waiting
         may_begin = bool(waiting) and self._admission.has_slot() and step.has_room
@@ -387,41 +425,6 @@ class Scheduler:
         step.preempted.append(sequence)
 
 
-def batch_entry(sequence: LiveSequence) -> BatchEntry:
-    """Describe the sequence to the runner, whose batch it enters."""
-    params, tokens = sequence.request.sampling, sequence.tokens
-    repeats = params.repetition_penalty != 1.0
-    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    is_read = penalised or params.bad_words
-    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
-    sampling = Sampling(
-        params=params,
-        seed=sequence.seed,
-        output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats else (),
-        output_tokens=tuple(output),
-        banned_tokens=sequence.banned_tokens(),
-    )
-    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
-
-
-def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
-    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
-    tokens, end = sequence.tokens, start + n_tokens
-    score = None
-    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
-        scored_end = min(end + 1, sequence.prompt_tokens)
-        if start + 1 < scored_end:
-            following = tuple(tokens.ids(start + 1, scored_end))
-            score = Score(following, sequence.request.prompt_logprobs)
-    pooling = sequence.request.pooling
-    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
-        pooling = None  # the row does not have the token that is needed
-    return Prefill(
-        sequence_id=sequence.id,
-        start=start,
-        tokens=tuple(tokens.ids(start, end)),
-        samples=end == len(tokens) and sequence.request.max_tokens > 0,
-        score=score,
-        pooling=pooling,
-    )
+def _is_in_flight(sequence: LiveSequence) -> bool:
+    """Whether a step that is not committed yet computes for the sequence."""
+    return sequence.planned_tokens > sequence.computed_tokens

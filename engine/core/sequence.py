@@ -7,7 +7,18 @@ from enum import Enum, auto
 
 import numpy as np
 
-from engine.core.step import Decode, Late, Row, SampledToken, SequenceId, Vector
+from engine.core.step import (
+    BatchEntry,
+    Decode,
+    Late,
+    Prefill,
+    Row,
+    SampledToken,
+    Sampling,
+    Score,
+    SequenceId,
+    Vector,
+)
 from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
 from engine.grammar.matcher import Matcher, Refused, Unanswerable
@@ -197,6 +208,46 @@ class LiveSequence:
         return delta
 
 
+def batch_entry(sequence: LiveSequence) -> BatchEntry:
+    """Describe the sequence to the runner, whose batch it enters."""
+    params, tokens = sequence.request.sampling, sequence.tokens
+    repeats = params.repetition_penalty != 1.0
+    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    is_read = penalised or params.bad_words
+    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
+    sampling = Sampling(
+        params=params,
+        seed=sequence.seed,
+        output_index=sequence.output_tokens,
+        prompt_tokens=sequence.request.prompt if repeats else (),
+        output_tokens=tuple(output),
+        banned_tokens=sequence.banned_tokens(),
+    )
+    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
+
+
+def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
+    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
+    tokens, end = sequence.tokens, start + n_tokens
+    score = None
+    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
+        scored_end = min(end + 1, sequence.prompt_tokens)
+        if start + 1 < scored_end:
+            following = tuple(tokens.ids(start + 1, scored_end))
+            score = Score(following, sequence.request.prompt_logprobs)
+    pooling = sequence.request.pooling
+    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
+        pooling = None  # the row does not have the token that is needed
+    return Prefill(
+        sequence_id=sequence.id,
+        start=start,
+        tokens=tuple(tokens.ids(start, end)),
+        samples=end == len(tokens) and sequence.request.max_tokens > 0,
+        score=score,
+        pooling=pooling,
+    )
+
+
 def admission_key(sequence: LiveSequence) -> tuple[int, int]:
     """Sort key of a client's queue and of the running sequences: by priority, then by arrival."""
     return sequence.request.priority, sequence.id
@@ -219,11 +270,17 @@ class LiveSequences:
         self.unanswered: dict[SequenceId, LiveSequence] = {}
         self.leaving: list[SequenceId] = []
         self.n_guided = 0
+        self.n_background = 0
         self.ids: set[SequenceId] = set()
         self._by_request: dict[str, list[LiveSequence]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.ids)
+
+    @property
+    def n_foreground(self) -> int:
+        """Number of sequences that are not computed in the background."""
+        return len(self.ids) - self.n_background
 
     def of_request(self, request_id: str) -> tuple[LiveSequence, ...]:
         return tuple(self._by_request.get(request_id, ()))
@@ -232,6 +289,7 @@ class LiveSequences:
         self.ids.add(sequence.id)
         self._by_request.setdefault(sequence.request.id, []).append(sequence)
         self.n_guided += sequence.grammar is not None
+        self.n_background += sequence.request.is_background
 
     def start(self, sequence: LiveSequence, lease: Lease) -> None:
         """Run a sequence that was admitted with this lease."""
@@ -275,6 +333,7 @@ class LiveSequences:
         sequence.status = Status.FINISHED
         self.ids.remove(sequence.id)
         self.n_guided -= sequence.grammar is not None
+        self.n_background -= sequence.request.is_background
         self.unanswered.pop(sequence.id, None)
         siblings = self._by_request[sequence.request.id]
         siblings.remove(sequence)

@@ -50,6 +50,7 @@ def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         blocks_free=free,
         blocks_cached=total - free - held,
         blocks_held=held,
+        blocks_pinned=min(scheduler.pins.n_blocks, held),
         blocks_shared=min(pool.n_shared, held),
         blocks_saved=saved,
         saved_bytes=saved_bytes(saved, groups, sizes),
@@ -57,6 +58,7 @@ def _cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         nodes=0 if store.tree is None else store.tree.n_nodes,
         hit_tokens=metrics.cached_prompt_tokens,  # first: an admission adds to it last
         queried_tokens=metrics.queried_prompt_tokens,
+        warmed_tokens=metrics.warmed_tokens,
         evictions=counters.evictions,
         tail_hit_tokens=counters.tail_hit_tokens,
         prefix_copies=counters.prefix_copies,

@@ -233,13 +233,15 @@ class CacheStats:
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_shared: int  # in two tables or more; included in blocks_held
+    blocks_pinned: int  # kept from eviction by pins; included in blocks_held
+    blocks_shared: int  # in two tables or more, of which a pin is one; included in blocks_held
     blocks_saved: int  # additional blocks that would be needed if no tables shared any
     saved_bytes: int  # of these blocks, and of the slots of windows and states that are shared
     arena_bytes: int
     nodes: int  # of the prefix tree
     queried_tokens: int  # prompt tokens looked up, counted at a sequence's first admission
     hit_tokens: int  # prompt tokens found, counted at a sequence's first admission
+    warmed_tokens: int  # prompt tokens computed in the background, looked up for no client
     evictions: int
     tail_hit_tokens: int  # adopted beyond whole blocks, counted at every admission
     prefix_copies: int  # blocks copied because a prompt goes on within an adopted block

@@ -101,6 +101,11 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter("rootstock_generated_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
     Counter(
+        "rootstock_warmed_tokens",
+        "Prompt tokens computed in the background, before a client asks; included in computed.",
+        lambda s: s.cache.warmed_tokens,
+    ),
+    Counter(
         "rootstock_preemptions",
         "Sequences sent back to the queue for lack of blocks.",
         lambda s: s.preemptions,
@@ -144,6 +149,11 @@ ENGINE: tuple[Row[EngineStats], ...] = (
             ("cached", s.cache.blocks_cached),
             ("held", s.cache.blocks_held),
         ],
+    ),
+    Gauge(
+        "rootstock_kv_pinned_blocks",
+        "Held blocks that are pinned: kept from eviction until a clear.",
+        lambda s: s.cache.blocks_pinned,
     ),
     Gauge(
         "rootstock_kv_shared_blocks",

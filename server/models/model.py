@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from anyio import Event
+from anyio import CancelScope, Event
 
 from engine.api import Engine
 from engine.values.model import ModelCard
@@ -64,6 +64,8 @@ class LoadedModel:
     leases: set[Lease] = field(default_factory=set)
     kept_until: dict[str, float] = field(default_factory=dict)
     """For each API key, the latest end of what its ended leases wished: end of use plus wish."""
+    warming: CancelScope = field(default_factory=CancelScope)
+    """Of the task that computes the prompts of `warm_prompts`."""
     has_served: bool = False  # a request, to its end
     has_ended: bool = False
     earlier_latencies: Latencies = field(init=False)  # of the engines that the model had before
@@ -92,6 +94,7 @@ class LoadedModel:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Let requests end, and free the memory. Errors are logged."""
+        self.warming.cancel()
         try:
             await self.engine.drain(timeout_seconds)
             await self.stats()

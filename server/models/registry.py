@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
@@ -16,11 +17,13 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy, not_loaded
 from server.generation.requests import ServedModel, served_models
+from server.generation.warming import warm_file
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
 from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
 from server.settings import Settings
 from server.settings.models import ModelSettings
+from server.settings.prompts import PromptFileError, read_prompts
 from server.workers import Workers
 
 BUDGET_SHARE = 0.8
@@ -240,7 +243,21 @@ class ModelRegistry:
         )
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
+        if model.settings.warm_prompts is not None:
+            self._tasks.start_soon(self._warm, loaded, model.settings.warm_prompts)
         return loaded
+
+    async def _warm(self, loaded: LoadedModel, path: Path) -> None:
+        """Compute the prompts of a file while no request is answered. Its model is not held: it may
+        be unloaded meanwhile.
+        """
+        with loaded.warming:
+            try:
+                prompts = await to_thread.run_sync(read_prompts, path)
+            except PromptFileError as error:  # it has changed since the start
+                log.error("%s: warm_prompts: %s", loaded.model.name, error)
+            else:
+                await warm_file(prompts, loaded.served[loaded.model.name])
 
     async def _correct(self, loaded: LoadedModel) -> None:
         """A model needs what was planned, or what its process takes if that is more."""

@@ -29,6 +29,7 @@ from engine.values.settings import (
     EngineConfig,
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
+from server.settings.prompts import PromptFileError, read_prompts
 from server.settings.values import Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
@@ -263,6 +264,27 @@ class ConversationSettings(BaseModel):
         description="Leave out of prompts the billing header with which Claude Code begins its "
         "system prompt: it differs between sessions, which would share nothing.",
     )
+
+    warm_prompts: Path | None = Field(
+        None,
+        description="A file with prompts to compute as soon as the model is loaded, whenever no "
+        "request is answered: system prompts with their tools, as chats begin with them. A list "
+        "in JSON or YAML, or JSON lines (.jsonl).",
+    )
+
+    @field_validator("warm_prompts")
+    @classmethod
+    def _file_of_prompts(cls, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        try:
+            path = path.expanduser()
+            read_prompts(path)
+        except RuntimeError:
+            raise PydanticCustomError("file", "begins with a home that is not known") from None
+        except PromptFileError as error:
+            raise PydanticCustomError("file", "{problem}", {"problem": str(error)}) from None
+        return path
 
     @field_validator("tool_parser", "reasoning_parser")
     @classmethod

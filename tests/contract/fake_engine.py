@@ -319,6 +319,8 @@ class FakeEngine:
                 blocks_free=100,
                 blocks_cached=20,
                 blocks_held=8,
+                blocks_pinned=3,
+                warmed_tokens=7,
                 blocks_shared=4,
                 blocks_saved=12,
                 saved_bytes=393_216,

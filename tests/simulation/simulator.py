@@ -187,6 +187,7 @@ class Simulation:
         assert not self.receivers, "somebody never got the terminal events"
         self._end_engine()
         store = self.daemon.store
+        self.daemon.scheduler.pins.clear(None)
         store.clear()
         assert store.pool.n_free == store.pool.n_blocks
 

@@ -34,6 +34,8 @@ class Workload:
         self._adapters = random.choice([[""], ["", *ADAPTERS]])
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
         self._sent = deque[list[int]](maxlen=3)
+        self._background = Random(str(self._prefixes))
+        self._background_rate = self._background.choice([0.0, 0.0, 0.1])
 
     def request(self, limits: Limits) -> Request:
         """One that such an engine may serve, or must refuse."""
@@ -44,6 +46,8 @@ class Workload:
         client = self._client()
         if random.random() < 0.9:
             max_tokens = min(max_tokens, most - len(prompt))
+        if self._background.random() < self._background_rate:
+            return self._background_request(prompt, client)
         if random.random() < self._pooled_rate:
             return self._pooled_request(prompt, client)
         return Request(
@@ -63,6 +67,20 @@ class Workload:
             adapter=random.choice(self._adapters),
             prompt_logprobs=random.choice([None] * 9 + [1]),
             **self._guided(),
+        )
+
+    def _background_request(self, prompt: list[int], client: str) -> Request:
+        """A prompt that is computed while nothing else is, and perhaps kept from eviction."""
+        random = self._background
+        return Request(
+            id=str(random.getrandbits(64)),
+            prompt=tuple(prompt),
+            max_tokens=0,
+            client=client,
+            cache_salt="salt" if random.random() < self._salt_rate else "",
+            adapter=random.choice(self._adapters),
+            is_background=True,
+            pin=random.random() < 0.3,
         )
 
     def _pooled_request(self, prompt: list[int], client: str) -> Request:

@@ -96,6 +96,8 @@ class Harness:
         prompt_logprobs: int | None = None,
         pooling: Pooling | None = None,
         shared_tokens: int | None = None,
+        is_background: bool = False,
+        pin: bool = False,
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
@@ -110,6 +112,8 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             pooling=pooling,
             shared_tokens=shared_tokens,
+            is_background=is_background,
+            pin=pin,
         )
         self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
         return request.id

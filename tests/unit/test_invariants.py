@@ -220,10 +220,14 @@ def test_a_recount_comes_in_pieces_and_can_be_dropped_after_each() -> None:
 
 def test_idle_means_that_nobody_holds_anything() -> None:
     store, lease = make_busy_store()
-    with pytest.raises(InvariantError, match="idle, but 1 leases hold 3 blocks"):
+    with pytest.raises(
+        InvariantError, match="idle, but 1 leases and 0 pinned blocks hold 3 blocks"
+    ):
         invariants.check_idle(store)
     store.donate(lease)
     invariants.check_idle(store)
     admit(store, (), NS)
-    with pytest.raises(InvariantError, match="idle, but 1 leases hold 0 blocks"):
+    with pytest.raises(
+        InvariantError, match="idle, but 1 leases and 0 pinned blocks hold 0 blocks"
+    ):
         invariants.check_idle(store)

@@ -41,7 +41,8 @@ class DiskCheck:
     def _leases(self) -> Iterator[str]:
         running = {sequence.lease for sequence in self._daemon.scheduler.running}
         loading = {load.lease for load in self._daemon.loads}
-        if running | loading != self._daemon.store.leases:
+        pinned = {lease for lease in self._daemon.store.leases if lease.is_pin}
+        if running | loading != self._daemon.store.leases - pinned:
             yield "the leases are not those of who runs and what is loaded"
         tickets = {id(ticket) for ticket in self._tier.tickets if not ticket.is_over}
         if tickets - {id(load.ticket) for load in self._daemon.loads}:

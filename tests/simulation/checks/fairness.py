@@ -90,7 +90,7 @@ class FairAdmission(Admission):
         super().__init__(
             scheduler.store,
             scheduler._limits,
-            scheduler.sequences.running,
+            scheduler.sequences,
             scheduler.costs,
             scheduler.disk,
         )

@@ -29,7 +29,8 @@ class StatisticsCheck:
     def delivered(self, sequence: LiveSequence, event: OutputEvent) -> None:
         """Count an event. What it reports is in the statistics by now."""
         key = event.request_id, event.index
-        if event.admission is not None:
+        is_counted = not sequence.request.is_background
+        if event.admission is not None and is_counted:
             self._hit_tokens += event.admission.cached_tokens
             self._queried_tokens += (
                 event.admission.prompt_tokens if sequence.can_use_prefix_cache else 0
@@ -41,7 +42,7 @@ class StatisticsCheck:
         if event.finish_reason is not None:
             self._live.remove(sequence)
             self._begun.discard(key)
-            self._ended += 1
+            self._ended += is_counted
             self._ended_tokens += sequence.output_tokens
             self._ended_drafted += sequence.drafted_tokens
             self._ended_accepted += sequence.accepted_drafts
