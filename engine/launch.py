@@ -10,12 +10,8 @@ from functools import cache, partial
 from engine.api import Engine, ModelError, Progress, Report
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.helper import ANSWER, CONFIG
-from engine.mlx_backend.loading.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    local_checkpoint,
-    open_checkpoint,
-)
+from engine.mlx_backend.loading.checkpoint import Checkpoint
+from engine.mlx_backend.loading.locate import find_checkpoint, local_checkpoint, open_checkpoint
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import DiskCacheConfig, EngineConfig

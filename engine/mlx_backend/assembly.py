@@ -19,7 +19,6 @@ from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehea
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -29,6 +28,7 @@ from engine.mlx_backend.loading.loader import (
     pooled_by,
     template_kind,
 )
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import (
     MemoryPlan,
     footprint,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.mlx_backend.cpu.blas import Blas, has_cuda_package, install_command, load_blas
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
 

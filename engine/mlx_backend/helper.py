@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from engine.api import ModelError, one_line
 from engine.mlx_backend.backend import mlx_imports
-from engine.mlx_backend.loading.checkpoint import fetch_checkpoint
+from engine.mlx_backend.loading.locate import fetch_checkpoint
 from engine.process.sockets import send_all
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory

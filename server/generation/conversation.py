@@ -7,13 +7,14 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from server.errors import UNSUPPORTED
+from server.errors import UNSUPPORTED, invalid_field
 from server.generation.request_fields import PromptRequest, SampledRequest, Structure
 from server.generation.tools import (
     CustomToolCall,
@@ -166,6 +167,14 @@ class Conversation(PromptRequest):
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @classmethod
+    def read(cls, **fields: object) -> Self:
+        """One that a dialect makes of its own body. Raises ApiError (400)."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise invalid_field(error) from None
 
     @field_validator("messages")
     @classmethod

@@ -4,7 +4,7 @@ All of it runs in the worker threads."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -19,11 +19,16 @@ from server.record import RequestRecord
 from server.workers import Workers
 
 NO_EFFORT = "none"
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that templates do not know, as the highest that they do."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 
 ROLES = {"developer": "system", "function": "tool"}
 """What templates call these roles."""
+
+ChatMessage = dict[str, Any]
+"""The fields of a Message, which a Conversation validates."""
 
 WriteArguments = Callable[[str], object]
 """Makes a call's arguments, given as JSON text, into the template's value."""
@@ -222,6 +227,46 @@ def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, obje
         return _WORD in tokenizer.decode(tokenizer.apply_chat_template(messages))
     except ValueError:
         return False
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one role says in a row, put together from a dialect's own parts."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ChatMessage] = field(default_factory=list)
+    answered_call: str | None = None  # the id of the call whose result it is
+
+    def is_continued_by(self, other: "Turn", roles: Roles) -> bool:
+        """Whether the next turn has to be a part of this one: right after a tool's result some
+        templates can only render more of it.
+        """
+        return (self.role, other.role, roles.behind_results) == ("tool", "user", "tool")
+
+    def add(self, other: "Turn") -> None:
+        self.texts += other.texts
+        self.thoughts += other.thoughts
+        self.calls += other.calls
+
+    def add_call(self, id: str, name: str, arguments: str) -> None:
+        """The arguments are JSON."""
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": id, "type": "function", "function": function})
+
+    def message(self) -> ChatMessage:
+        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
+        message: ChatMessage = {"role": self.role}
+        if self.texts or self.role != "assistant":
+            message["content"] = ("" if self.role == "assistant" else "\n").join(self.texts)
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.answered_call is not None:
+            message["tool_call_id"] = self.answered_call
+        return message
 
 
 class PromptEncoder:

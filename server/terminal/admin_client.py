@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import urlencode
 
 import httpx
@@ -37,6 +37,13 @@ AnswerT = TypeVar("AnswerT")
 
 TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # some answers wait for the end of the running step
 
+NO_MODELS = (
+    "this server lists no models at /admin/models: it is no Rootstock daemon, or an older one"
+)
+NO_PICTURES = (
+    "this daemon shows no picture of its cache: it is an older one, or runs with --no-dashboard"
+)
+
 LOADED = frozenset({State.READY, State.DRAINING})
 """The states in which a model has a cache to look into."""
 
@@ -62,42 +69,30 @@ class Admin:
         return self._fetch(ProbeResponse, "POST", "cache/probe", body)
 
     def models(self) -> PooledModels:
-        try:
+        with _explained(NO_MODELS):
             return self._fetch(PooledModels, "GET", "models")
-        except NotFound:
-            raise TerminalError(
-                "this server lists no models at /admin/models: it is no Rootstock daemon, or an "
-                "older one"
-            ) from None
-
-    def load(self, model: str) -> PooledModelInfo:
-        """Load the model, and wait until it is ready."""
-        return self._change("load", model)
-
-    def unload(self, model: str) -> PooledModelInfo:
-        """Unload the model, and wait until its memory is free."""
-        return self._change("unload", model)
 
     def requests(self) -> list[LiveRequest]:
         return self._fetch(LiveRequests, "GET", "requests").requests
 
     def picture(self, model: str | None = None) -> CacheTree:
         """The cache as it is now."""
-        with _pictures_needed():
+        with _explained(NO_PICTURES):
             return self._fetch(CacheTree, "GET", _path("cache/tree", model=model))
 
     def pictures(self, model: str | None = None) -> Generator[CacheTree]:
         """Yield the cache each time it has changed, until the daemon ends."""
         stream, path = EventStream(), _path("cache/tree/stream", model=model)
         with (
-            _pictures_needed(),
+            _explained(NO_PICTURES),
             open_response(self.http, "GET", path, timeout=UNLIMITED) as response,
         ):
             for piece in response.iter_bytes():
                 for data in stream.feed(piece):
                     yield _parse(CacheTree, data)
 
-    def _change(self, action: str, model: str) -> PooledModelInfo:
+    def change(self, action: Literal["load", "unload"], model: str) -> PooledModelInfo:
+        """Load or unload the model, and wait until it is ready, or its memory free."""
         path = _path(f"models/{action}", model=model)
         with open_response(self.http, "POST", path, timeout=UNLIMITED) as response:
             return _parse(PooledModelInfo, response.read())
@@ -130,17 +125,12 @@ def loaded_model(daemon: Admin, name: str | None) -> str:
         hint = f"; loaded: {', '.join(loaded)}" if loaded else _how_to_load([named])
         raise NotLoaded(f"{name} {named.state.words}{hint}")
     if not loaded:
-        raise none_loaded(models)
+        raise NotLoaded(f"no model is loaded{_how_to_load(models)}")
     first = models[0]
     if first.id != loaded[0]:
         note = f"{first.id} {first.state.words}; showing {loaded[0]}"
         typer.echo(printable(note), err=True)
     return loaded[0]
-
-
-def none_loaded(models: list[PooledModelInfo]) -> NotLoaded:
-    """The error where no model of the daemon is loaded."""
-    return NotLoaded(f"no model is loaded{_how_to_load(models)}")
 
 
 def recent_text(recent: Sequence[RecentHits]) -> str:
@@ -179,11 +169,9 @@ def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
 
 
 @contextmanager
-def _pictures_needed() -> Iterator[None]:
+def _explained(text: str) -> Iterator[None]:
+    """Replace the error for a path that the server does not have."""
     try:
         yield
     except NotFound:
-        raise TerminalError(
-            "this daemon shows no picture of its cache: it is an older one, or runs with "
-            "--no-dashboard"
-        ) from None
+        raise TerminalError(text) from None

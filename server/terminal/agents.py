@@ -7,14 +7,17 @@ is sent to this server, and no agent uses another.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import httpx
 
+from server.terminal.installed import codex_catalog, knows_flag
+
 MOST_ANSWER_TOKENS = 32_000  # the limit of Claude Code and OpenCode
 ROOM_TOKENS = 4_000  # after the first request: for answers, and for the first tools' results
+EXTENSIONS = Path(__file__).with_name("extensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +52,26 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The environment of a process (None unsets a variable), its first arguments, and the files
-    that are written before it starts. `newer_flags` are passed only where `--help` names them.
+    that are written before it starts.
     """
 
     variables: Mapping[str, str | None]
     arguments: tuple[str, ...] = ()
-    newer_flags: tuple[str, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
+
+    def with_arguments(self, *arguments: str) -> "Setup":
+        """The setup with arguments after its own."""
+        return replace(self, arguments=(*self.arguments, *arguments))
+
+
+Adapt = Callable[[str, Target, Setup], Setup]
+"""Adapts a setup to the installed program, whose path is the first argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
     """A coding agent: its command, where it comes from (the end of a sentence), and its setup.
+    `adapt` adapts the setup to the version that is installed.
 
     `first_request_tokens` is the length of a terminal session's first prompt, rounded up; None
     where it has not been measured. docs/clients.md has the versions.
@@ -70,6 +81,7 @@ class Agent:
     origin: str
     setup: Callable[[Target], Setup]
     first_request_tokens: int | None
+    adapt: Adapt | None = None
     usual_arguments: tuple[str, ...] = ()  # used where the user gives none
     calls_tools: bool = True
 
@@ -119,9 +131,15 @@ def claude_code(target: Target) -> Setup:
     if target.context_tokens is not None:
         ours["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context_tokens)
         ours["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.answer_tokens)
-    # Text that differs between folders then follows the tools, so two folders share the tools.
-    newer = ("--exclude-dynamic-system-prompt-sections",)
-    return Setup({**dict.fromkeys(others), **ours}, newer_flags=newer)
+    return Setup({**dict.fromkeys(others), **ours})
+
+
+def newer_claude_code(program: str, target: Target, setup: Setup) -> Setup:
+    """With the flag that moves text about the folder after the tools, where this version has it:
+    an unknown flag would end it. Sessions in other folders then share the tools.
+    """
+    flag = "--exclude-dynamic-system-prompt-sections"
+    return setup.with_arguments(flag) if knows_flag(program, flag) else setup
 
 
 def codex(target: Target) -> Setup:
@@ -150,6 +168,18 @@ def codex(target: Target) -> Setup:
     )
 
 
+def newer_codex(program: str, target: Target, setup: Setup) -> Setup:
+    """With a catalog that describes the model, where this version takes one: Codex warns of a model
+    that it does not know.
+    """
+    catalog = codex_catalog(program, target.model, target.context_tokens)
+    if catalog is None:
+        return setup
+    file = target.folder / "codex.json"
+    described = setup.with_arguments("-c", f"model_catalog_json={_json(str(file))}")
+    return replace(described, files={**setup.files, file: catalog})
+
+
 def opencode(target: Target) -> Setup:
     """https://opencode.ai/docs/config/ and https://opencode.ai/docs/providers/"""
     model: dict[str, object] = {"name": target.model}
@@ -158,9 +188,11 @@ def opencode(target: Target) -> Setup:
             "context": target.context_tokens,
             "output": target.answer_tokens,
         }
+    plugin = target.folder / "opencode.js"
     config = {
         "model": f"rootstock/{target.model}",
         "small_model": f"rootstock/{target.model}",
+        "plugin": [plugin.as_uri()],
         "provider": {
             "rootstock": {
                 "npm": "@ai-sdk/openai-compatible",
@@ -170,7 +202,12 @@ def opencode(target: Target) -> Setup:
             }
         },
     }
-    return Setup({"OPENCODE_CONFIG_CONTENT": _json(config)})
+    # OpenCode waits for an installation from npm before it loads a plugin, once in its life, and
+    # without a network at every start: 75 seconds, with npm's retries.
+    return Setup(
+        {"OPENCODE_CONFIG_CONTENT": _json(config), "npm_config_fetch_retries": "0"},
+        files={plugin: _extension("opencode.js")},
+    )
 
 
 def aider(target: Target) -> Setup:
@@ -193,15 +230,22 @@ def aider(target: Target) -> Setup:
 
 
 def qwen_code(target: Target) -> Setup:
-    """https://qwenlm.github.io/qwen-code-docs/en/users/configuration/auth/"""
+    """https://qwenlm.github.io/qwen-code-docs/en/users/configuration/auth/
+
+    Its automatic memory names the folder before the tools, and has a request of its own after each
+    answer. Here it is off unless the user's own settings say otherwise: ours are defaults.
+    """
+    defaults = target.folder / "qwen.json"
     return Setup(
         {
             **NO_OPENAI_ACCOUNT,
             "OPENAI_BASE_URL": target.base_url,
             "OPENAI_API_KEY": target.api_key,
             "OPENAI_MODEL": target.model,
+            "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(defaults),
         },
         ("--auth-type", "openai", f"--model={target.model}"),  # a name may begin with a dash
+        files={defaults: _json({"memory": {"enableManagedAutoMemory": False}})},
     )
 
 
@@ -265,9 +309,7 @@ def pi(target: Target) -> Setup:
     return Setup(
         {},
         ("--extension", str(extension), "--model", f"rootstock/{target.model}"),
-        files={
-            extension: f"export default pi => pi.registerProvider('rootstock', {_json(provider)})"
-        },
+        files={extension: f"const provider = {_json(provider)};\n{_extension('pi.js')}"},
     )
 
 
@@ -325,6 +367,11 @@ def crush(target: Target) -> Setup:
     )
 
 
+def _extension(name: str) -> str:
+    """JavaScript for an agent, with the function that moves text about the folder."""
+    return "\n".join((EXTENSIONS / file).read_text() for file in ("prompt_order.js", name))
+
+
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -334,15 +381,27 @@ def _npm(package: str) -> str:
 
 
 _AGENTS = (
-    Agent("claude", _npm("@anthropic-ai/claude-code"), claude_code, first_request_tokens=22_000),
-    Agent("codex", _npm("@openai/codex"), codex, first_request_tokens=11_000),
+    Agent(
+        "claude",
+        _npm("@anthropic-ai/claude-code"),
+        claude_code,
+        first_request_tokens=22_000,
+        adapt=newer_claude_code,
+    ),
+    Agent(
+        "codex",
+        _npm("@openai/codex"),
+        codex,
+        first_request_tokens=12_000,
+        adapt=newer_codex,
+    ),
     Agent("opencode", _npm("opencode-ai"), opencode, first_request_tokens=8_000),
     Agent(
         "aider",
         "`uv tool install aider-chat` brings it",
         aider,
         first_request_tokens=1_000,
-        calls_tools=False,
+        calls_tools=False,  # edits are part of its answers' text
     ),
     Agent("qwen", _npm("@qwen-code/qwen-code"), qwen_code, first_request_tokens=20_000),
     Agent("copilot", _npm("@github/copilot"), copilot, first_request_tokens=12_000),

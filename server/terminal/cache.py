@@ -1,8 +1,7 @@
 """`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
     NotLoaded,
-    TerminalError,
     bytes_text,
     counted,
     errors_printed,
@@ -135,7 +133,7 @@ def clear(
 @cache.command()
 def du(directory: Directory) -> None:
     """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         uses = disk_store.du(directory)
     if uses:
         heads = ("folder", "files", "size", "of")
@@ -159,7 +157,7 @@ def verify(directory: Directory) -> None:
     Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
     """
     is_sound = True
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         for check in disk_store.verify(directory):
             typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
             is_sound = is_sound and check.is_sound
@@ -196,7 +194,7 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     """Empty the directory. `others` are options that only a daemon takes, with their values."""
     if given := [flag for flag, value in others.items() if value is not None]:
         raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
-    with _disk_errors_printed():
+    with errors_printed(DiskError):
         n_bytes = disk_store.clear(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
@@ -215,15 +213,6 @@ def _cleared(
 def _remembered_text(remembered: Remembered) -> str:
     answers = counted(remembered.replays, "answer")
     return f"{answers} with tool calls, {counted(remembered.responses, 'stored response')}"
-
-
-@contextmanager
-def _disk_errors_printed() -> Iterator[None]:
-    with errors_printed():
-        try:
-            yield
-        except DiskError as error:
-            raise TerminalError(str(error)) from error
 
 
 def _messages(system: str, text: str) -> list[dict[str, str]]:

@@ -73,11 +73,14 @@ class UnknownModel(TerminalError):
 
 
 @contextmanager
-def errors_printed() -> Iterator[None]:
-    """Print a TerminalError as a line on standard error, and exit with status 1."""
+def errors_printed(*others: type[Exception]) -> Iterator[None]:
+    """Print a TerminalError, or an error of another of these types, as a line on standard error,
+    and exit with status 1.
+    """
+    kinds: tuple[type[Exception], ...] = (TerminalError, *others)
     try:
         yield
-    except TerminalError as error:
+    except kinds as error:
         print_error(str(error))
         raise typer.Exit(1) from None
 

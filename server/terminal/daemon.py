@@ -1,8 +1,14 @@
 """`rootstock ps`, `load` and `unload`: the models and requests of the running daemon."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.status import Status
 
 from server.schemas import (
     RESIDENT,
@@ -12,10 +18,13 @@ from server.schemas import (
     PooledModels,
     State,
 )
+from server.terminal.admin_client import Admin
 from server.terminal.cli import command
 from server.terminal.console import (
+    TerminalError,
     age_text,
     bytes_text,
+    cut,
     facts,
     id_text,
     listing,
@@ -25,6 +34,7 @@ from server.terminal.console import (
 )
 from server.terminal.endpoint import ApiKey, DaemonUrl, daemon_at, other_daemons
 
+PROGRESS_SECONDS = 0.25  # between two looks at the progress of a load
 CLIENT_CHARACTERS = 14
 """Enough to tell clients apart, and to leave each request a line of 80."""
 
@@ -40,10 +50,33 @@ def load(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> Non
 
     Idle models are unloaded to make room, as for a request.
     """
-    with daemon_at(url, api_key, model) as (daemon, _):
-        loaded = daemon.load(model)
+    with daemon_at(url, api_key, model) as (daemon, _), _progress_shown(daemon, model):
+        loaded = daemon.change("load", model)
     memory = f", {bytes_text(loaded.memory.total_bytes)}" if loaded.memory is not None else ""
     typer.echo(f"{loaded.id} is {loaded.state}{memory}")
+
+
+@contextmanager
+def _progress_shown(daemon: Admin, model: str) -> Iterator[None]:
+    """Show the progress of a load at a terminal, until the block ends."""
+    console, has_ended = Console(stderr=True), Event()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("") as status, ThreadPoolExecutor(1) as threads:
+        threads.submit(_follow, daemon, model, has_ended, status)
+        try:
+            yield
+        finally:
+            has_ended.set()
+
+
+def _follow(daemon: Admin, model: str, has_ended: Event, status: Status) -> None:
+    while not has_ended.wait(PROGRESS_SECONDS):
+        with suppress(TerminalError):
+            for each in daemon.models().models:
+                if model in {each.id, *each.aliases}:
+                    status.update(cut(f"{each.id} {each.state.words}: {each.progress or ''}"))
 
 
 @command
@@ -53,7 +86,7 @@ def unload(model: DaemonModel, url: DaemonUrl = None, api_key: ApiKey = "") -> N
     Its running requests finish first. The next request that names the model loads it again.
     """
     with daemon_at(url, api_key, model) as (daemon, _):
-        unloaded = daemon.unload(model)
+        unloaded = daemon.change("unload", model)
     typer.echo(f"{unloaded.id} is {unloaded.state}")
 
 

@@ -65,11 +65,8 @@ def doctor(
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
     config = settings.config_of(settings.each_model()[0])
-    with errors_printed():
-        try:
-            report = describe_machine(config)
-        except ModelError as error:  # MLX does not start
-            raise TerminalError(str(error)) from error
+    with errors_printed(ModelError):  # which MLX raises where it does not start
+        report = describe_machine(config)
         if report.problem:
             raise TerminalError(f"cannot serve {report.model}: {report.problem}")
     show(machine_table(report))

@@ -4,21 +4,27 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel, ValidationError
 
 from server.terminal.agents import AGENTS, Agent, Setup, Target
 from server.terminal.cli import command
-from server.terminal.client import Endpoint, parse_url, served_models
+from server.terminal.client import (
+    BRIEF,
+    Endpoint,
+    fetch,
+    http_client,
+    parse_url,
+    served_models,
+)
 from server.terminal.console import TerminalError, errors_printed, state_folder
 from server.terminal.endpoint import ApiKey, DaemonUrl, endpoint_of
 from server.terminal.flags import settings_or_exit
 
-HELP_SECONDS = 20
 NO_KEY = "none"  # agents ask for a key even where the server does not
 
 
@@ -51,7 +57,8 @@ def launch(
         bool, typer.Option("--print", help="Show it as lines for a shell, and start nothing.")
     ] = False,
     force: Annotated[
-        bool, typer.Option(help="Also where the model's context is too short for the agent.")
+        bool,
+        typer.Option(help="Also where the model's context is too short, or it can call no tools."),
     ] = False,
 ) -> None:
     """Start a coding agent on the daemon that runs.
@@ -59,10 +66,12 @@ def launch(
     It gets its variables and arguments for this one time; its own files are left alone.
     """
     with errors_printed():
-        target = _target(endpoint_of(url, api_key, settings_or_exit({}), model), model)
+        endpoint = endpoint_of(url, api_key, settings_or_exit({}))
+        target = _target(endpoint, model)
         if not force:
             _check_room(agent, target)
-        setup = agent.setup(target)
+            _check_tools(agent, target, endpoint)
+        setup = _setup(agent, target)
         if not print_only:
             _become(agent, setup, arguments or [])
     typer.echo(_script(agent, setup, arguments or []))
@@ -97,6 +106,41 @@ def _check_room(agent: Agent, target: Target) -> None:
         )
 
 
+def _setup(agent: Agent, target: Target) -> Setup:
+    setup, program = agent.setup(target), shutil.which(agent.command)
+    if agent.adapt is None or program is None:
+        return setup
+    return agent.adapt(program, target, setup)
+
+
+class _Shown(BaseModel):
+    """A model in Ollama's API. The template is empty where the server does not know the model's."""
+
+    template: str = ""
+    capabilities: list[str] = []
+
+
+def _check_tools(agent: Agent, target: Target, endpoint: Endpoint) -> None:
+    """Raise TerminalError where the server reports that the model's chat template has no tools.
+
+    Servers report it in Ollama's API. A server without it is not checked.
+    """
+    if not agent.calls_tools:
+        return
+    try:
+        with http_client(endpoint, BRIEF) as http:
+            body = fetch(http, "POST", f"{target.root_url}/api/show", {"model": target.model})
+        shown = _Shown.model_validate_json(body)
+    except (TerminalError, ValidationError):
+        return
+    if shown.template and "tools" not in shown.capabilities:
+        raise TerminalError(
+            f"{agent.command} works through tools, and {target.model} can call none: its chat "
+            "template has no place for them. Serve another model (`rootstock serve --model`), or "
+            "try it with --force"
+        )
+
+
 def _become(agent: Agent, setup: Setup, arguments: Sequence[str]) -> None:
     """Replace this process by the agent, which then has the terminal to itself. It does not return.
 
@@ -125,28 +169,7 @@ def _script(agent: Agent, setup: Setup, arguments: Sequence[str]) -> str:
 
 def _command(agent: Agent, setup: Setup, arguments: Sequence[str]) -> list[str]:
     own = arguments or agent.usual_arguments
-    return [agent.command, *setup.arguments, *_known_flags(agent, setup), *own]
-
-
-def _known_flags(agent: Agent, setup: Setup) -> list[str]:
-    """The newer flags that the installed version knows; an unknown flag would end it."""
-    path = shutil.which(agent.command)
-    if path is None or not setup.newer_flags:
-        return []
-    try:
-        shown = subprocess.run(
-            [path, "--help"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=HELP_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    known = shown.stdout.split()
-    return [flag for flag in setup.newer_flags if flag in known]
+    return [agent.command, *setup.arguments, *own]
 
 
 def _write(files: Mapping[Path, str]) -> None:

@@ -22,7 +22,8 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 10.0  # in addition to the time for writing to a disk cache
 LAST_LINES = 10
 CLEAN_ENDS = {0, -signal.SIGTERM}
-LOGGER = " rootstock: "  # separates time and level from the message of a line in the log
+HEAD = re.compile(r"^\S+ \S+ [A-Z]+ +[\w.]+: ", re.MULTILINE)
+"""Time, level and logger, which are before the message in each line of the log."""
 
 
 def serve_command(model: str | None) -> list[str]:
@@ -87,13 +88,13 @@ def _ready_url(
         if match := READY.search(text):
             return match[1]
         for line in text.splitlines()[-1:]:
-            progress(line.rpartition(LOGGER)[2])
+            progress(HEAD.sub("", line))
         time.sleep(POLL_SECONDS)
     raise _ended(process, log)
 
 
 def _ended(process: "subprocess.Popen[bytes]", log: Path) -> TerminalError:
-    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    lines = HEAD.sub("", log.read_text(errors="replace")).splitlines()[-LAST_LINES:]
     problem = f"the daemon that this chat started exited with {process.returncode}"
     return TerminalError("\n".join([problem, *lines]))
 

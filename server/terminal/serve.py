@@ -34,7 +34,7 @@ from server.serve import (
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command
-from server.terminal.console import bytes_text, typeable
+from server.terminal.console import bytes_text, command_name, typeable
 from server.terminal.endpoint import reachable
 from server.terminal.flags import SettingsCommand, with_settings
 from server.terminal.records import recorded, records_folder, running_records
@@ -188,4 +188,4 @@ def page_launch() -> Launch:
         )
         for name, agent in AGENTS.items()
     ]
-    return Launch(command="rootstock", agents=agents)
+    return Launch(command=command_name(), agents=agents)

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from server.settings import Settings
 from server.terminal.agents import AGENTS
+from server.terminal.console import command_name
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
 from tests.browser.conftest import Serve, Visit
@@ -51,7 +52,7 @@ def test_every_client_has_a_line_that_can_be_copied(visit: Visit, serve: Serve) 
     assert f"curl {url}/v1/chat/completions" in told["curl"]
     assert f'base_url="{url}/v1"' in told["Python"]
     assert {name: told[name] for name in AGENTS} == {
-        name: f"rootstock launch {name} --url {url}/v1" for name in AGENTS
+        name: f"{command_name()} launch {name} --url {url}/v1" for name in AGENTS
     }
     for name, text in told.items():
         if name != "Base URL":
@@ -136,7 +137,7 @@ def test_lines_work_as_they_stand(visit: Visit, serve: Serve) -> None:
     told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
     assert output(sys.executable, "-c", told["Python"]) == "Hello, wörld!"
     for name in AGENTS:
-        command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
+        command = told[name].replace(command_name(), f"{sys.executable} -m server")
         assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
 
 

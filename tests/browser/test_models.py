@@ -292,7 +292,7 @@ def test_a_pull_that_fails_offline_says_so(
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
@@ -351,6 +351,7 @@ def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -
     expect(row(page, CARD.name)).to_contain_text("ready")
     expect(page.get_by_role("heading", name="Model", exact=True)).to_be_visible()
     expect(row(page, CARD.name)).not_to_contain_text("pinned")
+    expect(row(page, CARD.name)).to_contain_text("weights 50 MiB, KV 4 MiB")
     expect(page.get_by_role("img", name="Memory of the models")).to_have_count(0)
     expect(page.get_by_role("combobox", name="Model")).to_have_count(0)
 

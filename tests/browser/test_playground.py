@@ -305,7 +305,7 @@ def test_the_embedded_model_can_try_the_tool(
     offer_tool(page)
     page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Get the time in Paris.").click()
-    expect(page.locator(".message.tool")).to_contain_text("Central European")
+    expect(page.locator(".message.tool")).to_contain_text(re.compile("CES?T"))
     answer = page.locator(".message.assistant").last
     expect(answer).to_have_attribute("data-state", "done")
     expect(answer.locator(".figures b").first).not_to_have_text("0")  # the first leg's prompt

@@ -16,7 +16,7 @@ from server.http.listening import listening, url
 from server.serve import answering_not_ready
 from server.settings import Settings
 from server.terminal.client import Endpoint, served_models
-from server.terminal.console import TerminalError
+from server.terminal.console import Starting, TerminalError
 from server.terminal.endpoint import running_daemon
 from server.terminal.serve import serve_models
 from tests.contract.fake_engine import FakeEngine
@@ -78,7 +78,8 @@ async def test_commands_say_that_a_daemon_is_starting_and_do_not_wait_for_it() -
         port = httpx.URL(base_url).port or 0
         with pytest.raises(TerminalError, match=MESSAGE):
             await asyncio.to_thread(served_models, Endpoint(f"{base_url}/v1"))
-        assert await asyncio.to_thread(running_daemon, Settings(port=port), None) is None
+        with pytest.raises(Starting, match=MESSAGE):
+            await asyncio.to_thread(running_daemon, Settings(port=port), None)
 
 
 async def test_requests_are_answered_by_the_models_as_soon_as_they_are_loaded() -> None:

@@ -19,11 +19,8 @@ from engine.api import ModelError
 from engine.mlx_backend import backend
 from engine.mlx_backend.backend import load_backend, mlx_imports
 from engine.mlx_backend.host import device_memory_bytes
-from engine.mlx_backend.loading.checkpoint import (
-    fetch_checkpoint,
-    find_checkpoint,
-    max_context_tokens,
-)
+from engine.mlx_backend.loading.checkpoint import max_context_tokens
+from engine.mlx_backend.loading.locate import fetch_checkpoint, find_checkpoint
 from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import gathered_padding_keys
@@ -115,7 +112,7 @@ def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=unreachable())
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=unreachable())
     )
     for name in ("tiny", "thin"):
         (tmp_path / "models" / name).mkdir()
@@ -145,7 +142,7 @@ def test_what_begins_as_a_path_is_no_repository(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=AssertionError)
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=AssertionError)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -204,7 +201,7 @@ def test_what_the_hub_refuses_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     monkeypatch.setattr(
-        "engine.mlx_backend.loading.checkpoint.snapshot_download", Mock(side_effect=error)
+        "engine.mlx_backend.loading.locate.snapshot_download", Mock(side_effect=error)
     )
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
@@ -228,7 +225,7 @@ def test_who_asks_hears_how_much_has_been_fetched(
         written.update(600)
         raise OSError("the line is dead")
 
-    monkeypatch.setattr("engine.mlx_backend.loading.checkpoint.snapshot_download", fetch)
+    monkeypatch.setattr("engine.mlx_backend.loading.locate.snapshot_download", fetch)
     heard: list[tuple[int, int]] = []
     with pytest.raises(ModelError, match="the line is dead"):
         fetch_checkpoint("some/model", lambda *said: heard.append(said))

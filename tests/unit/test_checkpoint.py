@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, open_checkpoint
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, Checkpoint
+from engine.mlx_backend.loading.locate import open_checkpoint
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import TemplateKind
 from tests.checkpoints import FAMILIES, write_family

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
+from engine.mlx_backend.loading.locate import find_checkpoint
 
 SHARDS = tuple(f"model-0000{i}-of-00004.safetensors" for i in range(1, 5))
 INDEX = "model.safetensors.index.json"

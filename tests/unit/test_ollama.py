@@ -58,8 +58,14 @@ def test_results_find_their_calls() -> None:
             message("tool", tool_name="nobody"),
         ]
     )
-    ids = [call.id for call in messages[0].calls]
+    ids = [call["id"] for call in messages[0]["tool_calls"]]
     assert len(set(ids)) == 4
     first, second, third, mine = ids
     assert mine == "mine"
-    assert [answer.tool_call_id for answer in messages[1:]] == [mine, first, third, second, None]
+    assert [answer.get("tool_call_id") for answer in messages[1:]] == [
+        mine,
+        first,
+        third,
+        second,
+        None,
+    ]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.mlx_backend.backend import mlx_imports
 from engine.mlx_backend.helper import CONFIG
-from engine.mlx_backend.loading.checkpoint import find_checkpoint
+from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.process.child import start_child
 from engine.values.settings import EngineConfig
 

@@ -1,4 +1,4 @@
-"""Finds a checkpoint, checks that its files are whole, and reads what they state about the model.
+"""Checks that a checkpoint's files are whole, and reads what they state about the model.
 
 Imports no MLX, because the server uses this module, too.
 """
@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from operator import index
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blake3 import blake3
-from huggingface_hub import constants, errors, snapshot_download
-from huggingface_hub.utils.tqdm import tqdm
 
-from engine.api import ModelError, Progress, one_line
+from engine.api import ModelError, one_line
 from engine.mlx_backend.loading.purpose import (
     GENERATION_CONFIG,
     find_purpose,
@@ -28,7 +25,6 @@ from engine.mlx_backend.loading.purpose import (
 )
 from engine.text.templates import python_template
 from engine.values.model import SamplingDefaults, Task
-from engine.values.settings import DEFAULT_NAME
 
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model, which `tools/train_demo_model.py` trains."""
@@ -39,139 +35,6 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json")
 """The files that transformers makes a tokenizer of. Without any of them it makes an empty one,
 silently.
 """
-
-_PATH_STARTS = ("/", ".", "~")  # no repository's name begins with one
-_STORED_BYTES = "huggingface_hub.snapshot_download"  # the progress bar that counts stored bytes
-
-
-def find_checkpoint(model: str, *, download: bool) -> Path:
-    """The directory of a checkpoint. `model` is a directory or a Hugging Face repository; if it is
-    empty, or the embedded default's name, it is the embedded default.
-
-    A `model` that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
-    been fetched before. Code in repositories is neither fetched nor run. Raises ModelError, whose
-    message leaves the model's name to the caller, also when a file is missing or not whole.
-    """
-    if (found := local_checkpoint(model)) is not None:
-        return found
-    if download:
-        return fetch_checkpoint(model, lambda done_bytes, total_bytes: None)
-    try:
-        return _checked(Path(snapshot_download(model, allow_patterns=FILES, local_files_only=True)))
-    except errors.HFValidationError as error:
-        raise _no_repository(model, one_line(error)) from error
-    except OSError as error:
-        raise ModelError(
-            f"the Hugging Face cache does not have it; `rootstock pull {model}` fetches it"
-            f"{_alternatives(model)}"
-        ) from error
-
-
-def local_checkpoint(model: str) -> Path | None:
-    """The checkpoint in the directory `model`, or the embedded default; None for a repository.
-
-    Raises ModelError for a file, for a path that does not exist, and when a file is missing or not
-    whole.
-    """
-    if model in {"", DEFAULT_NAME}:
-        return DEFAULT_CHECKPOINT
-    try:
-        path = Path(model).expanduser()
-        is_directory, is_there = path.is_dir(), path.exists()
-    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
-        raise ModelError(f"it cannot be looked for: {one_line(error)}") from error
-    if is_directory:
-        return _checked(path)
-    if is_there:
-        raise ModelError(f"{path.resolve()} is a file; a model is a directory or a repository")
-    if model.startswith(_PATH_STARTS):
-        raise ModelError(f"there is no directory {path.resolve()}{_alternatives(model)}")
-    return None
-
-
-def fetch_checkpoint(repository: str, progress: Progress) -> Path:
-    """The directory of a checkpoint, fetched from Hugging Face if it is not in the cache yet.
-
-    `progress` is called on other threads. Raises ModelError when the repository cannot be fetched,
-    and when a file is missing or not whole.
-    """
-
-    class Bar(tqdm):
-        """A progress bar in a terminal. The one that counts stored bytes calls `progress`."""
-
-        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
-            self._counts = name == _STORED_BYTES
-            super().__init__(*args, name=name, **options)  # type: ignore[no-untyped-call]
-
-        def update(self, n: float | None = 1) -> bool | None:
-            shown: bool | None = super().update(n)
-            if self.disable:  # then it does not count
-                self.n += n or 0
-            if self._counts:
-                progress(int(self.n), int(self.total or 0))
-            return shown
-
-    try:
-        found = snapshot_download(repository, allow_patterns=FILES, tqdm_class=Bar)
-    except errors.GatedRepoError as error:
-        raise ModelError(
-            "it is gated: HF_TOKEN or `hf auth login` must name an account that may read it "
-            f"({one_line(error)})"
-        ) from error
-    except errors.HFValidationError as error:
-        raise _no_repository(repository, one_line(error)) from error
-    except errors.RepositoryNotFoundError as error:
-        problem = f"{_hub()} has none of that name, or none that your HF_TOKEN may read"
-        raise _no_repository(repository, problem) from error
-    except errors.LocalEntryNotFoundError as error:
-        problem = one_line(error.__cause__ or error)  # its own message is only advice
-        if constants.HF_HUB_OFFLINE:
-            problem = "HF_HUB_OFFLINE is set"
-        raise ModelError(
-            f"there is no directory {Path(repository).resolve()}, the Hugging Face cache does not "
-            f"have it, and {_hub()} cannot be reached ({problem}){_alternatives(repository)}"
-        ) from error
-    except Exception as error:  # other errors of HTTP, such as a proxy's or an invalid address
-        raise ModelError(f"{_hub()} does not answer as it should: {one_line(error)}") from error
-    return _checked(Path(found))
-
-
-def _no_repository(model: str, problem: str) -> ModelError:
-    """The error for a model whose name is not a repository's."""
-    if ":" in model:
-        problem = (
-            "a name with a colon is one of Ollama's, and models come from Hugging Face: "
-            "`rootstock pull mlx-community/Qwen3-4B-4bit`"
-        )
-    return ModelError(
-        f"it is neither a directory nor a repository: {problem}{_alternatives(model)}"
-    )
-
-
-def _hub() -> str:
-    """The name of the hub, or of the mirror that HF_ENDPOINT sets."""
-    return constants.ENDPOINT.partition("://")[2]
-
-
-def _alternatives(model: str) -> str:
-    """What else a mistyped name may mean, for the end of a message: checkpoints next to the path,
-    and repositories in the Hugging Face cache.
-    """
-    here = [str(Path(model).parent / name) for name in _checkpoints_in(Path(model).parent)]
-    found = Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")
-    cached = {file.parents[2].name.removeprefix("models--").replace("--", "/") for file in found}
-    known = {name.rpartition("/")[2]: name for name in (*sorted(cached), *here)}
-    if close := get_close_matches(Path(model).name, known, n=1):
-        return f"; did you mean {known[close[0]]}?"
-    return f"; at hand: {_listed([*here, *sorted(cached)])}" if known else ""
-
-
-def _checkpoints_in(directory: Path) -> list[str]:
-    """The names of the folders in a directory that have a config.json."""
-    with suppress(OSError, RuntimeError):
-        return sorted(file.parent.name for file in directory.expanduser().glob("*/config.json"))
-    return []
-
 
 _INDEX = "model.safetensors.index.json"
 _UNFINISHED = (
@@ -184,7 +47,7 @@ _LENGTH_BYTES = 8  # before a safetensors header: its length, little-endian
 _MOST_NAMES = 3
 
 
-def _checked(checkpoint: Path) -> Path:
+def checked(checkpoint: Path) -> Path:
     """The checkpoint. Raises ModelError, with one line that names the file, if it cannot be loaded.
 
     Weights are judged by their sizes and headers, and not read. mlx-lm ignores a
@@ -194,8 +57,8 @@ def _checked(checkpoint: Path) -> Path:
     try:
         config = read_json(checkpoint / "config.json", dict)
         if config is None:
-            inner = _checkpoints_in(checkpoint)
-            hint = f"; did you mean one of those in it: {_listed(inner)}?" if inner else ""
+            inner = checkpoints_in(checkpoint)
+            hint = f"; did you mean one of those in it: {listed(inner)}?" if inner else ""
             raise ModelError(f"{checkpoint} has no config.json: not a checkpoint{hint}")
         if not isinstance(config.get("model_type"), str):
             raise ModelError(f"{checkpoint / 'config.json'} names no model_type: not a model's")
@@ -232,14 +95,21 @@ def _missing_weights(checkpoint: Path) -> str:
     if absent:
         total = len({*map(str, indexed.values()), *(file.name for file in files)})
         verb = "is" if len(absent) == 1 else "are"
-        return f"{len(absent)} of {total} weight files {verb} missing: {_listed(sorted(absent))}"
+        return f"{len(absent)} of {total} weight files {verb} missing: {listed(sorted(absent))}"
     unfinished = [file.name for part in _UNFINISHED for file in checkpoint.glob(part)]
     if not files and unfinished:
-        return f"the weights are missing, and partly fetched: {_listed(unfinished)}"
+        return f"the weights are missing, and partly fetched: {listed(unfinished)}"
     return ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def checkpoints_in(directory: Path) -> list[str]:
+    """The names of the folders in a directory that have a config.json."""
+    with suppress(OSError, RuntimeError):
+        return sorted(file.parent.name for file in directory.expanduser().glob("*/config.json"))
+    return []
+
+
+def listed(names: Sequence[str]) -> str:
     """The first names, for a message."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -478,11 +348,6 @@ class Checkpoint:
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
         return read_json(self._directory / "tokenizer_config.json", dict) or {}
-
-
-def open_checkpoint(model: str) -> Checkpoint:
-    """The checkpoint that `find_checkpoint` finds without a download. Raises ModelError."""
-    return Checkpoint(find_checkpoint(model, download=False))
 
 
 def max_context_tokens(config: Mapping[str, Any]) -> int:

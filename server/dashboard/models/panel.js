@@ -1,4 +1,4 @@
-// The models: which are in memory, what they take of it, and buttons that load and unload them.
+// The models: their states, their memory, and buttons that load and unload them.
 
 import { Confirm } from "../parts/confirm.js";
 import { bytes, clock, whole } from "../parts/format.js";
@@ -61,16 +61,20 @@ function noteOf({ state, idle_seconds, seconds_left, retry_seconds }) {
     : `unused for ${clock(idle_seconds)}, unloaded in ${clock(seconds_left)}`;
 }
 
-/** What it takes of the budget; below that what its process has. */
+/** Bytes of the budget, and what they are for; before it is loaded those that loading takes. */
 function Memory({ model: { needed_bytes, memory } }) {
-  const [first, ...others] = [
-    memory !== null && bytes(memory.total_bytes),
-    memory !== null && `${bytes(memory.process_bytes)} resident`,
-    memory === null && needed_bytes !== null && `${bytes(needed_bytes)} if loaded`,
-  ].filter(Boolean);
+  const needed = needed_bytes === null ? "–" : `${bytes(needed_bytes)} if loaded`;
   return html`
-    <${Cell} kind="number" head="Memory">${first ?? "–"}
-      ${others.map((other) => html` <small key=${other}>${other}</small>`)}<//>`;
+    <${Cell} kind="number" head="Memory">${memory ? bytes(memory.total_bytes) : needed}
+      ${memory && html` <small>${partsOf(memory)}</small>`}<//>`;
+}
+
+/** "weights 1.1 GiB, KV 0.8 GiB, reserved for steps 0.3 GiB; the process has 1.4 GiB now" */
+function partsOf({ weights_bytes, kv_bytes, states_bytes, workspace_bytes, process_bytes }) {
+  const parts = [["weights", weights_bytes], ["KV", kv_bytes], ["recurrent states", states_bytes],
+                 ["reserved for steps", workspace_bytes]];
+  const shown = parts.filter(([, size]) => size > 0).map(([name, size]) => `${name} ${bytes(size)}`);
+  return `${shown.join(", ")}; the process has ${bytes(process_bytes)} now`;
 }
 
 function Act({ model, acts }) {

@@ -3,11 +3,9 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from server.dialects.messages.schema import (
     CountTokensRequest,
@@ -24,13 +22,14 @@ from server.dialects.messages.schema import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from server.errors import InvalidField, invalid_field
-from server.generation.conversation import Chat, Conversation, Message, TextPart
-from server.generation.prompt import Roles
+from server.errors import InvalidField
+from server.generation.conversation import Chat, Conversation
+from server.generation.prompt import EFFORTS, ChatMessage, Roles, Turn
 from server.generation.request_fields import SampledRequest, Structure, of_schema
 from server.generation.requests import ServedModel
-from server.generation.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
+from server.generation.tools import MAX_TOOLS
 from server.record import RequestRecord
+from server.settings import Settings
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
 
@@ -46,51 +45,19 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 }
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Consecutive messages of one role: one message to Anthropic and to many templates."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[FunctionToolCall | CustomToolCall] = field(default_factory=list)
-    answers: str | None = None  # the id of the tool call that it answers
-
-    def takes(self, other: "_Turn", roles: Roles) -> bool:
-        """Whether the next turn is joined to this one."""
-        if self.role == "tool":
-            return other.role == "user" and roles.behind_results == "tool"
-        return self.role == other.role
-
-    def add(self, other: "_Turn") -> None:
-        self.texts += other.texts
-        self.thoughts += other.thoughts
-        self.calls += other.calls
-
-    def message(self) -> Message:
-        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
-        text = ("" if self.role == "assistant" else "\n").join(self.texts)
-        is_empty = self.role == "assistant" and not self.texts
-        return Message(
-            role=self.role,
-            content=None if is_empty else [TextPart(type="text", text=text)],
-            reasoning_content="".join(self.thoughts) or None,
-            tool_calls=self.calls or None,
-            tool_call_id=self.answers,
-        )
-
-
 def chat_messages(
     system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
-) -> list[Message]:
+) -> list[ChatMessage]:
     """The conversation, each turn one message and each tool's result one of its own.
 
     Raises ApiError (400) for blocks that are not of their role.
     """
-    turns: list[_Turn] = []
+    turns: list[Turn] = []
     for turn in _turns(system, messages, roles):
-        if turns and turns[-1].takes(turn, roles):
-            turns[-1].add(turn)
+        last = turns[-1] if turns else None
+        is_same = last is not None and last.role == turn.role != "tool"
+        if last is not None and (is_same or last.is_continued_by(turn, roles)):
+            last.add(turn)
         else:
             turns.append(turn)
     for turn in turns:
@@ -99,11 +66,9 @@ def chat_messages(
     return [turn.message() for turn in turns]
 
 
-def _turns(
-    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
-) -> Iterator[_Turn]:
+def _turns(system: Iterable[str], messages: Sequence[MessageParam], roles: Roles) -> Iterator[Turn]:
     if texts := list(system):
-        yield _Turn("system", texts)
+        yield Turn("system", texts)
     has_begun = False
     for index, message in enumerate(messages):
         _check_blocks(message, f"messages[{index}].content")
@@ -115,27 +80,27 @@ def _turns(
                 yield _assistants(message)
             case "system" if has_begun and roles.late_system == "user":
                 reminder = "\n".join(block_texts(message.content))
-                yield _Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
+                yield Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
             case "system":
-                yield _Turn("system", block_texts(message.content))
+                yield Turn("system", block_texts(message.content))
 
 
-def _users(message: MessageParam) -> Iterator[_Turn]:
+def _users(message: MessageParam) -> Iterator[Turn]:
     """The tool results of a user message, and its texts between and after them."""
     if not message.content:
-        yield _Turn("user")
+        yield Turn("user")
     for block in message.content:
         match block:
             case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
-                yield _Turn("user", [block.text])
+                yield Turn("user", [block.text])
             case ToolResultBlockParam():
                 text = "\n".join(block_texts(block.content))
                 result = f"Error: {text}" if block.is_error else text
-                yield _Turn("tool", [result], answers=block.tool_use_id)
+                yield Turn("tool", [result], answered_call=block.tool_use_id)
 
 
-def _assistants(message: MessageParam) -> _Turn:
-    turn = _Turn("assistant")
+def _assistants(message: MessageParam) -> Turn:
+    turn = Turn("assistant")
     for block in message.content:
         match block:
             case TextBlockParam():
@@ -143,9 +108,7 @@ def _assistants(message: MessageParam) -> _Turn:
             case ThinkingBlockParam():
                 turn.thoughts.append(block.thinking)
             case ToolUseBlockParam():
-                arguments = json.dumps(block.input, ensure_ascii=False)
-                function = FunctionCall(name=block.name, arguments=arguments)
-                turn.calls.append(FunctionToolCall(id=block.id, function=function))
+                turn.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
     return turn
 
 
@@ -164,8 +127,6 @@ def _check_blocks(message: MessageParam, place: str) -> None:
 
 BILLING_LINE = "x-anthropic-billing-header:"
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"xhigh": "high", "max": "high"}
-"""Anthropic's efforts that templates do not know, as the highest that they do."""
 
 SAME = {
     *("model", "stream", "temperature", "top_p", "top_k"),
@@ -180,56 +141,14 @@ log = logging.getLogger("rootstock.messages")
 Fields = dict[str, Any]
 
 
-async def as_chat(
-    body: MessagesRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    *,
-    strip_billing_header: bool,
+def as_chat(
+    body: MessagesRequest, model: ServedModel, record: RequestRecord, settings: Settings
 ) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
-
-    def read() -> Chat:
-        record.cache_marks = body.cache_control_count
-        return _chat(body, _conversation(body, model, strip_billing_header), model)
-
-    return await model.workers.prepare(record, read)
-
-
-async def conversation(
-    body: CountTokensRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    *,
-    strip_billing_header: bool,
-) -> Conversation:
-    """What makes the prompt. Raises ApiError (400)."""
-    read = partial(_conversation, body, model, strip_billing_header)
-    return await model.workers.prepare(record, read)
-
-
-def _conversation(
-    body: CountTokensRequest, model: ServedModel, strip_billing_header: bool
-) -> Conversation:
-    system = _system(body.system, strip_billing_header=strip_billing_header)
-    messages = chat_messages(system, body.messages, model.prompts.roles)
-    try:
-        return Conversation(
-            cache_salt=body.cache_salt,
-            messages=messages,
-            continue_final_message=messages[-1].role == "assistant",
-            **_tools(body.tools),
-            **_choice(body.tool_choice),
-            **_reasoning(body, reasons=model.planner.reasons),
-        )
-    except ValidationError as error:
-        raise invalid_field(error) from None
-
-
-def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Chat:
+    record.cache_marks = body.cache_control_count
     choice = body.tool_choice
     return Chat(
-        conversation=prompt,
+        conversation=conversation(body, model, settings),
         sampling=_sampling(body),
         max_tokens=body.max_tokens or None,  # with 0 the answer is left out
         structure=_structure(body),
@@ -238,11 +157,20 @@ def _chat(body: MessagesRequest, prompt: Conversation, model: ServedModel) -> Ch
     )
 
 
-def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:
-    said = block_texts(blocks)
-    if strip_billing_header:
-        said = [_without_billing_line(text) for text in said]
-    return [text for text in said if text]
+def conversation(body: CountTokensRequest, model: ServedModel, settings: Settings) -> Conversation:
+    """What makes the prompt. Raises ApiError (400)."""
+    system = block_texts(body.system)
+    if settings.strip_billing_header:
+        system = [_without_billing_line(text) for text in system]
+    messages = chat_messages(filter(None, system), body.messages, model.prompts.roles)
+    return Conversation.read(
+        cache_salt=body.cache_salt,
+        messages=messages,
+        continue_final_message=messages[-1]["role"] == "assistant",
+        **_tools(body.tools),
+        **_choice(body.tool_choice),
+        **_reasoning(body, reasons=model.planner.reasons),
+    )
 
 
 def _without_billing_line(text: str) -> str:

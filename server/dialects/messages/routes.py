@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -284,8 +284,8 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
     settings, record = context.service.settings, context.record
 
     async def make(model: ServedModel) -> Job:
-        strips = settings.strip_billing_header
-        chat = await as_chat(body, model, record, strip_billing_header=strips)
+        read = partial(as_chat, body, model, record, settings)
+        chat = await model.workers.prepare(record, read)
         is_marked = settings.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
@@ -302,6 +302,6 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
     model, record = await context.model(body.model), context.record
-    strip = context.service.settings.strip_billing_header
-    prompt = await conversation(body, model, record, strip_billing_header=strip)
+    read = partial(conversation, body, model, context.service.settings)
+    prompt = await model.workers.prepare(record, read)
     return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

@@ -4,9 +4,7 @@ import json
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Literal
-
-from pydantic import ValidationError
+from typing import Any
 
 from server.dialects.ollama.schema import (
     OllamaChatRequest,
@@ -14,11 +12,11 @@ from server.dialects.ollama.schema import (
     OllamaGenerateRequest,
     OllamaGenerationRequest,
     OllamaMessageParam,
-    OllamaToolCallParam,
 )
-from server.errors import UNSUPPORTED, invalid, invalid_field, refused_field
-from server.generation.conversation import Chat, Conversation, Message, TextPart
+from server.errors import UNSUPPORTED, invalid, refused_field
+from server.generation.conversation import Chat, Conversation
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
+from server.generation.prompt import EFFORTS, ChatMessage, Turn
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
@@ -27,10 +25,10 @@ from server.generation.request_fields import (
     of_schema,
 )
 from server.generation.requests import ServedModel, TextCompletion
-from server.generation.tools import ChatFunctionTool, FunctionCall, FunctionToolCall, ToolCall
+from server.generation.tools import ChatFunctionTool
 
 
-def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[Message]:
+def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[ChatMessage]:
     """The conversation. Calls and results that have no ids get some: a result without one answers
     the first call of its `tool_name` that waits, or the first of all.
     """
@@ -43,24 +41,19 @@ class _Reader:
         self._ids = (f"call{number:05}" for number in count(1))  # nine characters, as Mistral's
         self._waiting = _UnansweredCalls()
 
-    def read(self, message: OllamaMessageParam) -> Message:
-        calls: list[ToolCall] = [self._call(call) for call in message.tool_calls]
-        is_empty = message.role == "assistant" and not message.content
-        return Message(
-            role=message.role,
-            content=None if is_empty else [TextPart(type="text", text=message.content)],
-            name=message.tool_name,
-            tool_calls=calls or None,
-            tool_call_id=self._waiting.answered(message) if message.role == "tool" else None,
-            reasoning_content=message.thinking,
-        )
-
-    def _call(self, call: OllamaToolCallParam) -> FunctionToolCall:
-        arguments = json.dumps(call.function.arguments, ensure_ascii=False)
-        function = FunctionCall(name=call.function.name, arguments=arguments)
-        made = FunctionToolCall(id=call.id or next(self._ids), function=function)
-        self._waiting.add(made)
-        return made
+    def read(self, message: OllamaMessageParam) -> ChatMessage:
+        turn = Turn(message.role)
+        if message.content or message.role != "assistant":
+            turn.texts.append(message.content)
+        if message.thinking is not None:
+            turn.thoughts.append(message.thinking)
+        for call in message.tool_calls:
+            id, name = call.id or next(self._ids), call.function.name
+            self._waiting.add(id, name)
+            turn.add_call(id, name, json.dumps(call.function.arguments, ensure_ascii=False))
+        if message.role == "tool":
+            turn.answered_call = self._waiting.answered(message)
+        return turn.message() | {"name": message.tool_name}
 
 
 class _UnansweredCalls:
@@ -70,9 +63,10 @@ class _UnansweredCalls:
         self._all: OrderedDict[str, None] = OrderedDict()
         self._by_name: defaultdict[str, deque[str]] = defaultdict(deque)  # and answered ones
 
-    def add(self, call: FunctionToolCall) -> None:
-        self._all[call.id] = None
-        self._by_name[call.function.name].append(call.id)
+    def add(self, id: str, name: str) -> None:
+        """A call of the function of this name."""
+        self._all[id] = None
+        self._by_name[name].append(id)
 
     def answered(self, result: OllamaMessageParam) -> str | None:
         """The id of the call whose result it is, which waits no more."""
@@ -101,9 +95,6 @@ PASSTHROUGH_OPTIONS = {
 }
 """Options with the same name in a SampledRequest."""
 
-EFFORTS = {"max": "high"}
-"""Ollama's efforts that templates do not know, as the highest that they do."""
-
 Fields = dict[str, Any]
 
 
@@ -114,14 +105,10 @@ def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
 
 def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:
     """The system message, if there is one, and the prompt as the user's. Raises ApiError (400)."""
-    messages = [_message("user", body.prompt)]
+    turns = [Turn("user", [body.prompt])]
     if body.system:
-        messages.insert(0, _message("system", body.system))
-    return _chat(body, messages, (), model)
-
-
-def _message(role: Literal["system", "user"], text: str) -> Message:
-    return Message(role=role, content=[TextPart(type="text", text=text)])
+        turns.insert(0, Turn("system", [body.system]))
+    return _chat(body, [turn.message() for turn in turns], (), model)
 
 
 def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompletion:
@@ -137,20 +124,20 @@ def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompl
 
 def _chat(
     body: OllamaGenerationRequest,
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     tools: Sequence[ChatFunctionTool],
     model: ServedModel,
 ) -> Chat:
-    try:
-        conversation = Conversation(
-            messages=list(messages),
-            tools=list(tools),
-            cache_salt=body.cache_salt,
-            continue_final_message=messages[-1].is_prefill,
-            **_reasoning(body, model),
-        )
-    except ValidationError as error:
-        raise invalid_field(error) from None
+    last = messages[-1]
+    conversation = Conversation.read(
+        messages=messages,
+        tools=list(tools),
+        cache_salt=body.cache_salt,
+        continue_final_message=last["role"] == "assistant"
+        and "content" in last
+        and "tool_calls" not in last,
+        **_reasoning(body, model),
+    )
     return Chat(
         conversation=conversation,
         sampling=SampledRequest(**_sampled(body, model)),

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
 
-from engine.values.model import Embedder, Tokenizer
+from engine.values.model import Tokenizer
 from engine.values.output import FinishReason
 from engine.values.request import Request
 from server.dialects.errors import ollama_error
@@ -204,27 +203,17 @@ def vectors_job(
     model: ServedModel,
     requests: Sequence[Request],
     dimensions: int | None,
-    render: Callable[[Vectors, AnswerUsage], Fields],
+    fields: Callable[[Vectors, AnswerUsage], Fields],
 ) -> Job:
-    """The job of embeddings in the order of the texts, of which `render` makes the answer."""
+    """The job of embeddings in the order of the texts, of which `fields` makes the answer."""
     embedder = model.engine.card.embedder
     assert embedder is not None
-    return Job(
-        model=model,
-        requests=requests,
-        render=partial(_rendered_vectors, embedder, dimensions, render),
-    )
 
+    def render(choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
+        vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
+        return to_json(fields(vectors, usage))
 
-def _rendered_vectors(
-    embedder: Embedder,
-    dimensions: int | None,
-    render: Callable[[Vectors, AnswerUsage], Fields],
-    choices: Sequence[Choice],
-    usage: AnswerUsage,
-) -> bytes:
-    vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
-    return to_json(render(vectors, usage))
+    return Job(model=model, requests=requests, render=render)
 
 
 class EmbedForm:

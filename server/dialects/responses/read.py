@@ -2,18 +2,19 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeGuard
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from server.dialects.responses.answer import unseal
 from server.dialects.responses.schema import (
     ConversationItem,
     CustomToolCallItem,
     FunctionCallItem,
+    FunctionTool,
     InputTokensRequest,
     ItemReference,
     MediaContent,
@@ -26,15 +27,14 @@ from server.dialects.responses.schema import (
     ToolOutputItem,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
-from server.dialects.responses.tools import RequestTools, chat_choice, function_name
-from server.errors import ApiError, InvalidField, invalid_field
+from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
+from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import Roles
+from server.generation.prompt import ChatMessage, Roles, Turn
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
+from server.generation.requests import ServedModel
 from server.generation.tools import custom_arguments
 from server.json_model import check_json_size
-
-ChatMessage = dict[str, Any]
 
 Part = TextContent | RefusalContent | MediaContent
 
@@ -58,20 +58,10 @@ def chat_messages(
         n_leading += 1
     messages = _Messages(roles)
     if system:
-        messages.add_message("system", "\n\n".join(system))
+        messages.add_turn(Turn("system", ["\n\n".join(system)]))
     for item in items[n_leading:]:
         messages.add(item)
     return messages.complete()
-
-
-@dataclass(slots=True)
-class _Answer:
-    """An assistant message, put together from the items between two messages of other roles."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    ends_with_message: bool = False
 
 
 class _Messages:
@@ -83,57 +73,48 @@ class _Messages:
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
-        self._messages: list[ChatMessage] = []
-        self._answer = _Answer()
+        self._turns: list[Turn] = []
+        self._answer = Turn("assistant")
+        self._ends_with_message = False  # the answer
 
     def complete(self) -> list[ChatMessage]:
         self._end_answer()
-        return self._messages
+        return [turn.message() for turn in self._turns]
 
     def add(self, item: ConversationItem) -> None:
-        answer = self._answer
         match item:
             case MessageItem(role="assistant"):
-                if answer.ends_with_message:
+                if self._ends_with_message:
                     self._end_answer()
-                self._answer.content += map(_text, item.content)
+                self._answer.texts += map(_text, item.content)
             case MessageItem():
-                role = self._roles.late_system if _is_system(item) else item.role
-                self.add_message(role, _parts(item.content))
+                role = self._roles.late_system if _is_system(item) else "user"
+                self.add_turn(Turn(role, [*map(_text, item.content)]))
             case ReasoningItem():
-                answer.reasoning.append(_reasoning(item))
-            case FunctionCallItem():
-                answer.calls.append(_call(item, item.arguments))
-            case CustomToolCallItem():
-                answer.calls.append(_call(item, custom_arguments(item.input)))
-            case ToolOutputItem():
-                self.add_message("tool", _parts(item.output), tool_call_id=item.call_id)
-        self._answer.ends_with_message = isinstance(item, MessageItem)
+                self._answer.thoughts.append(_reasoning(item))
+            case FunctionCallItem(call_id=id):
+                name = function_name(item.name, item.namespace)
+                self._answer.add_call(id, name, item.arguments)
+            case CustomToolCallItem(call_id=id):
+                name = function_name(item.name, item.namespace)
+                self._answer.add_call(id, name, custom_arguments(item.input))
+            case ToolOutputItem(call_id=id):
+                self.add_turn(Turn("tool", [*map(_text, item.output)], answered_call=id))
+        self._ends_with_message = isinstance(item, MessageItem)
 
-    def add_message(self, role: str, content: str | list[dict[str, str]], **fields: str) -> None:
-        """Right after a tool result some templates can only render more of it: what the user says
-        there becomes a part of the result.
-        """
+    def add_turn(self, turn: Turn) -> None:
+        """Add what another role says."""
         self._end_answer()
-        last: ChatMessage = self._messages[-1] if self._messages else {"role": ""}
-        if (role, last["role"], self._roles.behind_results) == ("user", "tool", "tool"):
-            last["content"] += content
+        if self._turns and self._turns[-1].is_continued_by(turn, self._roles):
+            self._turns[-1].add(turn)
         else:
-            self._messages.append({"role": role, "content": content, **fields})
+            self._turns.append(turn)
 
     def _end_answer(self) -> None:
         """Add the assistant message. One of reasoning alone, which was cut off, is left out."""
-        answer, self._answer = self._answer, _Answer()
-        if not answer.content and not answer.calls:
-            return
-        message: ChatMessage = {"role": "assistant"}
-        if answer.content:
-            message["content"] = "".join(answer.content)
-        if answer.calls:
-            message["tool_calls"] = answer.calls
-        if answer.reasoning:
-            message["reasoning_content"] = "".join(answer.reasoning)
-        self._messages.append(message)
+        if self._answer.texts or self._answer.calls:
+            self._turns.append(self._answer)
+        self._answer, self._ends_with_message = Turn("assistant"), False
 
 
 def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
@@ -148,15 +129,6 @@ def _text(part: Part) -> str:
             return part.refusal
         case MediaContent():
             return MEDIA_NOTE
-
-
-def _parts(parts: Iterable[Part]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": _text(part)} for part in parts]
-
-
-def _call(item: FunctionCallItem | CustomToolCallItem, arguments: str) -> dict[str, Any]:
-    function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _reasoning(item: ReasoningItem) -> str:
@@ -241,18 +213,14 @@ def _conversation(
     tools: RequestTools,
     roles: Roles,
 ) -> Conversation:
-    fields = {
-        "cache_salt": body.cache_salt,
-        "messages": chat_messages(body.instructions, items, roles),
-        "tools": tools.functions,
-        "tool_choice": chat_choice(body.tool_choice),
-        "reasoning_effort": body.reasoning.effort,
-        "chat_template_kwargs": body.chat_template_kwargs,
-    }
-    try:
-        return Conversation.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_field(error) from None
+    return Conversation.read(
+        cache_salt=body.cache_salt,
+        messages=chat_messages(body.instructions, items, roles),
+        tools=tools.functions,
+        tool_choice=chat_choice(body.tool_choice),
+        reasoning_effort=body.reasoning.effort,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
 
 
 _ITEMS = TypeAdapter(list[ConversationItem])
@@ -280,16 +248,19 @@ def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str)
 
 def read_input(
     body: InputTokensRequest,
-    tools: RequestTools,
-    roles: Roles,
+    model: ServedModel,
     store: ResponseStore,
     owner: str,
     max_bytes: int,
+    is_strict: Callable[[FunctionTool], bool] = is_enforceable,
 ) -> ReadInput:
-    """Called in a worker thread. Raises ApiError (400) for what makes no prompt, for references to
-    what is not stored, and for more than `max_bytes` of what is: a short body can refer to long
-    items, and to each of them often.
+    """Called in a worker thread. `is_strict` decides for functions whose `strict` is left out.
+
+    Raises ApiError (400) for what makes no prompt, for references to what is not stored, and for
+    more than `max_bytes` of what is: a short body can refer to long items, and to each of them
+    often.
     """
+    tools = RequestTools(body.tools, is_strict)
     before = _previous(body.previous_response_id, store, owner)
     earlier = list(before or ())
     stored = [*earlier, *_referenced(body, store, owner)]
@@ -297,7 +268,7 @@ def read_input(
     parsed = iter(_ITEMS.validate_json(_json(stored)))
     history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
-    prompt = _conversation(body, [*history, *items], tools, roles)
+    prompt = _conversation(body, [*history, *items], tools, model.prompts.roles)
     return ReadInput(prompt, tools, items, before)
 
 

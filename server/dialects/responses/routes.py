@@ -40,7 +40,7 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
-from server.generation.conversation import Chat, Conversation
+from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
 from server.record import RequestRecord
 from server.service import Context, RecordDependency
@@ -73,11 +73,9 @@ async def responses_job(
     """
     referenced = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, referenced)
-    roles = model.prompts.roles
 
     def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
-        tools = RequestTools(body.tools, is_strict)
-        given = read_input(body, tools, roles, store, record.key, max_bytes)
+        given = read_input(body, model, store, record.key, max_bytes, is_strict)
         return given, as_chat(body, given.prompt)
 
     given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
@@ -145,12 +143,8 @@ async def input_tokens(
     """
     named = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, named)
-
-    def read() -> Conversation:
-        tools, roles = RequestTools(body.tools), model.prompts.roles
-        return read_input(body, tools, roles, store, record.key, max_bytes).prompt
-
-    prompt = await model.workers.prepare(record, read)
+    read = partial(read_input, body, model, store, record.key, max_bytes)
+    prompt = (await model.workers.prepare(record, read)).prompt
     return len(await model.prompts.chat(record, prompt, model.replays))
 
 

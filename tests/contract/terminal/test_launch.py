@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -18,6 +19,7 @@ from server.terminal.cli import app
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.ollama.test_models import write_checkpoint
 
 pytestmark = pytest.mark.process
 
@@ -131,6 +133,8 @@ def test_opencode_gets_its_configuration_in_a_variable(
     provider = config["provider"]["rootstock"]
     assert provider["options"] == {"baseURL": url, "apiKey": "none"}
     assert list(provider["models"]) == [model]
+    (plugin,) = config["plugin"]
+    assert "withFolderAfterTools" in Path(unquote(urlsplit(plugin).path)).read_text()
 
 
 @pytest.mark.parametrize(
@@ -177,6 +181,12 @@ def test_agents_that_take_a_base_url(
     assert agent == "copilot" or "OPENAI_ORGANIZATION" not in environment
 
 
+def test_qwen_code_gets_defaults_that_leave_the_folder_out(url: str, tmp_path: Path) -> None:
+    _, environment = launched("qwen", tmp_path, "--url", url)
+    defaults = json.loads(Path(environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"]).read_text())
+    assert defaults == {"memory": {"enableManagedAutoMemory": False}}
+
+
 def test_goose_gets_host_and_path_apart_and_a_session(url: str, model: str, tmp_path: Path) -> None:
     arguments, environment = launched("goose", tmp_path, "--url", url)
     assert arguments == ["session"]
@@ -190,9 +200,9 @@ def test_pi_gets_an_extension_that_adds_a_provider(url: str, model: str, tmp_pat
     arguments, _ = launched("pi", tmp_path, "--url", url, "--", "-p", "Say hi")
     assert arguments[::2] == ["--extension", "--model", "-p"]
     assert arguments[3::2] == [f"rootstock/{model}", "Say hi"]
-    before, _, provider = Path(arguments[1]).read_text().partition("{")
-    assert before == "export default pi => pi.registerProvider('rootstock', "
-    config = json.loads("{" + provider.removesuffix(")"))
+    provider, _, extension = Path(arguments[1]).read_text().partition(";\n")
+    assert "withFolderAfterTools(payload, cwd)" in extension
+    config = json.loads(provider.removeprefix("const provider = "))
     assert (config["baseUrl"], config["apiKey"]) == (url, "none")
     (served,) = config["models"]
     assert (served["id"], served["contextWindow"], served["maxTokens"]) == (model, 40_000, 10_000)
@@ -258,6 +268,83 @@ def test_claude_code_gets_a_flag_where_its_version_has_it(
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     script = shown("claude", "--url", url, "--print", "--", "-p", "hi", PATH=path).stdout
     assert shlex.split(script.splitlines()[-1]) == ["claude", *flags, "-p", "hi"]
+
+
+CODEX = f"""\
+#!{sys.executable}
+import json, os, sys, urllib.request
+arguments = sys.argv[1:]
+config = dict(pair.split("=", 1) for pair in arguments if "=" in pair)
+if arguments[:2] == ["debug", "models"]:
+    models = json.load(open(json.loads(config["model_catalog_json"])))["models"]
+    sys.exit(KNOWS_NO_CATALOG or not models[0]["base_instructions"])
+if config["model_provider"] == '"recorder"':
+    assert os.environ["CODEX_HOME"] != os.environ.get("HOME")
+    url = json.loads(config["model_providers.recorder.base_url"]) + "/responses"
+    try:
+        urllib.request.urlopen(url, data=json.dumps(FIRST_REQUEST).encode())
+    except urllib.error.HTTPError as error:
+        sys.exit(error.code)
+print(json.dumps([arguments, dict(os.environ)]))
+"""
+"""Stands in for Codex, which sends its instructions with a session's first request."""
+
+INSTRUCTIONS = "You are a coding agent."
+AS_A_MESSAGE = {"role": "developer", "content": [{"type": "input_text", "text": INSTRUCTIONS}]}
+
+
+@pytest.mark.parametrize(
+    ("first_request", "knows_no_catalog", "is_described"),
+    [
+        ({"input": [AS_A_MESSAGE, AS_A_MESSAGE]}, False, True),
+        ({"instructions": INSTRUCTIONS, "input": []}, False, True),
+        ({"input": []}, False, False),
+        ({"instructions": INSTRUCTIONS, "input": []}, True, False),
+    ],
+)
+def test_codex_gets_a_catalog_with_the_model_and_its_own_instructions(
+    first_request: object,
+    knows_no_catalog: bool,
+    is_described: bool,
+    url: str,
+    model: str,
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "codex"
+    text = CODEX.replace("FIRST_REQUEST", repr(first_request))
+    program.write_text(text.replace("KNOWS_NO_CATALOG", str(knows_no_catalog)))
+    program.chmod(0o755)
+    ended = subprocess.run(
+        [sys.executable, "-m", "server", "launch", "codex", "--url", url],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    arguments, _ = json.loads(ended.stdout)
+    config = dict(pair.split("=", 1) for pair in arguments[1::2])
+    assert ("model_catalog_json" in config) is is_described
+    if is_described:
+        (entry,) = json.loads(Path(json.loads(config["model_catalog_json"])).read_text())["models"]
+        assert (entry["slug"], entry["base_instructions"]) == (model, INSTRUCTIONS)
+        assert entry["context_window"] == entry["max_context_window"] == 40_000
+
+
+def test_a_model_that_can_call_no_tools(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, "{{ messages[0].content }}")
+    settings = Settings(port=0, model=(str(checkpoint),), served_model_name=("m",))
+    with running(FakeEngine(card=SPACIOUS), settings) as root:
+        there = ("--url", f"{root}/v1", "--print")
+        refused = shown("claude", *there)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr == (
+            "error: claude works through tools, and m can call none: its chat template has no "
+            "place for them. Serve another model (`rootstock serve --model`), or try it with "
+            "--force\n"
+        )
+        assert shown("claude", *there, "--force").exit_code == 0
+        assert shown("aider", *there).exit_code == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--print",)])

@@ -1,6 +1,7 @@
 """`--model` of the commands that ask a daemon: which of its several models they are about."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -8,6 +9,8 @@ from typer.testing import CliRunner, Result
 from server.models.registry import ModelRegistry
 from server.terminal.cli import app
 from tests.contract.daemon import serving
+from tests.contract.fake_engine import Gate
+from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
 from tests.contract.test_several_models import Engines, needs, settings_of
 
 
@@ -71,6 +74,17 @@ def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines
     assert [engine.cleared.qsize() for engine in engines.made] == [1]
     named = run("cache", "clear", "--what", "replays", "--model", "two", "--url", url)
     assert (named.exit_code, named.stderr) == (0, "")
+
+
+def test_a_load_shows_at_a_terminal_what_it_does(
+    url: str, engines: Engines, tmp_path: Path
+) -> None:
+    engines.gate = Gate()
+    with terminal(tmp_path, "load", "two", "--url", url) as (process, screen):
+        read_until(screen, b"two is being loaded: loading weights")
+        engines.gate.open()
+        read_until(screen, b"two is ready, 400.00 MiB")
+        assert process.wait(WAIT_SECONDS) == 0
 
 
 def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
