@@ -291,11 +291,14 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
 
 @tree_router.endpoint("GET", "/nodes", errors=(400, 404, 409))
 async def cache_beginnings(
-    ids: NodeIds, loaded: LoadedDependency, service: ServiceDependency
+    ids: NodeIds, service: ServiceDependency, model: ModelName = ""
 ) -> Beginnings:
-    """The first words of several nodes. They are shown only with `--dashboard-text`."""
+    """The first words of several nodes. They are shown only with `--dashboard-text`. Without it the
+    model need not be loaded.
+    """
     if not service.settings.dashboard_text:
         return Beginnings(shows_text=False, beginnings={})
+    loaded = service.models.loaded(model)
     nodes = [await loaded.engine.node(each, BEGINNING_TOKENS) for each in ids]
     found = [node for node in nodes if node is not None]
     decode = loaded.engine.tokenizer.decode

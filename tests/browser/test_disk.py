@@ -134,6 +134,7 @@ def test_what_windows_have_left_behind_is_marked(visit: Visit, tmp_path: Path) -
         holes = [end - start for node in nodes for start, end in node["holes"]]
         assert 0 < len(holes) < N_PROMPTS
         expect(page.locator(".bar .hole")).to_have_count(len(holes))
+        page.close()  # before its daemon ends
 
 
 def test_memory_and_disk_are_cleared_apart_or_at_once(
