@@ -57,24 +57,16 @@ def local_daemon(
 
 
 def _started(command: Sequence[str], output: int, api_key: str) -> "subprocess.Popen[bytes]":
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # to find this package
+    variables = {f"{ENVIRONMENT_PREFIX}API_KEY": api_key, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.Popen(
         command,
-        env=_environment(api_key),
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,  # the terminal's Ctrl-C is not for the daemon
     )
-
-
-def _environment(api_key: str) -> dict[str, str]:
-    """This process's environment, with the key, and a path on which Python finds this package."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        f"{ENVIRONMENT_PREFIX}API_KEY": api_key,
-        "PYTHONPATH": os.pathsep.join(path),
-    }
 
 
 def _ready_url(

@@ -169,6 +169,8 @@ def test_a_conversation_is_resumed_and_is_for_its_user_alone(
         read_until(screen, PROMPT)
         os.write(screen, b"first\r")
         read_until(screen, PROMPT)
+        os.write(screen, b"\x04")
+        read_until(screen, b"`rootstock chat --resume` goes on; saved in ")
     file = tmp_path / "rootstock" / "conversation.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     state = {"XDG_STATE_HOME": str(tmp_path)}
