@@ -25,7 +25,7 @@ def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
         for agent in agent_in(home, daemon).in_two_folders():
             lines = agent.run(*ONE_QUESTION)
-    return shared(*_usage(lines), least=0.85)
+    return shared(*_usage(lines), least=0.9)
 
 
 def cancellation(daemon: Daemon) -> str:
