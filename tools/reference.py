@@ -1,19 +1,24 @@
-"""Writes configs/default.yaml and docs/settings.md from the fields of Settings: `make settings`."""
+"""Writes configs/default.yaml and docs/settings.md from the fields of Settings, and docs/metrics.md
+from the tables of `/metrics`: `make reference`.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
+from server.metrics.metrics import HTTP, SAMPLE_SUFFIXES, Row
+from server.metrics.tables import TABLES, vllm_tables
 from server.settings import Settings
 from server.terminal.flags import choices, value_text
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 YAML_HEAD = """\
-# Every setting with its default, written by `make settings` from server/settings/.
+# Every setting with its default, written by `make reference` from server/settings/.
 # A flag wins over a ROOTSTOCK_* variable, that over this file.
 """
 DOCS_HEAD = """\
@@ -26,19 +31,62 @@ variable, that over the file. A switch is turned off by `--no-...`. Bytes may ha
 between them, and YAML has a list. `adapters` are a mapping of names to folders in YAML, and each
 has a flag `--adapter NAME=FOLDER`. A name that is none of these is refused, also as a variable.
 
-This table is written by `make settings` from `server/settings/`.
+This table is written by `make reference` from `server/settings/`.
 
 | setting | default | values | |
 | --- | --- | --- | --- |
 """
+METRICS_HEAD = """\
+# Metrics
+
+`GET /metrics` serves these in Prometheus' text format, without an API key.
+[monitoring.md](monitoring.md) has the queries and alerts. All metrics but the first three also have
+the label `model`, the model's own name. Histograms also have `_sum` and `_count`. Without a disk
+cache there are no metrics of the disk.
+
+This page is written by `make reference` from `server/metrics/`.
+
+"""
+VLLM_HEAD = """
+## vLLM's names
+
+These repeat the same figures under vLLM's names, for dashboards made for it;
+`vllm_metric_names: false` turns them off. Their label for the model is `model_name`. The histograms
+of token counts and of prefill, decode and output-token times exist under these names alone; they
+count sequences that ended with `stop` or `length`. `promtool check metrics` warns about the colons.
+
+"""
+METRICS_TABLE = """\
+| metric | type | |
+| --- | --- | --- |
+"""
 
 
 def reference() -> dict[Path, str]:
-    """What each file that is written from Settings shall hold."""
+    """What each file that is written from the code shall hold."""
     return {
         ROOT / "configs/default.yaml": YAML_HEAD + "".join(_yaml()),
         ROOT / "docs/settings.md": DOCS_HEAD + "".join(_rows()),
+        ROOT / "docs/metrics.md": _metrics(),
     }
+
+
+def _metrics() -> str:
+    own = [row for rows in (HTTP, *(table.rows for table in TABLES)) for row in rows]
+    vllm = [row for table in vllm_tables({}) for row in table.rows]
+    return "".join(
+        (METRICS_HEAD, METRICS_TABLE, *_families(own), VLLM_HEAD, METRICS_TABLE, *_families(vllm))
+    )
+
+
+def _families(rows: Iterable[Row[Any]]) -> Iterator[str]:
+    for row in rows:
+        name, _, own_labels = row.name.rstrip("}").partition("{")
+        is_histogram = row.kind == "histogram"
+        suffix = "_bucket" if is_histogram else SAMPLE_SUFFIXES[row.kind]
+        labels = "le" if is_histogram else own_labels
+        series = f"{name}{suffix}" + (f"{{{labels}}}" if labels else "")
+        yield f"| `{series}` | {row.kind} | {row.documentation} |\n"
 
 
 def _yaml() -> Iterator[str]:
