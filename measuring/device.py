@@ -127,7 +127,7 @@ def attention_cases(sizes: Sizes) -> Cases:
 
 
 def layout_cases(sizes: Sizes) -> Cases:
-    """Gather and attention in two layouts of the arena (ADR 3): the engine's, `[blocks, heads,
+    """Gather and attention in two layouts of the arena: the engine's, `[blocks, heads,
     block, dim]`, and `[blocks, block, heads, dim]`, whose blocks are gathered whole and attended to
     through strides.
 

@@ -144,22 +144,35 @@ def type_of(value: object) -> str:
 
 
 class ByType:
-    """Metadata of a union of models: a value is validated by the model whose `type` it has, and by
-    `default` where there is no such model. So its errors are those of one model.
+    """Metadata of a union of models: a value is validated by the model whose `type` it has, so its
+    errors are those of one model.
 
-    With `unknown`, a value of another type is refused in these words, in which `{kind}` is its
-    type; one without a type is not.
+    Where there is no such model, `default` validates it; without a default it is refused in the
+    words of `untyped`, and the places that errors name have its type in them. A value of another
+    type is refused in the words of `unknown`, in which `{kind}` is its type.
     """
 
-    def __init__(self, default: type[RequestModel], unknown: str | None = None) -> None:
+    def __init__(
+        self,
+        default: type[RequestModel] | None = None,
+        *,
+        unknown: str | None = None,
+        untyped: str | None = None,
+    ) -> None:
         self._default = default
         self._unknown = unknown
+        self._untyped = untyped
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        models = get_args(source)
-        names = {kind: model.__name__ for model in models for kind in _types(model)}
+        choices, names = dict[str, CoreSchema](), dict[str, str]()
+        for option in get_args(source):
+            model = option if isinstance(option, type) else get_args(option)[0]
+            schema = handler.generate_schema(option)
+            kinds = _types(model)
+            names |= {kind: model.__name__ if self._default else kind for kind in kinds}
+            choices |= dict.fromkeys([model.__name__] if self._default else kinds, schema)
 
         def refuse_unknown(value: object) -> object:
             kind = type_of(value)
@@ -167,17 +180,21 @@ class ByType:
                 raise PydanticCustomError(UNSUPPORTED, self._unknown, {"kind": kind[:64]})
             return value
 
+        default = self._default.__name__ if self._default else None
         union = core_schema.tagged_union_schema(
-            {model.__name__: handler.generate_schema(model) for model in models},
-            lambda value: names.get(type_of(value), self._default.__name__),
+            choices,
+            lambda value: names.get(type_of(value), default),
+            custom_error_type=UNSUPPORTED if self._untyped else None,
+            custom_error_message=self._untyped,
         )
         return core_schema.no_info_before_validator_function(refuse_unknown, union)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """`anyOf`: an object whose type is left out may fit several models."""
-        return {"anyOf": handler(schema)["oneOf"]}
+        """With a default `anyOf`: an object whose type is left out may fit several models."""
+        described = handler(schema)
+        return {"anyOf": described["oneOf"]} if self._default else described
 
 
 def _types(model: type[RequestModel]) -> tuple[str, ...]:

@@ -171,7 +171,7 @@ class StepCosts:
 
         A Kalman filter without covariances: the surprise is divided among the common factor and the
         costs of this work, in proportion to what each adds to the variance of the prediction
-        (docs/adr/0017).
+        (docs/internals/scheduler.md).
         """
         parts, factor, seconds = self._parts(shape), self._factor, max(seconds, _LEAST_SECONDS)
         predicted = max(factor * _total(parts), _LEAST_SECONDS)

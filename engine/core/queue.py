@@ -2,7 +2,7 @@
 
 Clients take turns: a turn is a chunk of a prompt. Slots and blocks are shared max-min fairly: a
 client that holds less than another comes first, and what the other holds beyond that can be
-preempted (docs/adr/0018).
+preempted (docs/internals/scheduler.md).
 """
 
 from bisect import bisect_left, insort

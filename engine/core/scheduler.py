@@ -4,7 +4,8 @@
 
 It has no threads and no tensors, and reads the clock only for its metrics. A step may be planned
 before the previous one is committed. Decodes come first, so a long prompt is prefilled in chunks
-next to the others' decodes. Clients take turns for the rest of a step (docs/adr/0018).
+next to the others' decodes. Clients take turns for the rest of a step: see
+docs/internals/scheduler.md.
 """
 
 from collections import defaultdict, deque

@@ -168,12 +168,23 @@ class SnapshotTaker:
         )
 
     def node(self, serial: int, most_tokens: int) -> NodeTokens | None:
-        """The first `most_tokens` tokens of a node that is shown; None if there is no such node."""
-        view = next((view for view in self.take().tree.nodes if view.serial == serial), None)
+        """The first `most_tokens` tokens of a node that is shown; None if there is no such node.
+
+        The tree is walked only for a node that the last copy does not have.
+        """
+        node = self._shown_node(serial)
+        if node is None:
+            self.take()
+            node = self._shown_node(serial)
+        return (
+            None if node is None else NodeTokens(serial, node.n_tokens, node.token_ids(most_tokens))
+        )
+
+    def _shown_node(self, serial: int) -> Node | None:
+        """The node of the tree with this serial, if the last copy has it."""
+        view = next((view for view in self._view.nodes if view.serial == serial), None)
         node = None if view is None or self._tree is None else self._tree.node_of(view.blocks[0])
-        if view is None or node is None:
-            return None
-        return NodeTokens(serial, view.n_tokens, node.token_ids(most_tokens))
+        return node if node is not None and node.serial == serial else None
 
     def _count_holders(self) -> Counter[Node]:
         """For each node in use, how many running sequences hold its last block; 0 if only blocks

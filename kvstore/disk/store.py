@@ -1,7 +1,7 @@
 """KV on disk, below the arena: what was computed once outlives eviction and restart.
 
 It knows block hashes and bytes. Its user decides what the bytes are, what is worth writing, and
-when reading pays. docs/adr/0014-disk-tier.md has its promises and their reasons.
+when reading pays. docs/internals/disk-tier.md describes it.
 """
 
 import gc

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from anyio import to_thread
 from fastapi import Path, Query
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from engine.api import EngineStopped, ModelError
@@ -41,6 +41,10 @@ _NONE_LOADED = "No model is loaded."
 
 TEXT_TOKENS = 4096
 """How much of a node is shown as text."""
+
+BEGINNING_TOKENS = 24
+MOST_BEGINNINGS = 32
+"""Nodes of one request."""
 
 
 class Clearable(StrEnum):
@@ -214,6 +218,26 @@ class NodeText(BaseModel):
     text: str | None
 
 
+NodeIds = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...],
+    Query(
+        min_length=1,
+        max_length=MOST_BEGINNINGS,
+        description="Ids of nodes.",
+        json_schema_extra={"minItems": 1, "maxItems": MOST_BEGINNINGS},
+    ),
+]
+
+
+class Beginnings(BaseModel):
+    """How nodes begin, for labels. Empty where `dashboard_text` is not set; nodes that are gone are
+    left out.
+    """
+
+    shows_text: bool
+    beginnings: dict[int, str] = Field(description="The text of the first 24 tokens, by node.")
+
+
 @tree_router.endpoint("GET", "/tree", answer=CacheTree, errors=(400, 404, 409))
 async def cache_tree(loaded: LoadedDependency, watch: WatchDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
@@ -263,3 +287,17 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
     if shows_text:
         text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
     return NodeText(id=id, tokens=node.tokens, text=text)
+
+
+@tree_router.endpoint("GET", "/nodes", errors=(400, 404, 409))
+async def cache_beginnings(
+    ids: NodeIds, loaded: LoadedDependency, service: ServiceDependency
+) -> Beginnings:
+    """The first words of several nodes. They are shown only with `--dashboard-text`."""
+    if not service.settings.dashboard_text:
+        return Beginnings(shows_text=False, beginnings={})
+    nodes = [await loaded.engine.node(each, BEGINNING_TOKENS) for each in ids]
+    found = [node for node in nodes if node is not None]
+    decode = loaded.engine.tokenizer.decode
+    texts = await to_thread.run_sync(lambda: {node.id: decode(node.token_ids) for node in found})
+    return Beginnings(shows_text=True, beginnings=texts)

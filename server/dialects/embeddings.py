@@ -84,7 +84,12 @@ class RerankRequest(RankingRequest):
 
     query: str = Field(min_length=1)
     documents: Documents
-    top_n: int = Field(0, ge=0, description="As many of the best; 0: all.")
+    top_n: int = Field(
+        0,
+        ge=0,
+        validation_alias=AliasChoices("top_n", "top_k"),
+        description="As many of the best; 0: all. Or `top_k`, as Voyage has it.",
+    )
     return_documents: bool = True
 
 

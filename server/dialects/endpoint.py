@@ -17,7 +17,7 @@ SCHEMAS = "#/components/schemas/{model}"
 RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 BUSY_STATUSES = {429, 503}
 
-BODY_ERRORS = (400, 408, 413)
+BODY_ERRORS = (400, 408, 413, 415)
 MODEL_ERRORS = (403, 404)
 """Errors of routes that a model is named to: the key may not use it, or there is none."""
 GENERATION_ERRORS = (*MODEL_ERRORS, 410, 429)

@@ -149,6 +149,9 @@ OWN_TEMPLATE_ARGUMENTS = frozenset(
      "tokenize", "chat_template", "replays", "return_dict", "conversation"}
 )  # fmt: skip
 PlainValue = str | int | float | bool | None
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Of OpenAI's API, and `max`, which others have. `chat_template_kwargs` may have any other text."""
+
 TemplateArguments = Annotated[
     dict[str, PlainValue], BeforeValidator(_none_reserved), at_most(MAX_TEMPLATE_ARGUMENTS)
 ]
@@ -160,7 +163,7 @@ class Conversation(PromptRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
-    reasoning_effort: str | None = Field(None, max_length=32)
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

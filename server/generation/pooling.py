@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, PlainValidator
+from pydantic import AliasChoices, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
@@ -28,6 +29,7 @@ from server.generation.request_fields import (
     parse_prompts,
 )
 from server.generation.requests import ServedModel, check_task
+from server.json_model import RequestModel
 from server.record import RequestRecord
 
 Vector: TypeAlias = npt.NDArray[np.float32]
@@ -140,10 +142,36 @@ MAX_INPUTS = 2048
 
 
 def _parse_inputs(value: object) -> list[Prompt]:
+    """As `parse_prompts`, and as Jina's clients send texts, each in an object."""
+    if isinstance(value, list) and len(value) <= MAX_INPUTS:
+        value = [_input_text(index, each) for index, each in enumerate(value)]
     return parse_prompts(value, MAX_INPUTS)
 
 
-WireInputs = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_INPUTS)]
+def _input_text(index: int, value: object) -> object:
+    """The text of an object, or any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"text": str(text)} if len(value) == 1:
+            return text
+    kinds = ", ".join(sorted(map(repr, value)))[:MAX_SHOWN] or "nothing"
+    message = "item {index} is an object with {kinds}; only objects with a 'text' are embedded"
+    raise PydanticCustomError("input", message, {"index": index, "kinds": kinds})
+
+
+MAX_SHOWN = 100  # characters of a client's own keys in an error
+
+
+class TextInput(RequestModel):
+    """A text as an object, as Jina has it."""
+
+    text: str
+
+
+WireInputs = (
+    WirePrompt | Annotated[list[WirePrompt | TextInput], Field(min_length=1, max_length=MAX_INPUTS)]
+)
 Inputs = Annotated[list[Prompt], PlainValidator(_parse_inputs, json_schema_input_type=WireInputs)]
 
 
@@ -155,7 +183,14 @@ class EmbeddingRequest(PooledRequest):
         "float", description="base64 is of little-endian float32."
     )
     dimensions: int | None = Field(
-        None, ge=1, description="As many numbers from the front, of a length of 1 again."
+        None,
+        ge=1,
+        validation_alias=AliasChoices("dimensions", "output_dimension"),
+        description="As many numbers from the front, of a length of 1 again. Or "
+        "`output_dimension`, as Voyage has it.",
+    )
+    output_dtype: Literal["float"] = Field(
+        "float", description="The type of the numbers, by Voyage's name."
     )
     prompt_name: str | None = Field(
         None,

@@ -116,9 +116,10 @@ class BodyReader:
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """Sets the record's `n_bytes`, and reserves the memory of what is made of the body. Raises
-        ApiError (400, which names the field, and 503) and ClientDisconnected.
+        ApiError (400, which names the field, 415 and 503) and ClientDisconnected.
         """
         record = request_record(request.scope)
+        _check_encoding(request)
         _check_content_type(request)
         try:
             body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
@@ -166,6 +167,17 @@ def parse(body: bytes, model: type[Model]) -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error) from None
+
+
+def _check_encoding(request: Request) -> None:
+    """Raise ApiError (415) for a compressed body: nothing bounds what it would expand to."""
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding and encoding.lower() != "identity":
+        message = (
+            f"Content-Encoding: '{encoding[:64]}' is not supported; send the body as it is, "
+            "without this header."
+        )
+        raise ApiError(415, message, code="unsupported_content_encoding")
 
 
 def _check_content_type(request: Request) -> None:

@@ -24,7 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Memory": (
         *("memory_budget", "kv_cache_bytes", "state_cache_bytes", "on_demand", "preload"),
-        *("pinned", "ttl_seconds", "load_timeout_seconds", "prefix_cache"),
+        *("pinned", "ttl_seconds", "load_timeout_seconds", "prefix_cache", "warm_prompts"),
     ),
     "Disk cache": (
         *("disk_cache", "disk_cache_bytes", "disk_cache_write", "disk_cache_daily_bytes"),

@@ -113,7 +113,7 @@ def _setup(agent: Agent, target: Target) -> Setup:
     return agent.adapt(program, target, setup)
 
 
-class _Shown(BaseModel):
+class _ModelDescription(BaseModel):
     """A model in Ollama's API. The template is empty where the server does not know the model's."""
 
     template: str = ""
@@ -130,10 +130,10 @@ def _check_tools(agent: Agent, target: Target, endpoint: Endpoint) -> None:
     try:
         with http_client(endpoint, BRIEF) as http:
             body = fetch(http, "POST", f"{target.root_url}/api/show", {"model": target.model})
-        shown = _Shown.model_validate_json(body)
+        described = _ModelDescription.model_validate_json(body)
     except (TerminalError, ValidationError):
         return
-    if shown.template and "tools" not in shown.capabilities:
+    if described.template and "tools" not in described.capabilities:
         raise TerminalError(
             f"{agent.command} works through tools, and {target.model} can call none: its chat "
             "template has no place for them. Serve another model (`rootstock serve --model`), or "

@@ -16,10 +16,10 @@ LAYOUT = """async ([snapshot, mostAlone, top]) => {
   const { placeOf, ticks } = await import("/dashboard/tree/axis.js");
   const node = snapshot.nodes.find(({ id }) => id === top) ?? null;
   const { axis, rows, namespaces } = layout(snapshot, { top: node, mostAlone });
-  const { bars, lanes, folded } = namespaces[0];
+  const { bars, lanes, rests, folded } = namespaces[0];
   const placed = ({ from, to, ...rest }) => ({
     ...rest, from, to, start: placeOf(axis, from), end: placeOf(axis, to) });
-  return { axis, rows, bars: bars.map(placed), lanes: lanes.map(placed), folded,
+  return { axis, rows, bars: bars.map(placed), lanes: lanes.map(placed), rests, folded,
            ticks: ticks(axis, 9) };
 }"""
 
@@ -92,6 +92,18 @@ def test_what_runs_comes_first(laid_out: Laid) -> None:
     rows = {lane["request"]["id"]: lane["row"] for lane in laid["lanes"]}
     row_of = {bar["node"]["id"]: bar["row"] for bar in laid["bars"]}
     assert rows["r1"] < row_of[quiet] < rows["r3"] < row_of[old] < rows["r2"]
+
+
+def test_a_queue_is_folded_with_its_count(laid_out: Laid) -> None:
+    scene = Scene()
+    shared = scene.node(None, 60, holders=1)
+    for _ in range(6):
+        scene.request(None, 30, 0)
+    scene.request(shared, 90, 85)
+    laid = laid_out(scene.picture())
+    assert [lane["request"]["id"] for lane in laid["lanes"]] == ["r7", "r1", "r2"]
+    assert [(rest["queued"], rest["from"]) for rest in laid["rests"]] == [(4, 0)]
+    assert laid["rows"] == 4
 
 
 def test_prompts_that_share_nothing_are_folded_but_the_longest(laid_out: Laid) -> None:

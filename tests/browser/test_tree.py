@@ -1,5 +1,6 @@
 """What a visitor sees of caches that are hard to draw."""
 
+import re
 import socket
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from playwright.sync_api import Page, expect
 from engine.values.tree import TreeSnapshot
 from server.settings import Settings
 from tests.browser.axe import grave, in_each_scheme
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
 from tests.browser.picture import bars
 from tests.cache_scenes import LEAF, SHARED, Scene, agent_beside_short_prompts, many_leaves
@@ -114,6 +115,29 @@ def test_nothing_is_said_of_below_where_all_is_seen(visit: Visit, scripted_url: 
     page = visit(scripted_url)
     expect(page.locator(".bar")).to_have_count(2)
     expect(page.locator("button.below")).to_have_count(0)
+
+
+def test_a_bar_says_how_its_prompt_begins_where_texts_are_shown(
+    visit: Visit, serve: Serve, engine: FakeEngine
+) -> None:
+    engine.node_tokens = {1: tuple(b"<|im_start|>You answer questions about Rootstock, shortly.")}
+    page = visit(serve(engine, Settings(port=0, dashboard_text=True)))
+    bar = page.locator(".bar[data-tokens='64']")
+    expect(bar).to_have_accessible_name(re.compile("^“You answer", re.IGNORECASE))
+    expect(bar.locator("text")).to_contain_text("“You answer")
+    expect(bar.locator("text")).not_to_contain_text("im_start")
+    expect(page.locator(".bar[data-tokens='40'] text")).to_have_text("40 tokens")
+    assert not grave(page)
+
+
+def test_no_bar_says_how_its_prompt_begins_where_texts_are_not_shown(
+    visit: Visit, scripted_url: str
+) -> None:
+    page = visit(scripted_url)
+    with page.expect_response("**/admin/cache/nodes?*") as answer:
+        expect(page.locator(".bar[data-tokens='64']")).to_be_visible()
+    assert answer.value.json() == {"shows_text": False, "beginnings": {}}
+    expect(page.locator(".bar[data-tokens='64'] text")).to_contain_text("64 tokens")
 
 
 def test_what_is_evicted_next_is_marked_while_memory_is_short(

@@ -11,9 +11,11 @@ import pytest
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, HERE, ROOT, Client
 from tests.clients.checks import Daemon, stopped
+from tests.clients.prompts import Prompt, RecordingEngine
 from tests.clients.scenario import (
     ENDLESS,
     FORECAST,
+    GREETING,
     QUESTION,
     REASONING,
     SCRIPTED,
@@ -161,3 +163,24 @@ def test_a_check_that_fails_is_reported_and_the_others_run() -> None:
         {"check": "fine", "passed": True, "detail": "demo"},
     ]
     assert done.returncode == 1
+
+
+def test_the_recorded_prompt_is_the_longest_with_the_question() -> None:
+    engine = RecordingEngine()
+    with running(engine, Settings(port=0, served_model_name=(SCRIPTED,))) as url:
+        for system, question in (("Name it.", GREETING), ("Be brief, and kind.", "Why?")):
+            messages = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": question},
+            ]
+            with strict_client(url) as client:
+                client.chat.completions.create(model=SCRIPTED, messages=messages, tools=[TOOL])
+    assert engine.prompt.startswith("<system>Name it.\n<tools>\n")
+
+
+def test_prompts_are_written_with_the_system_message_or_the_tools_first() -> None:
+    prompt = Prompt("Be brief.", '{"name": "f"}\n', "<user>Why?\n")
+    system_first, tools_first = prompt.system_first(), prompt.tools_first()
+    assert system_first.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert tools_first.endswith("</tool_call>\n\nBe brief.<|im_end|>\n<user>Why?\n")
+    assert sorted(system_first) == sorted(tools_first)

@@ -31,8 +31,8 @@ most. "Compiled decode" is "yes" where steps of decodes alone run as a compiled 
 has the reason why they do not.
 
 Made by `make conformance` with mlx {mlx} and mlx-lm {mlx_lm} on the {device} of {system}. The words
-are explained in [architecture.md](architecture.md#kinds-of-caches); windows and chunks are as small
-as the tiny configs have them.
+are explained in [internals](internals/attention-and-decode.md#kinds-of-caches); windows and chunks
+are as small as the tiny configs have them.
 
 {architectures}
 {metal}

@@ -75,6 +75,10 @@ def test_many_texts_come_back_in_their_order(base_url: str) -> None:
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "dimensions": DIMENSIONS + 1}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "output_dimension": DIMENSIONS + 1}, "dimensions"),
+        ({"input": "a", "output_dtype": "int8"}, "output_dtype"),
+        ({"input": ["a", {"image": "b"}]}, "input"),
+        ({"input": [{"text": 1}]}, "input"),
         ({"input": "a", "prompt_name": "nobody"}, "prompt_name"),
         ({"input": [1], "prompt_name": "query"}, "prompt_name"),
         ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
@@ -86,6 +90,20 @@ def test_what_is_refused_names_the_field(
     http: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     assert error(http.post("/v1/embeddings", json=fields))["param"] == param
+
+
+def test_fields_by_the_names_of_voyage_and_jina(http: httpx.Client) -> None:
+    def vectors(**fields: Any) -> list[list[float]]:
+        answer = http.post("/v1/embeddings", json=fields).raise_for_status().json()
+        return [each["embedding"] for each in answer["data"]]
+
+    short = vectors(input="abc", dimensions=3)
+    assert vectors(input="abc", output_dimension=3) == short
+    assert vectors(input=[{"text": "abc"}], dimensions=3, output_dtype="float") == short
+    refused = error(http.post("/v1/embeddings", json={"input": ["a", {"image": "b"}]}))
+    assert "item 1 is an object with 'image'" in refused["message"]
+    ranking = {"query": "abc", "documents": ["cab", "xyz", "abc"], "top_k": 2}
+    assert len(http.post("/v1/rerank", json=ranking).json()["results"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Everything that is refused: the status, the field at fault, four keys always."""
 
+import gzip
 import json
 from dataclasses import replace
 from typing import Any
@@ -160,6 +161,7 @@ BAD_CHAT = [
     ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
     ({"thinking_budget": -1}, "thinking_budget"),
     ({"reasoning_effort": "x" * 33}, "reasoning_effort"),
+    ({"reasoning_effort": "zzz"}, "reasoning_effort"),
     ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {str(i): 0 for i in range(65)}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
@@ -270,6 +272,19 @@ def post(http: httpx.Client, path: str, body: object) -> httpx.Response:
     """As clients with a lenient JSON writer do: NaN and half surrogates as they are."""
     headers = {"Content-Type": "application/json"}
     return http.post(path, content=json.dumps(body), headers=headers)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br, gzip"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_compressed_body_is_a_415_that_names_the_header(
+    http: httpx.Client, path: str, encoding: str
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    refused = http.post(path, content=gzip.compress(b"{}"), headers=headers)
+    assert refused.status_code == 415
+    assert f"Content-Encoding: '{encoding}'" in refused.json()["error"]["message"]
+    plain = {"Content-Type": "application/json", "Content-Encoding": "identity"}
+    assert http.post(path, content=b"{}", headers=plain).status_code == 400
 
 
 def test_message_names_the_limit(http: httpx.Client, chat: ChatBody) -> None:

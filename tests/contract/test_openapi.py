@@ -101,7 +101,7 @@ def statuses(document: Any) -> dict[str, set[str]]:
 
 def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_url: str) -> None:
     sent = statuses(document(base_url))
-    generation = {"200", "400", "403", "404", "408", "410", "413", "429", "500", "503"}
+    generation = {"200", "400", "403", "404", "408", "410", "413", "415", "429", "500", "503"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
     assert sent["/api/chat"] == sent["/api/generate"] == generation

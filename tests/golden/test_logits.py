@@ -24,7 +24,7 @@ from tests.golden.driving import (
 from tests.offline import Served
 
 TOLERANCE = tolerance(1e-4)
-"""Invariant 24 of docs/invariants.md."""
+"""Invariant 25 of docs/internals/invariants.md."""
 
 
 def expect(found: Logits, model: Module, tokens: Sequence[int]) -> None:

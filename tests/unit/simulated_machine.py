@@ -138,7 +138,7 @@ class Machine:
 
 
 def trace_machine(profile: Profile, seed: int, limit_seconds: float | None) -> Machine:
-    """As noisy as the machine of ADR 17 (0.11 to 0.15), and at times it waits for page faults."""
+    """As noisy as a shared virtual machine (0.11 to 0.15) that at times waits for page faults."""
     return Machine(profile, limit_seconds, noise=0.13, outliers=0.02, seed=seed)
 
 

@@ -35,8 +35,8 @@ LONG_PROMPTS = [
     (SATURATING_GPU, 1.4, 64),
 ]
 SLOW_DOWNS = [(CPU, 111.3), (TILED_CPU, 80.9), (MANY_HEADS, 769.4), (SATURATING_GPU, 4.9)]
-"""Seconds that the prompts of a trace took with the Kalman filter of all costs that ADR 17 had
-first (mean of five seeds), and how short half of a long prompt's later chunks may be."""
+"""Seconds that the prompts of a trace took with a Kalman filter with covariances (mean of five
+seeds), and how short half of a long prompt's later chunks may be."""
 SEEDS = pytest.mark.parametrize("seed", range(5))
 
 
@@ -160,7 +160,7 @@ def test_a_step_whose_decodes_list_log_probabilities_has_the_time_for_it() -> No
 
 @pytest.mark.parametrize("profile", [CPU, SLOW_CPU], ids=["cpu", "slow cpu"])
 def test_decodes_alone_do_not_change_what_a_prompt_costs(profile: Profile) -> None:
-    """While streams read ever more keys, nothing tells what a prompt costs (ADR 17)."""
+    """While streams read ever more keys, nothing tells what a prompt costs."""
     ratios = []
     for seed in range(4):
         machine = Machine(profile, LIMIT_SECONDS, seed=seed)
@@ -312,7 +312,7 @@ def test_where_many_wait_for_few_they_wait_for_longer() -> None:
 def test_a_long_prompt_next_to_streams_keeps_its_pace(
     profile: Profile, filter_seconds: float, n_tokens: int
 ) -> None:
-    """The first trace of ADR 17."""
+    """A prompt of 3,611 tokens next to four streams."""
     traces = [long_prompt(profile, seed) for seed in range(5)]
     assert max(map(worst_step, traces)) < 1.3
     assert statistics.fmean(map(seconds_of, traces)) < 1.1 * filter_seconds
@@ -326,7 +326,7 @@ def test_a_long_prompt_next_to_streams_keeps_its_pace(
 def test_after_a_slow_down_steps_are_right_within_some_tens(
     profile: Profile, filter_seconds: float
 ) -> None:
-    """The second trace of ADR 17."""
+    """A machine that slows down, and then two long prompts."""
     traces = [slow_down(profile, seed) for seed in range(5)]
     for decodes, first, later in traces:
         errors = [abs(step.predicted_seconds / step.true_seconds - 1) for step in decodes[30:]]

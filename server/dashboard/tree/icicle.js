@@ -37,14 +37,14 @@ export class Icicle extends Component {
     this.observer.disconnect();
   }
 
-  render({ picture, path, found, ages, selected, onSelect, onFold, clear }, { width }) {
+  render({ picture, path, found, beginnings, ages, selected, onSelect, onFold, clear }, { width }) {
     const x = scale(width - MARGIN_RIGHT, picture.axis);
     const row = rowHeight(picture.rows);
     const all = picture.namespaces.flatMap(({ bars }) => bars);
     const focused = all.find(({ node }) => node.id === this.state.focused) ?? all[0];
     const tears = tearsOf(x, picture.axis);
     const lines = linesOf(x, picture.axis, width);
-    const looks = { x, row, lines, tears, found, ages, selected, focused: focused?.node.id };
+    const looks = { x, row, lines, tears, found, beginnings, ages, selected, focused: focused?.node.id };
     return html`
       <div class="icicle" ref=${(element) => (this.element = element)}
            onKeyDown=${(event) => this.move(event, all)}>

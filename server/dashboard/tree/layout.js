@@ -7,8 +7,8 @@ import { behindOf, itemsBehind, rootOf } from "./order.js";
 /**
  * The picture of all there is, or of the node `top` with all behind it: its axis, its rows, and for
  * each namespace its bars (a node from token `from` to `to`, as many rows high as all that fans out
- * behind it), lanes (what a request has beyond its node), rests (descendants that the snapshot
- * leaves out), and what is folded: prompts that share nothing, all but the `mostAlone` longest.
+ * after it), lanes (the tokens of a request beyond its node), rests (nodes that the snapshot leaves
+ * out, and queued requests that are only counted), and what is folded: prompts that share nothing, all but the `mostAlone` longest.
  */
 export function layout(snapshot, { top = null, mostAlone }) {
   const behind = behindOf(snapshot);
@@ -44,7 +44,7 @@ function rowsOf(behind, items) {
       bar.rows = rows - bar.row;
       continue;
     }
-    const { node, request, hidden } = level.items[level.next];
+    const { node, request, queued, hidden } = level.items[level.next];
     level.next += 1;
     if (node) {
       const child = { node, from: node.start, to: node.start + node.tokens, row: rows, rows: 1 };
@@ -55,7 +55,7 @@ function rowsOf(behind, items) {
       continue;
     }
     if (request) lanes.push(lane(request, bar, rows));
-    else rests.push({ ...hidden, id: bar.node.id, from: bar.to, row: rows });
+    else rests.push({ ...hidden, queued, id: `${bar?.node.id} ${queued}`, from: bar?.to ?? 0, row: rows });
     rows += 1;
   }
   return { bars, lanes, rests, rows, stops: [...stops, ...lanes.map(({ to }) => to)] };
@@ -63,7 +63,7 @@ function rowsOf(behind, items) {
 
 /** What requests alone stand behind grows with them: its end moves, and would move the axis. */
 function grows(items) {
-  return items.length > 0 && items.every(({ request }) => request);
+  return items.length > 0 && items.every(({ request, queued }) => request || queued);
 }
 
 /**

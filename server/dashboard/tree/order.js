@@ -25,16 +25,21 @@ export function rootOf(namespace) {
   return `root of ${namespace}`;
 }
 
-/** What is behind a key: each with a node, a request, or what is `hidden`. */
+const SHOWN_QUEUED = 2; // queued requests that are drawn after one key; the others are counted
+
+/** The items after a key: each has a node, a request, the number `queued` of further requests, or `hidden` nodes. */
 export function itemsBehind(behind, key) {
   const { nodes, requests, hidden } = behind.get(key) ?? { nodes: [], requests: [] };
   const isRunning = (request) => request.state === "running";
+  const queued = requests.filter((request) => !isRunning(request));
+  const folded = queued.length - SHOWN_QUEUED;
   const isUsed = (node) => node.holders > 0 || behind.get(node.id).requests.some(isRunning);
   return [
     ...nodes.filter(isUsed).map((node) => ({ node })),
     ...requests.filter(isRunning).map((request) => ({ request })),
     ...nodes.filter((node) => !isUsed(node)).map((node) => ({ node })),
-    ...requests.filter((request) => !isRunning(request)).map((request) => ({ request })),
+    ...queued.slice(0, SHOWN_QUEUED).map((request) => ({ request })),
+    ...(folded > 0 ? [{ queued: folded }] : []),
     ...(hidden ? [{ hidden }] : []),
   ];
 }

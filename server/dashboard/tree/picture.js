@@ -2,6 +2,7 @@
 
 import { count } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+import { Beginnings } from "./beginnings.js";
 import { Details } from "./details.js";
 import { Empty } from "./empty.js";
 import { foundIn } from "./found.js";
@@ -16,6 +17,14 @@ const SHORT_SHARE = 0.1; // of all blocks: if fewer are free, the bars that are 
 
 export class Picture extends Component {
   state = { selected: null, mostAlone: MOST_ALONE };
+  beginnings = new Beginnings(this.props.snapshot.model, () => this.forceUpdate());
+
+  componentDidUpdate() {
+    if (this.props.isPast) return;
+    const bars = this.picture.namespaces.flatMap((namespace) => namespace.bars);
+    const area = ({ rows, from, to }) => rows * (to - from);
+    this.beginnings.read(bars.sort((one, other) => area(other) - area(one)).map(({ node }) => node));
+  }
 
   render({ isPast, seconds, named, clear, ...props }, { selected, mostAlone }) {
     const isShort = isMemoryShort(props.snapshot);
@@ -23,6 +32,7 @@ export class Picture extends Component {
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
     const path = pathTo(nodes, selected);
     const picture = layout(snapshot, { top: path.at(-1) ?? null, mostAlone });
+    this.picture = picture;
     const isEmpty = picture.rows === 0;
     const { disk, groups, hidden } = snapshot;
     const ages = (node) => node.idle_seconds + seconds;
@@ -36,7 +46,7 @@ export class Picture extends Component {
           picture.axis.cuts.length > 0 && "; under a zigzag it is cut short"}. Prompts that begin alike share their first bars; where they part, they fan out to the right.</p>
         <${Patterns} />
         ${isEmpty ? html`<${Empty} disk=${disk} named=${named} />` : html`
-          <${Icicle} picture=${picture} path=${path} found=${foundIn(snapshot, seconds)}
+          <${Icicle} picture=${picture} path=${path} found=${foundIn(snapshot, seconds)} beginnings=${this.beginnings}
                      ages=${ages} selected=${selected} clear=${clear}
                      onSelect=${(id) => this.select(id)}
                      onFold=${() => this.setState({ mostAlone: Infinity })} />`}

@@ -1,4 +1,4 @@
-// What stands in the picture: a bar is a run of tokens, a lane a request at the end of its path.
+// The parts of the picture: a bar is a run of tokens, a lane a request at the end of its path.
 
 import { count, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
@@ -17,6 +17,7 @@ const [STRONGEST, FAINTEST] = [0.5, 0.12]; // opacity of what is cached
 
 export function Bar({ bar, looks, onSelect }) {
   const { node } = bar;
+  const begins = looks.beginnings.of(node);
   const box = boxOf(bar.from, bar.to, bar.row, bar.rows, looks);
   const isHeld = node.holders > 0;
   const use = isHeld ? "held" : "cached";
@@ -28,10 +29,11 @@ export function Bar({ bar, looks, onSelect }) {
   const tears = looks.tears.filter((at) => at > box.x && at < box.x + box.width);
   const room = tears.length ? tears[0] - TEAR - box.x : box.width;
   return html`
-    <g class=${classes.filter(Boolean).join(" ")} role="button" aria-label=${spoken(node)}
+    <g class=${classes.filter(Boolean).join(" ")} role="button" aria-label=${spoken(node, begins)}
        tabindex=${looks.focused === node.id ? 0 : -1} aria-pressed=${looks.selected === node.id}
        data-node=${node.id} data-tokens=${node.tokens} data-holders=${node.holders}
        onClick=${() => onSelect(node.id)}>
+      ${begins && html`<title>${begins}</title>`}
       <rect class="body" ...${box} rx=${radius(box)}
             fill-opacity=${isHeld ? 1 : fading(looks.ages(node))} />
       ${node.disk_tokens > 0 && html`
@@ -47,7 +49,7 @@ export function Bar({ bar, looks, onSelect }) {
       ${found > bar.from && html`
         <${Found} tokens=${found - bar.from}
                   box=${boxOf(bar.from, found, bar.row, bar.rows, looks)} />`}
-      <${Label} text=${labelOf(node, room)} box=${box} use=${use} />
+      <${Label} text=${labelOf(node, begins, room)} box=${box} use=${use} />
     </g>`;
 }
 
@@ -93,13 +95,16 @@ export function Lane({ lane, looks }) {
     </g>`;
 }
 
-/** Descendants that the snapshot sums up. They have no width of their own. */
+/** Nodes that the snapshot sums up, or queued requests that are only counted. They have no width of their own. */
 export function Rest({ rest, looks }) {
   const box = boxOf(rest.from, rest.from, rest.row, 1, looks);
+  const [title, text] = rest.queued
+    ? [`${count(rest.queued, "more request")} queued`, `+${short(rest.queued)} queued`]
+    : [`${count(rest.nodes, "more run")} of ${count(rest.tokens, "token")} in all`, `+${short(rest.nodes)}`];
   return html`
     <g class="rest">
-      <title>${count(rest.nodes, "more run")} of ${count(rest.tokens, "token")} in all</title>
-      <text x=${box.x + 4} y=${middle(box)}>+${short(rest.nodes)}</text>
+      <title>${title}</title>
+      <text x=${box.x + 4} y=${middle(box)}>${text}</text>
     </g>`;
 }
 
@@ -172,11 +177,12 @@ function fitting(texts, width) {
   return texts.find((text) => text.length * LETTER + 14 <= width) ?? "";
 }
 
-/** Each begins the name that is spoken, so that who says what is seen means the bar. */
-function labelOf(node, room) {
+/** The accessible name contains each of these texts, so that speech input finds the bar by what it shows. */
+function labelOf(node, begins, room) {
   const tokens = count(node.tokens, "token");
-  const users = node.holders > 0 ? [`${tokens}, in use by ${node.holders}`] : [];
-  return fitting([...users, tokens, whole(node.tokens)], room - (isMarked(node) ? BADGE : 0));
+  const plain = [...(node.holders > 0 ? [`${tokens}, in use by ${node.holders}`] : []), tokens];
+  const texts = begins ? [...plain.map((text) => `${begins}, ${text}`), begins, ...plain] : plain;
+  return fitting([...texts, whole(node.tokens)], room - (isMarked(node) ? BADGE : 0));
 }
 
 function laneLabel(request, box, done) {
@@ -191,9 +197,10 @@ function laneTitle(request) {
     `from the cache, ${whole(output_tokens)} written`;
 }
 
-function spoken(node) {
+function spoken(node, begins) {
+  const about = begins && `${begins}, `;
   const use = node.holders ? `in use by ${count(node.holders, "request")}` : "kept for later";
   const next = node.next_evicted ? `, place ${node.next_evicted} to be evicted` : "";
   const disk = node.disk_tokens ? `, ${whole(node.disk_tokens)} on disk` : "";
-  return `${count(node.tokens, "token")}, ${use}, from token ${whole(node.start)} on${disk}${next}`;
+  return `${about}${count(node.tokens, "token")}, ${use}, from token ${whole(node.start)} on${disk}${next}`;
 }

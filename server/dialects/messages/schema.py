@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     BeforeValidator,
-    Discriminator,
     Field,
-    Tag,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
@@ -19,36 +17,22 @@ from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, TemplateArguments, as_parts
 from server.generation.request_fields import MODELS_OWN, SPECULATE, PrioritizedRequest, StopTexts
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import NULL, OBJECT, RequestModel, any_of, of_type, present, refused, type_of
-
-
-def _type_of(block: object) -> object:
-    return block.get("type") if isinstance(block, dict) else None
-
-
-BY_TYPE = Discriminator(
-    _type_of,
-    custom_error_type=UNSUPPORTED,
-    custom_error_message="content blocks of this type are not supported",
+from server.json_model import (
+    NULL,
+    OBJECT,
+    ByType,
+    RequestModel,
+    any_of,
+    of_type,
+    present,
+    refused,
+    type_of,
 )
 
-
-def _member_of(blocks: object) -> BeforeValidator:
-    """Refuse a block whose type has no `Tag` in the union `blocks`, and name the type: the
-    discriminator's own error cannot.
-    """
-    types = {
-        tag.tag for block in get_args(blocks) for tag in get_args(block) if isinstance(tag, Tag)
-    }
-
-    def check(block: object) -> object:
-        kind = _type_of(block)
-        if isinstance(kind, str) and kind not in types:
-            message = "content blocks of type '{kind}' are not supported here"
-            raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-        return block
-
-    return BeforeValidator(check)
+BY_TYPE = ByType(
+    unknown="content blocks of type '{kind}' are not supported here",
+    untyped="content blocks of this type are not supported",
+)
 
 
 class RequestPart(RequestModel):
@@ -119,11 +103,9 @@ class TextSourceParam(RequestModel):
     data: str
 
 
-TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
-TaggedImage: TypeAlias = Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
-PlainBlock: TypeAlias = TaggedText | TaggedImage
+PlainBlock: TypeAlias = TextBlockParam | SkipJsonSchema[ImageBlockParam]
 PlainBlocks = Annotated[
-    list[Annotated[PlainBlock, BY_TYPE, _member_of(PlainBlock)]],
+    list[Annotated[PlainBlock, BY_TYPE]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 PlainText = Annotated[
@@ -181,14 +163,9 @@ def _joined(blocks: Iterable[TextBlockParam | ImageBlockParam]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
 
 
-TextBlock: TypeAlias = (
-    TaggedText
-    | TaggedImage
-    | Annotated[DocumentBlockParam, Tag("document")]
-    | Annotated[SearchResultBlockParam, Tag("search_result")]
-)
+TextBlock: TypeAlias = PlainBlock | DocumentBlockParam | SearchResultBlockParam
 TextBlocks = Annotated[
-    list[Annotated[TextBlock, BY_TYPE, _member_of(TextBlock)]],
+    list[Annotated[TextBlock, BY_TYPE]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
@@ -209,13 +186,13 @@ class ToolResultBlockParam(CacheControlled):
 
 BlockParam: TypeAlias = (
     TextBlock
-    | Annotated[ThinkingBlockParam, Tag("thinking")]
-    | Annotated[RedactedThinkingBlockParam, Tag("redacted_thinking")]
-    | Annotated[ToolUseBlockParam, Tag("tool_use")]
-    | Annotated[ToolResultBlockParam, Tag("tool_result")]
+    | ThinkingBlockParam
+    | RedactedThinkingBlockParam
+    | ToolUseBlockParam
+    | ToolResultBlockParam
 )
 Blocks = Annotated[
-    list[Annotated[BlockParam, BY_TYPE, _member_of(BlockParam)]],
+    list[Annotated[BlockParam, BY_TYPE]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]

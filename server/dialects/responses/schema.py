@@ -14,7 +14,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_PARTS, TemplateArguments, as_parts
+from server.generation.conversation import (
+    MAX_PARTS,
+    ReasoningEffort,
+    TemplateArguments,
+    as_parts,
+)
 from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
 from server.generation.tools import CHOICE_KIND, FUNCTION_NAME, MAX_TOOLS, ToolMode
 from server.json_model import (
@@ -216,6 +221,16 @@ MAX_METADATA = 16  # OpenAI's, as are the lengths
 MAX_INCLUDES = 64
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 def _as_items(value: object) -> object:
@@ -239,7 +254,7 @@ Metadata = Annotated[
 
 
 class ReasoningOptions(RequestModel):
-    effort: str | None = Field(None, max_length=32)
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # summary's old name
 
@@ -298,7 +313,13 @@ class ResponsesRequest(InputTokensRequest, SampledRequest):
     store: bool = True
     background: bool = False
     metadata: Metadata = Field(default_factory=dict)
-    include: list[str] = Field(default_factory=list, max_length=MAX_INCLUDES, fail_fast=True)
+    include: list[Includable] = Field(
+        default_factory=list,
+        max_length=MAX_INCLUDES,
+        fail_fast=True,
+        description="Of what OpenAI can include, answers here have reasoning and "
+        "log-probabilities; the rest is of tools that OpenAI runs.",
+    )
 
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int = Field(0, ge=0, le=20)

@@ -14,12 +14,13 @@ ASK = (
     *("-p", "--allowedTools", "Bash"),
     *("--output-format", "stream-json", "--verbose", "--include-partial-messages"),
 )
+ONE_QUESTION = (*ASK, GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which resumes the first."""
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         first = _result(agent.run(*ASK, GREETING))
         cached = _cached(agent.run(*ASK, "--continue", FAREWELL))
     return f"{first['result']} ({cached})"
@@ -27,7 +28,7 @@ def conversation(daemon: Daemon) -> str:
 
 def stream(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        lines = _agent(home, daemon).run(*ASK, GREETING)
+        lines = agent_in(home, daemon).run(*ASK, GREETING)
     events = _events(lines)
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     slices = [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
@@ -37,22 +38,22 @@ def stream(daemon: Daemon) -> str:
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        lines = _agent(home, daemon).run(*ASK, QUESTION)
+        lines = agent_in(home, daemon).run(*ASK, QUESTION)
     assert _result(lines)["num_turns"] == 2, lines[-1]
     return f"{knows_the_weather(_result(lines)['result'])} ({_cached(lines)})"
 
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            lines = agent.run(*ASK, GREETING)
+        for agent in agent_in(home, daemon).in_two_folders():
+            lines = agent.run(*ONE_QUESTION)
     return shared(*_usage(lines), least=0.7)
 
 
 def count_of_tokens(daemon: Daemon) -> str:
     """`/context` counts the parts of its prompt, all at once; it hides what fails."""
     with tempfile.TemporaryDirectory() as home:
-        _agent(home, daemon).run(*ASK, "/context")
+        agent_in(home, daemon).run(*ASK, "/context")
     with urlopen(f"{daemon.root}/metrics") as answer:
         metrics = str(answer.read(), "utf-8").splitlines()
     (counted,) = [line for line in metrics if COUNT_ROUTE in line]
@@ -62,7 +63,7 @@ def count_of_tokens(daemon: Daemon) -> str:
 
 def errors(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        result = _result(_agent(home, daemon).run(*ASK, "--model", UNKNOWN, GREETING))
+        result = _result(agent_in(home, daemon).run(*ASK, "--model", UNKNOWN, GREETING))
     assert result["is_error"], result
     assert result["api_error_status"] == 404, result
     return str(result["result"])
@@ -70,7 +71,7 @@ def errors(daemon: Daemon) -> str:
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK)
+        return agent_in(home, daemon).cancel(*ASK)
 
 
 def _result(lines: list[Any]) -> Any:
@@ -95,7 +96,7 @@ def _usage(lines: list[Any]) -> tuple[int, int]:
     return cached, cached + usage["cache_creation_input_tokens"] + usage["input_tokens"]
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("claude", "claude_code", Path(home), daemon, {"CLAUDE_CODE_MAX_RETRIES": "0"})
 
 

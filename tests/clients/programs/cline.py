@@ -10,30 +10,31 @@ from tests.clients.scenario import GREETING, QUESTION, knows_the_weather
 
 ASK = ("--json",)
 ALONE = {"CLINE_SESSION_BACKEND_MODE": "local"}  # else a process of its own outlives the session
+ONE_QUESTION = (*ASK, GREETING)
 
 
 def answer(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return str(_result(_agent(home, daemon).run(*ASK, GREETING))["text"])
+        return str(_result(agent_in(home, daemon).run(*ASK, GREETING))["text"])
 
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        result = _result(_agent(home, daemon).run(*ASK, QUESTION))
+        result = _result(agent_in(home, daemon).run(*ASK, QUESTION))
     assert result["iterations"] == 2, result
     return knows_the_weather(result["text"])
 
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            result = _result(agent.run(*ASK, GREETING))
+        for agent in agent_in(home, daemon).in_two_folders():
+            result = _result(agent.run(*ONE_QUESTION))
     return shared(result["usage"]["cacheReadTokens"], result["usage"]["inputTokens"], least=0.03)
 
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK)
+        return agent_in(home, daemon).cancel(*ASK)
 
 
 def _result(lines: list[Any]) -> Any:
@@ -41,7 +42,7 @@ def _result(lines: list[Any]) -> Any:
     return result
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("cline", "cline", Path(home), daemon, ALONE)
 
 

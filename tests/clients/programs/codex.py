@@ -10,12 +10,13 @@ from tests.clients.scenario import FAREWELL, GREETING, QUESTION, UNKNOWN, knows_
 
 EXEC = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 RESUME = (*EXEC, "resume", "--last")
+ONE_QUESTION = (*EXEC, GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which resumes the first."""
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         events = agent.run(*EXEC, GREETING)
         (first,) = _messages(events)
         assert not [item for item in _items(events) if item["type"] == "error"], events
@@ -26,7 +27,7 @@ def conversation(daemon: Daemon) -> str:
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        events = _agent(home, daemon).run(*EXEC, QUESTION)
+        events = agent_in(home, daemon).run(*EXEC, QUESTION)
     (command,) = [item for item in _items(events) if item["type"] == "command_execution"]
     assert command["exit_code"] == 0, command
     (answer,) = _messages(events)
@@ -35,14 +36,14 @@ def tool_loop(daemon: Daemon) -> str:
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            events = agent.run(*EXEC, GREETING)
+        for agent in agent_in(home, daemon).in_two_folders():
+            events = agent.run(*ONE_QUESTION)
     return shared(*_usage(events), least=0.95)
 
 
 def errors(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        *_, last = _agent(home, daemon).run(*EXEC, "-m", UNKNOWN, GREETING)
+        *_, last = agent_in(home, daemon).run(*EXEC, "-m", UNKNOWN, GREETING)
     assert last["type"] == "turn.failed", last
     assert UNKNOWN in last["error"]["message"], last
     return str(last["error"]["message"])
@@ -50,7 +51,7 @@ def errors(daemon: Daemon) -> str:
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*EXEC)
+        return agent_in(home, daemon).cancel(*EXEC)
 
 
 def _messages(events: list[Any]) -> list[str]:
@@ -71,7 +72,7 @@ def _usage(events: list[Any]) -> tuple[int, int]:
     return usage["cached_input_tokens"], usage["input_tokens"]
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("codex", "codex", Path(home), daemon)
 
 

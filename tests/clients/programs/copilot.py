@@ -10,6 +10,7 @@ from tests.clients.scenario import FAREWELL, GREETING, QUESTION, knows_the_weath
 
 ASK = ("--allow-all-tools", "-p")
 TOKENS = re.compile(r"↑ ([\d.]+)(k?).*?\(([\d.]+)(k?) cached")
+ONE_QUESTION = (*ASK, GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
@@ -17,7 +18,7 @@ def conversation(daemon: Daemon) -> str:
     of a session up; the second request found what the first was.
     """
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         first, _ = agent.say(*ASK, GREETING)
         _, tokens = agent.say("--continue", *ASK, FAREWELL)
     assert first.strip(), tokens
@@ -26,20 +27,20 @@ def conversation(daemon: Daemon) -> str:
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        answer, _ = _agent(home, daemon).say(*ASK, QUESTION)
+        answer, _ = agent_in(home, daemon).say(*ASK, QUESTION)
     return knows_the_weather(answer.strip()).splitlines()[-1]
 
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            _, tokens = agent.say(*ASK, GREETING)
+        for agent in agent_in(home, daemon).in_two_folders():
+            _, tokens = agent.say(*ONE_QUESTION)
     return shared(*_usage(tokens), least=0.05)
 
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK)
+        return agent_in(home, daemon).cancel(*ASK)
 
 
 def _usage(text: str) -> tuple[int, int]:
@@ -53,7 +54,7 @@ def _number(digits: str, unit: str) -> int:
     return round(float(digits) * (1000 if unit else 1))
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("copilot", "copilot", Path(home), daemon)
 
 

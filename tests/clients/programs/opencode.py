@@ -16,12 +16,13 @@ QUIET = {
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "npm_config_registry": "http://127.0.0.1:9/",  # of what it installs for plugins, in vain
 }
+ONE_QUESTION = (*ASK, GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which resumes the first."""
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         first = _text(agent.run(*ASK, GREETING))
         cached = _cached(agent.run(*ASK, "--continue", FAREWELL))
     return f"{first} ({cached})"
@@ -29,7 +30,7 @@ def conversation(daemon: Daemon) -> str:
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        events = _agent(home, daemon).run(*ASK, QUESTION)
+        events = agent_in(home, daemon).run(*ASK, QUESTION)
     (call,) = _parts(events, "tool_use")
     assert call["state"]["status"] == "completed", call
     return f"{knows_the_weather(_text(events))} ({_cached(events)})"
@@ -37,22 +38,22 @@ def tool_loop(daemon: Daemon) -> str:
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            events = agent.run(*ASK, GREETING)
+        for agent in agent_in(home, daemon).in_two_folders():
+            events = agent.run(*ONE_QUESTION)
     return shared(*_usage(events), least=0.9)
 
 
 def errors(daemon: Daemon) -> str:
     """A prompt longer than the context, where OpenCode counts fewer tokens."""
     with tempfile.TemporaryDirectory() as home:
-        *_, last = _agent(home, daemon).run(*ASK, *["word " * 20_000] * 3)
+        *_, last = agent_in(home, daemon).run(*ASK, *["word " * 20_000] * 3)
     assert last["type"] == "error", last
     return str(last["error"]["data"]["message"])
 
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK)
+        return agent_in(home, daemon).cancel(*ASK)
 
 
 def _text(events: list[Any]) -> str:
@@ -75,7 +76,7 @@ def _usage(events: list[Any]) -> tuple[int, int]:
     return cached, cached + tokens["input"]
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("opencode", "opencode", Path(home), daemon, QUIET)
 
 

@@ -9,12 +9,13 @@ from tests.clients.programs.agent import Agent, shared
 from tests.clients.scenario import FAREWELL, GREETING, QUESTION, knows_the_weather
 
 ASK = ("--mode", "json", "-p")
+ONE_QUESTION = (*ASK, GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which resumes the first."""
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         first = _text(agent.run(*ASK, GREETING))
         cached, asked = _usage(agent.run(*ASK, "--continue", FAREWELL))
     return f"{first} ({shared(cached, asked, least=0.95)})"
@@ -22,21 +23,21 @@ def conversation(daemon: Daemon) -> str:
 
 def tool_loop(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        events = _agent(home, daemon).run(*ASK, QUESTION)
+        events = agent_in(home, daemon).run(*ASK, QUESTION)
     cached, asked = _usage(events)
     return f"{knows_the_weather(_text(events))} ({shared(cached, asked, least=0.9)})"
 
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            events = agent.run(*ASK, GREETING)
+        for agent in agent_in(home, daemon).in_two_folders():
+            events = agent.run(*ONE_QUESTION)
     return shared(*_usage(events), least=0.9)
 
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK)
+        return agent_in(home, daemon).cancel(*ASK)
 
 
 def _text(events: list[Any]) -> str:
@@ -54,7 +55,7 @@ def _answer(events: list[Any]) -> Any:
     return events[-1]["messages"][-1]
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("pi", "pi", Path(home), daemon, {"PI_OFFLINE": "1"})
 
 

@@ -9,12 +9,13 @@ from tests.clients.programs.agent import Agent, shared
 from tests.clients.scenario import FAREWELL, GREETING
 
 ASK = ("-o", "stream-json")
+ONE_QUESTION = (*ASK, "-p", GREETING)
 
 
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which resumes the first."""
     with tempfile.TemporaryDirectory() as home:
-        agent = _agent(home, daemon)
+        agent = agent_in(home, daemon)
         first = agent.run(*ASK, "-p", GREETING)[-1]["result"]
         cached, asked = _usage(agent.run(*ASK, "--continue", "-p", FAREWELL))
     return f"{first} ({shared(cached, asked, least=0.9)})"
@@ -22,14 +23,14 @@ def conversation(daemon: Daemon) -> str:
 
 def two_folders(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        for agent in _agent(home, daemon).in_two_folders():
-            lines = agent.run(*ASK, "-p", GREETING)
-    return shared(*_usage(lines), least=0.85)
+        for agent in agent_in(home, daemon).in_two_folders():
+            lines = agent.run(*ONE_QUESTION)
+    return shared(*_usage(lines), least=0.9)
 
 
 def cancellation(daemon: Daemon) -> str:
     with tempfile.TemporaryDirectory() as home:
-        return _agent(home, daemon).cancel(*ASK, "-p")
+        return agent_in(home, daemon).cancel(*ASK, "-p")
 
 
 def _usage(lines: list[Any]) -> tuple[int, int]:
@@ -40,7 +41,7 @@ def _usage(lines: list[Any]) -> tuple[int, int]:
     return usage["cache_read_input_tokens"], usage["input_tokens"]
 
 
-def _agent(home: str, daemon: Daemon) -> Agent:
+def agent_in(home: str, daemon: Daemon) -> Agent:
     return Agent("qwen", "qwen_code", Path(home), daemon)
 
 

@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
+from server.admin.cache import MOST_BEGINNINGS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.conftest import CLIENT_SECONDS
@@ -110,6 +111,13 @@ def test_a_node_has_no_text_unless_that_is_allowed(http: httpx.Client) -> None:
     assert http.get("/admin/cache/nodes/-1").status_code == 400
 
 
+def test_nodes_have_no_beginnings_unless_that_is_allowed(http: httpx.Client) -> None:
+    none = {"shows_text": False, "beginnings": {}}
+    assert http.get("/admin/cache/nodes", params={"ids": [1, 7]}).json() == none
+    for ids in ([], [-1], list(range(MOST_BEGINNINGS + 1))):
+        assert http.get("/admin/cache/nodes", params={"ids": ids}).status_code == 400
+
+
 def test_one_namespace_is_cleared_or_all(http: httpx.Client) -> None:
     def freed(**params: str) -> tuple[int, int]:
         answer = http.post("/admin/cache/clear", params=params).json()
@@ -130,7 +138,7 @@ def keyed_url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, "/admin/cache/nodes?ids=1"])
 def test_it_is_for_admins(path: str, keyed_url: str) -> None:
     assert httpx.get(f"{keyed_url}{path}").status_code == 401
     with client_of(keyed_url, "bob") as bob:
@@ -142,6 +150,8 @@ def test_it_is_for_admins(path: str, keyed_url: str) -> None:
 def test_text_is_shown_where_a_setting_allows_it(keyed_url: str) -> None:
     with client_of(keyed_url, "ann") as ann:
         assert ann.get("/admin/cache/nodes/1").json() == {"id": 1, "tokens": 2, "text": "Hi"}
+        found = ann.get("/admin/cache/nodes", params={"ids": [1, 7]}).json()
+        assert found == {"shows_text": True, "beginnings": {"1": "Hi"}}
 
 
 def test_without_a_dashboard_there_is_nothing_of_it() -> None:

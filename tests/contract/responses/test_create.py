@@ -315,3 +315,17 @@ def test_the_object_has_the_penalties_and_the_bound_on_built_in_calls(create: Cr
 def test_a_bound_on_calls_is_positive(create: Created) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tool_calls"):
         create(max_tool_calls=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "zzz"}}, "reasoning.effort"),
+        ({"include": ["reasoning.encrypted_content", "zzz"]}, "include[1]"),
+    ],
+)
+def test_what_openai_does_not_know_is_refused(
+    http: httpx.Client, fields: dict[str, object], param: str
+) -> None:
+    refused = http.post("/v1/responses", json={"input": "Hi", **fields})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

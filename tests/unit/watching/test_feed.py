@@ -84,3 +84,14 @@ async def test_the_tokens_of_a_node(setup: Setup) -> None:
     assert await setup.engine.node(node.id, 3) == NodeTokens(node.id, node.tokens, first)
     await setup.engine.clear_cache()
     assert await setup.engine.node(node.id, 3) is None
+
+
+async def test_the_tokens_of_nodes_that_were_split(setup: Setup) -> None:
+    await setup.collect(request("a", n_tokens=12, max_tokens=1))
+    await whole(setup)
+    await setup.collect(request("b", n_tokens=10, max_tokens=1))
+    for node in (await whole(setup)).nodes:
+        found = await setup.engine.node(node.id, node.tokens)
+        assert found is not None
+        assert (found.id, found.tokens) == (node.id, node.tokens)
+        assert len(found.token_ids) == node.tokens
