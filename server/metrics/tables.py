@@ -92,11 +92,11 @@ ENGINE: tuple[Row[EngineStats], ...] = (
         "Sequences that ended: stop, length, abort (the client left) or error.",
         lambda s: s.sequences.finished.items(),
     ),
-    Gauge("rootstock_requests_running", "Sequences that are computed.", lambda s: s.running),
-    Gauge("rootstock_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Gauge("rootstock_requests_running", "Running sequences.", lambda s: s.running),
+    Gauge("rootstock_requests_waiting", "Queued sequences.", lambda s: s.waiting),
     Counter(
         "rootstock_prompt_tokens{source}",
-        "Prompt tokens, computed or adopted from the cache.",
+        "Prompt tokens, computed or found in the cache.",
         lambda s: [("computed", s.computed_prompt_tokens), ("cached", s.cache.hit_tokens)],
     ),
     Counter("rootstock_generated_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
@@ -117,7 +117,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_grammar_stalls",
-        "Rows that were not sampled in a step because the mask of their grammar was not known yet.",
+        "Rows that were not sampled in a step because the mask of their grammar was late.",
         lambda s: s.late_rows,
     ),
     Counter("rootstock_steps", "Steps of the engine's loop.", lambda s: s.steps),
@@ -157,7 +157,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_kv_shared_blocks",
-        "Blocks in two tables or more.",
+        "Blocks that two or more sequences share.",
         lambda s: s.cache.blocks_shared,
     ),
     Gauge(
@@ -222,12 +222,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_group_unresumable_tokens{group}",
-        "Prompt tokens found in the tree, and computed again for want of a slot of the group.",
+        "Prompt tokens found in the tree but computed again, because the group had no slot.",
         lambda s: [(group.name, group.unresumable_tokens) for group in s.cache.groups],
     ),
     Gauge(
         "rootstock_mlx_memory_bytes{kind}",
-        "MLX's allocator: in use, cached for the next step, and the most that was in use.",
+        "Memory of MLX's allocator: active (in use), cached, and the peak of active.",
         lambda s: [
             ("active", s.memory.active),
             ("cached", s.memory.cached),
@@ -254,7 +254,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
 DECODE: tuple[Row[DecodeStats], ...] = (
     Counter(
         "rootstock_computed_steps{path}",
-        "Steps that the model computed: compiled are steady decodes, replayed as one function.",
+        "Steps that the model computed: compiled, a replayed decode; eager, any other.",
         lambda d: [("compiled", d.compiled_steps), ("eager", d.steps - d.compiled_steps)],
     ),
 )
@@ -262,7 +262,7 @@ DECODE: tuple[Row[DecodeStats], ...] = (
 DISK: tuple[Row[DiskCacheStats], ...] = (
     Gauge(
         "rootstock_disk_entries",
-        "Blocks, and ends of prompts within one, in the disk cache.",
+        "Entries of the disk cache: blocks, and ends of prompts within a block.",
         lambda d: d.entries,
     ),
     Gauge(
@@ -277,7 +277,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Gauge(
         "rootstock_disk_limit_bytes",
-        "The most that the files of all models may take.",
+        "Limit of the files of all models.",
         lambda d: d.limit_bytes,
     ),
     Gauge(
@@ -285,9 +285,11 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
         "Bytes queued for the disk cache.",
         lambda d: d.buffered_bytes,
     ),
-    Counter("rootstock_disk_read_bytes", "Read from the disk cache.", lambda d: d.read_bytes),
+    Counter("rootstock_disk_read_bytes", "Bytes read from the disk cache.", lambda d: d.read_bytes),
     Counter(
-        "rootstock_disk_written_bytes", "Written to the disk cache.", lambda d: d.written_bytes
+        "rootstock_disk_written_bytes",
+        "Bytes written to the disk cache.",
+        lambda d: d.written_bytes,
     ),
     Counter(
         "rootstock_disk_hits",
@@ -378,8 +380,8 @@ VLLM_SEQUENCES: tuple[Row[FinishedSequences], ...] = (
 """Of sequences that ended with a stop or with their length."""
 
 VLLM: tuple[Row[EngineStats], ...] = (
-    Gauge("vllm:num_requests_running", "Sequences that are computed.", lambda s: s.running),
-    Gauge("vllm:num_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Gauge("vllm:num_requests_running", "Running sequences.", lambda s: s.running),
+    Gauge("vllm:num_requests_waiting", "Queued sequences.", lambda s: s.waiting),
     Gauge("vllm:kv_cache_usage_perc", "Share of blocks held by sequences; 1 is all.", _held_share),
     Counter(
         "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.cache.queried_tokens
