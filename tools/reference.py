@@ -10,6 +10,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
+from engine.values.stats import DISK_FAULTS
 from server.metrics.metrics import HTTP, SAMPLE_SUFFIXES, Row
 from server.metrics.tables import TABLES, vllm_tables
 from server.settings import Settings
@@ -56,6 +57,19 @@ of token counts and of prefill, decode and output-token times exist under these 
 count sequences that ended with `stop` or `length`. `promtool check metrics` warns about the colons.
 
 """
+METRICS_NOTES = """
+- Received sequences are the refused, the finished and the live ones together. A client that leaves
+  before its answer begins has status 499, here and in the log; its sequences finish as `abort`.
+- `route` is the path's template. It is `other` for paths that do not exist, and for requests that
+  are refused before routing, such as one with a wrong key. Most answers with status 400 never
+  reach an engine, so only the metrics of HTTP count them.
+- Reasons of `rootstock_access_refused_total`: `invalid_key`, `role`, `concurrency`,
+  `requests_per_minute`, `tokens_per_minute`, `foreign_host`, `foreign_origin`.
+- A block that eight sequences share counts seven times in `rootstock_kv_saved_blocks`, and one that
+  only the tree holds not at all.
+- Prompts that are computed in advance count neither as queries nor as hits of the prefix cache.
+- `rootstock_prefix_hit_ratio` has no sample for a window without lookups.
+"""
 METRICS_TABLE = """\
 | metric | type | |
 | --- | --- | --- |
@@ -74,9 +88,10 @@ def reference() -> dict[Path, str]:
 def _metrics() -> str:
     own = [row for rows in (HTTP, *(table.rows for table in TABLES)) for row in rows]
     vllm = [row for table in vllm_tables({}) for row in table.rows]
-    return "".join(
-        (METRICS_HEAD, METRICS_TABLE, *_families(own), VLLM_HEAD, METRICS_TABLE, *_families(vllm))
-    )
+    parts = (METRICS_HEAD, METRICS_TABLE, *_families(own), METRICS_NOTES)
+    faults = ", ".join(f"`{fault}`" for fault in DISK_FAULTS)
+    vllm_parts = (VLLM_HEAD, METRICS_TABLE, *_families(vllm))
+    return "".join((*parts, f"- Faults of the disk cache: {faults}.\n", *vllm_parts))
 
 
 def _families(rows: Iterable[Row[Any]]) -> Iterator[str]:
