@@ -39,10 +39,10 @@ help:  ## what there is to make
 
 # Large pages for what MLX takes from glibc's malloc: docs/serving.md. Ignored elsewhere.
 serve chat: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-serve: free-port $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, options in ARGS="--model NAME"
+serve: $(if $(wildcard $(VENV)/.runtime),,free-port) $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, options in ARGS="--model NAME"
 	$(BIN)/rootstock serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Before anything is installed, which takes a minute.
+# Before anything is installed, which takes a minute. Afterwards the daemon says it, and who has it.
 free-port:
 	@$(PYTHON) tools/free_port.py "$(PORT)" $(ARGS)
 

@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Protocol, cast
@@ -49,9 +49,18 @@ HEAD_END = b"\r\n\r\n"
 log = logging.getLogger("rootstock")
 
 
-def configure_logging(level: str) -> None:
-    """Send everything to standard error; of uvicorn and HTTP clients warnings alone."""
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+def configure_logging(level: str, edited: Callable[[str], str] = str) -> None:
+    """Send everything to standard error, each message as `edited` returns it; of uvicorn and HTTP
+    clients warnings alone.
+    """
+
+    class Formatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return edited(super().format(record))
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter(LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     for noisy in ("uvicorn", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

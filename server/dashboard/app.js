@@ -256,8 +256,8 @@ function states(models) {
 
 function pastText({ time }, status) {
   const seen = new Date(time * 1000).toLocaleTimeString();
-  const who = status === "lost" ? "daemon" : "model";
-  return `The ${who} does not answer. Below is how things stood at ${seen}.`;
+  const silent = status === "lost" ? "daemon" : "model";
+  return `The ${silent} does not answer. Below is its state at ${seen}.`;
 }
 
 function refusalText(refusal) {

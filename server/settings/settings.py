@@ -148,7 +148,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
-        raise SettingsError(f"config: cannot read {path}: {error.strerror}") from None
+        raise SettingsError(f"config: cannot read {path.absolute()}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"config: {path} is no text in UTF-8") from None
     except yaml.YAMLError as error:

@@ -114,7 +114,7 @@ def chat(
         try:
             conversation = saved_conversation() if resume else Conversation()
             if system:
-                conversation = conversation.with_system(system)
+                conversation = replace(conversation, system=system)
             endpoint = (
                 running_daemon(settings, model, api_key)
                 if url is None
@@ -128,8 +128,11 @@ def chat(
                 is_saved = resume or is_terminal()
                 session = Session(client, screen, conversation, save if is_saved else None)
                 session.run()
+                if is_saved and session.conversation.turns:
+                    saved = f"`rootstock chat --resume` goes on; saved in {conversation_file()}"
+                    screen.note(typeable(saved))
         except TerminalError as error:
-            screen.error(str(error))
+            screen.error(typeable(str(error)))
             raise typer.Exit(1) from None
         if session.failures:
             raise typer.Exit(1)
@@ -183,14 +186,6 @@ class Conversation:
     def answered(self, text: str, answer: str) -> "Conversation":
         """The conversation with one more turn."""
         return replace(self, turns=(*self.turns, Turn(text, answer)))
-
-    def cleared(self) -> "Conversation":
-        """The conversation without its turns; the system prompt stays."""
-        return replace(self, turns=())
-
-    def with_system(self, system: str) -> "Conversation":
-        """The conversation with another system prompt."""
-        return replace(self, system=system)
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -260,10 +255,10 @@ class Session:
             case "/exit":
                 raise EOFError
             case "/clear":
-                self.conversation = self.conversation.cleared()
+                self.conversation = replace(self.conversation, turns=())
                 self._screen.note("forgotten")
             case "/system":
-                self.conversation = self.conversation.with_system(argument.strip())
+                self.conversation = replace(self.conversation, system=argument.strip())
                 self._screen.note("system prompt " + ("set" if argument.strip() else "removed"))
             case "/help":
                 self._screen.note(typeable(HELP))

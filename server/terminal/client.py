@@ -15,14 +15,13 @@ import httpx
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
 from server.http.listening import is_loopback
+from server.settings import CLIENT_KEY_VARIABLE
 from server.terminal.console import (
     KeyRefused,
     NotFound,
     NotLoaded,
     Starting,
     TerminalError,
-    UnknownModel,
-    Unreachable,
 )
 
 UNLIMITED = httpx.Timeout(None, connect=10.0)  # an answer may wait in a queue
@@ -317,11 +316,14 @@ def _refusal(response: httpx.Response) -> TerminalError:
     message = error_message(body) or response.reason_phrase
     match response.status_code, _json(body):
         case _, {"error": {"code": "model_not_found"}}:
-            return UnknownModel(message)
+            return TerminalError(message)
         case _, {"error": {"code": "server_starting"}}:
             return Starting(f"{shown_url(response.url.join('/'))}: {message}")
-        case httpx.codes.UNAUTHORIZED | httpx.codes.FORBIDDEN, _:
+        case httpx.codes.UNAUTHORIZED, {"error": {"code": "invalid_api_key"}}:
+            message = f"A valid API key is needed: --api-key KEY, or {CLIENT_KEY_VARIABLE}"
             kind: type[TerminalError] = KeyRefused
+        case httpx.codes.UNAUTHORIZED | httpx.codes.FORBIDDEN, _:
+            kind = KeyRefused
         case httpx.codes.NOT_FOUND, _:
             kind = NotFound
         case _, {"error": {"code": "model_not_loaded"}}:
@@ -342,13 +344,13 @@ def _as_terminal_errors(http: httpx.Client) -> Iterator[None]:
         raise TerminalError(f"lost {shown_url(http.base_url)}: {problem}") from error
 
 
-def _unreachable(url: httpx.URL, error: httpx.ConnectError) -> Unreachable:
+def _unreachable(url: httpx.URL, error: httpx.ConnectError) -> TerminalError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConnectionRefusedError):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return Unreachable(f"cannot connect to {shown_url(url)}: {error}")
-    return Unreachable(f"nothing listens at {url.netloc.decode()}: has the server been started?")
+        return TerminalError(f"cannot connect to {shown_url(url)}: {error}")
+    return TerminalError(f"nothing listens at {url.netloc.decode()}: has the server been started?")
 
 
 class EventStream:

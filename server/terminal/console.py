@@ -48,10 +48,6 @@ class TerminalError(Exception):
     """A command failed. The text says why, in one line for the user."""
 
 
-class Unreachable(TerminalError):
-    """No server answers at the address."""
-
-
 class KeyRefused(TerminalError):
     """The server refuses the API key (401, 403)."""
 
@@ -66,10 +62,6 @@ class NotLoaded(TerminalError):
 
 class Starting(TerminalError):
     """The daemon does not serve yet: it loads its models."""
-
-
-class UnknownModel(TerminalError):
-    """The server has no model of that name (404)."""
 
 
 @contextmanager

@@ -11,13 +11,7 @@ from server.http.listening import base_url, is_loopback
 from server.settings import CLIENT_KEY_VARIABLE, Settings, variable_of
 from server.terminal.admin_client import Admin, admin_client
 from server.terminal.client import Endpoint, parse_url, served_models
-from server.terminal.console import (
-    KeyRefused,
-    Starting,
-    TerminalError,
-    Unreachable,
-    errors_printed,
-)
+from server.terminal.console import KeyRefused, Starting, TerminalError, errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.records import Record, running_records
 
@@ -77,7 +71,7 @@ def endpoint_of(
     if found is None and model is not None:
         found = running_daemon(settings, None, api_key)  # which can say that it has no such model
     if found is None:
-        raise Unreachable(_none_text(settings))
+        raise TerminalError(_none_text(settings))
     return found
 
 

@@ -61,12 +61,12 @@ def launch(
         typer.Option(help="Also where the model's context is too short, or it can call no tools."),
     ] = False,
 ) -> None:
-    """Start a coding agent on the daemon that runs.
+    """Start a coding agent on the running daemon.
 
     It gets its variables and arguments for this one time; its own files are left alone.
     """
     with errors_printed():
-        endpoint = endpoint_of(url, api_key, settings_or_exit({}))
+        endpoint = endpoint_of(url, api_key, settings_or_exit({}), model)
         target = _target(endpoint, model)
         if not force:
             _check_room(agent, target)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +38,8 @@ def serve_command(model: str | None) -> list[str]:
 def local_daemon(
     command: Sequence[str], progress: Callable[[str], None], stop_seconds: float = STOP_SECONDS
 ) -> Iterator[Endpoint]:
-    """Run a daemon until the context ends. Its API key is random, so nobody else may use it.
+    """Run a daemon until the context ends. Its API key is random, so nobody else may use it, and
+    other commands do not find its record.
 
     `progress` is called with the log's last line while the daemon starts. Raises TerminalError with
     the log's end when the daemon does not start, when it has died in the meantime, and when it was
@@ -46,8 +47,8 @@ def local_daemon(
     """
     api_key = secrets.token_urlsafe()
     with TemporaryDirectory(prefix="rootstock-chat-") as directory:
-        log = Path(directory) / "daemon.log"
-        with log.open("wb") as output, _started(command, output.fileno(), api_key) as process:
+        log, variables = Path(directory) / "daemon.log", _variables(api_key, directory)
+        with log.open("wb") as output, _started(command, output.fileno(), variables) as process:
             try:
                 yield Endpoint(_ready_url(process, log, progress), api_key)
             finally:
@@ -56,25 +57,27 @@ def local_daemon(
                 raise _ended(process, log)
 
 
-def _started(command: Sequence[str], output: int, api_key: str) -> "subprocess.Popen[bytes]":
+def _variables(api_key: str, state: str) -> dict[str, str]:
+    """The key, a folder of state apart, and a path on which Python finds this package."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        f"{ENVIRONMENT_PREFIX}API_KEY": api_key,
+        "XDG_STATE_HOME": state,
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def _started(
+    command: Sequence[str], output: int, variables: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         command,
-        env=_environment(api_key),
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,  # the terminal's Ctrl-C is not for the daemon
     )
-
-
-def _environment(api_key: str) -> dict[str, str]:
-    """This process's environment, with the key, and a path on which Python finds this package."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        f"{ENVIRONMENT_PREFIX}API_KEY": api_key,
-        "PYTHONPATH": os.pathsep.join(path),
-    }
 
 
 def _ready_url(

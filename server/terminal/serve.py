@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryFile
 
-import httpx
 import typer
 from anyio import create_task_group
 from uvicorn.loops.auto import auto_loop_factory
@@ -50,9 +50,7 @@ log = logging.getLogger("rootstock")
 @with_settings()
 def serve(settings: Settings) -> None:
     """Serve models until Ctrl-C or SIGTERM. Without --model it is the demonstration model."""
-    configure_logging(settings.log_level)
-    for handler in logging.root.handlers:
-        handler.addFilter(_typeable)
+    configure_logging(settings.log_level, typeable)
     with ExitStack() as held:
         try:
             sockets = held.enter_context(listening(settings.host, settings.port))
@@ -79,12 +77,6 @@ def serve(settings: Settings) -> None:
         log.info("stopped")
 
 
-def _typeable(record: logging.LogRecord) -> bool:
-    """A filter that has commands in messages as they can be typed."""
-    record.msg, record.args = typeable(record.getMessage()), ()
-    return True
-
-
 def _cannot_listen(settings: Settings, error: OSError) -> str:
     """Why the daemon cannot listen, and what to do."""
     host, port = settings.host, settings.port
@@ -92,7 +84,7 @@ def _cannot_listen(settings: Settings, error: OSError) -> str:
         case errno.EADDRINUSE:
             advice = f"start this one with --port {_free_port(host, port)}"
             for record in running_records():
-                if httpx.URL(record.url).port == port:
+                if record.url.endswith(f":{port}/v1"):
                     return (
                         f"port {port} is taken by a Rootstock (pid {record.pid}) at {record.text}: "
                         f"use that one, or {advice}"
@@ -116,8 +108,7 @@ def _disk_cache_problems(settings: Settings) -> Iterator[str]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-        used_bytes = sum(file.stat().st_blocks for file in folder.glob("*/*")) * STAT_BLOCK_BYTES
-        room_bytes = disk_usage(folder).free + used_bytes
+        room_bytes = disk_usage(folder).free + _used_bytes(folder)
     except FileExistsError:
         yield f"disk_cache: {folder} is a file; a folder is needed"
     except OSError as error:
@@ -133,6 +124,17 @@ def _disk_cache_problems(settings: Settings) -> Iterator[str]:
                 bytes_text(room_bytes),
                 bytes_text(settings.disk_cache_bytes),
             )
+
+
+def _used_bytes(folder: Path) -> int:
+    """Bytes of the disk that the folder's disk cache takes already. Another process may be removing
+    files of it.
+    """
+    n_blocks = 0
+    for file in folder.glob("v*-*/*"):
+        with suppress(OSError):
+            n_blocks += file.stat().st_blocks
+    return n_blocks * STAT_BLOCK_BYTES
 
 
 def _model_problems(settings: Settings) -> Iterator[str]:

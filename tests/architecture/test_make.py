@@ -68,6 +68,17 @@ def test_the_daemon_is_started_with_large_pages(
     assert LARGE_PAGES in (ROOT / "Dockerfile").read_text("utf-8")
 
 
+def test_the_port_is_tried_before_anything_is_installed_and_not_afterwards(tmp_path: Path) -> None:
+    said = commands(tmp_path, "serve")
+    assert said.index("tools/free_port.py") < said.index("-m venv")
+    for name in ("bin/python", f".mlx-{BACKEND}", ".runtime"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = commands(tmp_path, "serve", "MKL=", NO_CARD)
+    assert "tools/free_port.py" not in said
+    assert "rootstock serve" in said
+
+
 def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) -> None:
     """With the tools of macOS, too: `sed` writes a `t` there for a tab that is written `\\t`."""
     sed = tmp_path / "sed"

@@ -21,12 +21,14 @@ CLIENT_SECONDS = 60
 
 
 @contextmanager
-def demo_daemon(kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[httpx.Client]:
+def demo_daemon(
+    kv_cache_bytes: int = KV_CACHE_BYTES, *, dashboard_text: bool = False
+) -> Iterator[httpx.Client]:
     """A client of a daemon of its own."""
     config = EngineConfig(model="", kv_cache_bytes=kv_cache_bytes)
     engine = launched(config)
     with (
-        running(engine, Settings(port=0)) as url,
+        running(engine, Settings(port=0, dashboard_text=dashboard_text)) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
         yield client

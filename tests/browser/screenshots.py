@@ -1,5 +1,6 @@
-"""`make screenshots`: the page while several users talk with shared prompts, and its picture of
-caches that are hard to draw."""
+"""`make screenshots`: the page while several users share prompts, and pictures of caches that are
+hard to draw.
+"""
 
 import sys
 import time
@@ -24,7 +25,7 @@ from tests.contract.fake_engine import FakeEngine
 
 INTO = Path(__file__).parents[2] / "docs" / "images"
 MOST_BYTES = 250_000
-DESKTOP = {"width": 1360, "height": 1080}
+DESKTOP = {"width": 1440, "height": 1080}
 SHOTS: dict[str, dict[str, Any]] = {
     "dashboard-light.png": {"viewport": DESKTOP, "color_scheme": "light"},
     "dashboard-dark.png": {"viewport": DESKTOP, "color_scheme": "dark"},
@@ -39,6 +40,7 @@ SCENES: dict[str, tuple[TreeSnapshot, dict[str, Any]]] = {
     ),
 }
 GONE = "tree-gone.png"
+REQUESTS = "requests.png"
 PROMPTS = (
     "You answer questions about Rootstock, shortly and in plain words. " * 12,
     "You remember what you are told, and repeat it when you are asked. " * 5,
@@ -46,6 +48,12 @@ PROMPTS = (
 QUESTIONS = (
     *("What is Rootstock?", "How does the cache work?", "How do I clear the cache?"),
     *("Repeat: Laura painted 42 wooden boats in Lisbon.", "How do I serve a real model?"),
+)
+AGENTS = (
+    "claude-cli/2.0.14 (external, cli)",
+    "codex_cli_rs/0.46.0",
+    "opencode/1.0.0",
+    "curl/8.5.0",
 )
 USERS = 6
 LONGEST_ANSWER = 190
@@ -60,7 +68,7 @@ def main() -> int | str:
     INTO.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
         take_scenes(browser)
-    with demo_daemon() as client, chromium() as browser, load(client):
+    with demo_daemon(dashboard_text=True) as client, chromium() as browser, load(client):
         for name, options in SHOTS.items():
             page = browser.new_page(**options)
             page.goto(str(client.base_url))
@@ -108,11 +116,15 @@ def take(page: Page, path: Path) -> None:
     expect(page.locator(".lane.running").first).to_be_visible()
     expect(page.locator(".numbers b").first).not_to_have_text("0")
     keep(path, page.screenshot())
+    if path.name == "dashboard-light.png":
+        keep(path.with_name(REQUESTS), page.locator("section.requests").screenshot())
 
 
 @contextmanager
 def load(client: httpx.Client) -> Iterator[None]:
-    """Users who ask again as soon as they have an answer, each behind one of the prompts."""
+    """Users of several programs, with one of two system prompts, who send the next message as soon
+    as they have an answer.
+    """
     over = Event()
 
     def talk(user: int) -> None:
@@ -127,7 +139,8 @@ def load(client: httpx.Client) -> Iterator[None]:
             ]
             tokens = LONGEST_ANSWER * (1 + (user + turn) % 3) // 3
             body = {"messages": messages, "max_tokens": tokens, "ignore_eos": True}
-            client.post("/v1/chat/completions", json=body).raise_for_status()
+            headers = {"User-Agent": AGENTS[user % len(AGENTS)]}
+            client.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
 
     with ThreadPoolExecutor(USERS) as users:
         talks = [users.submit(talk, user) for user in range(USERS)]

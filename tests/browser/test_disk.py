@@ -126,7 +126,7 @@ def test_what_windows_have_left_behind_is_marked(visit: Visit, tmp_path: Path) -
         for first in range(5, 5 + N_PROMPTS):
             ask(client, first)
         page = visit(str(client.base_url).rstrip("/"))
-        expect(page.locator(".legend")).to_contain_text("left behind by sliding windows")
+        expect(page.locator(".legend")).to_contain_text("no longer in a sliding window")
         expect(page.locator(".memory")).to_contain_text("Windows of")
         page.get_by_role("button", name="that share nothing").click()
         expect(page.locator(".bar .disk")).to_have_count(N_PROMPTS)

@@ -56,7 +56,6 @@ def test_an_answer_is_streamed_and_says_what_it_took(
     expect(answer.locator(".text")).to_contain_text("Rootstock")
     expect(answer.locator(".figures")).to_contain_text("prompt tokens cached")
     expect(answer.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens generated"))
-    expect(answer.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens/s"))
     send(page, "How does the cache work?")
     expect(answer.last).to_have_attribute("data-state", "done")
     cached = answer.last.locator(".figures b").first.inner_text()
@@ -72,6 +71,25 @@ def test_text_appears_while_it_is_written_and_stop_ends_it(page: Page, engine: F
     page.get_by_role("button", name="Stop").click()
     expect(answer.locator(".figures")).to_have_text("stopped")
     assert engine.aborted.get(timeout=10)
+
+
+def test_an_answer_has_a_rate_unless_all_of_it_came_at_once(page: Page, engine: FakeEngine) -> None:
+    gate = Gate()
+    engine.script = Script(answers=("Hello, and more",), gate=gate, gate_after_tokens=5)
+    send(page, "Hi")
+    expect(page.locator(".message.assistant .text")).to_have_text("Hello")
+    page.wait_for_timeout(50)
+    gate.open()
+    expect(page.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens/s"))
+    chunk = {"choices": [{"index": 0, "delta": {"content": "All."}, "finish_reason": "stop"}]}
+    body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    send(page, "Hi")
+    expect(page.locator(".message.assistant").last).to_have_attribute("data-state", "done")
+    expect(page.locator(".figures").last).not_to_contain_text("tokens/s")
 
 
 @pytest.mark.parametrize("focused", ["Your message", "The conversation", None])

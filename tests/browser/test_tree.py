@@ -244,7 +244,7 @@ def test_a_daemon_that_is_gone_dims_what_it_said(visit: Visit, port: int, viewpo
         expect(page.locator(".picture")).to_have_css("opacity", "1")
     for part in (".picture", ".overview"):
         expect(page.locator(part)).to_have_css("opacity", "0.5")
-    expect(page.locator(".notice")).to_contain_text("Below is how things stood at")
+    expect(page.locator(".notice")).to_contain_text("Below is its state at")
     with running(FakeEngine(), Settings(port=port)):
         expect(page.locator(".picture")).to_have_css("opacity", "1")
         expect(page.locator(".notice")).to_have_count(0)

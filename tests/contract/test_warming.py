@@ -243,3 +243,23 @@ def test_a_file_that_holds_no_prompts_is_refused_before_anything_is_loaded(
         path.write_text(text)
     with pytest.raises(ValidationError, match=re.escape(problem)):
         Settings(warm_prompts=path)
+
+
+def test_a_model_is_unloaded_though_its_prompts_are_not_all_warm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To warm them all would take minutes."""
+    caplog.set_level(logging.INFO, "rootstock")
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text(json.dumps([f"{number} " + "word " * 400 for number in range(1000)]))
+    settings = Settings(port=0, warm_prompts=prompts)
+    with (
+        running(loaded(DEMO), settings) as url,
+        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
+    ):
+        eventually(lambda: stats_of(client)[0] > 0, True)
+        [model] = client.get("/admin/models").json()["models"]
+        unloaded = client.post("/admin/models/unload", params={"model": model["id"]})
+        assert unloaded.raise_for_status().json()["state"] == "unloaded"
+    assert "tokens computed" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -262,7 +262,7 @@ def test_a_message(play: Play, is_marked: bool) -> None:
 
 @given(
     play=plays(ANSWERS),
-    include=st.sets(st.sampled_from(["reasoning.encrypted_content", "no such"])),
+    include=st.sets(st.sampled_from(["reasoning.encrypted_content", "file_search_call.results"])),
     reasoning=st.sampled_from([{}, {"summary": "auto"}]),
 )
 def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) -> None:

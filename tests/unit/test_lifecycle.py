@@ -89,7 +89,7 @@ def test_what_has_loaded_is_no_work_for_the_garbage_collector(
         is_looked_at = any(one is engine for one in gc.get_objects())
         seen.append((is_looked_at, gc.get_threshold()))
 
-    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    monkeypatch.setattr(serve, "configure_logging", lambda level, edited: None)
     models = registry_of(engine, Settings())
     monkeypatch.setattr(serve, "ModelRegistry", lambda settings, start: models)
     monkeypatch.setattr(DrainingServer, "serve", serve_nobody)

@@ -9,7 +9,7 @@ export class Conversation {
     this.chosen = new Map(); // of each parent, the child that is shown
   }
 
-  /** A new message behind `parent`, shown at once. */
+  /** A new message after `parent`, shown at once. */
   add(parent, role, text, notes = {}) {
     const message = { id: this.count++, parent, role, text, ...notes };
     this.messages.set(message.id, message);
@@ -19,7 +19,7 @@ export class Conversation {
     return message;
   }
 
-  /** Forget a message, if it says nothing and nothing is behind it. */
+  /** Remove a message if it is empty and no message follows it. */
   dropEmpty({ id, parent, text }) {
     if (text || this.children.get(id).length) return;
     this.messages.delete(id);

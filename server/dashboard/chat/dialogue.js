@@ -1,4 +1,4 @@
-// Who says what next: questions, answers, calls of the tool, and a second try.
+// The course of a conversation: questions, answers, calls of the tool, and retries.
 
 import { reason } from "../net/api.js";
 import { Conversation } from "./conversation.js";
@@ -24,7 +24,7 @@ export class Dialogue {
     this.running?.abort();
   }
 
-  /** A message behind `parent` and `together` answers to it, of which the first is shown. */
+  /** A message after `parent` and `together` answers to it, of which the first is shown. */
   async ask(parent, text, together, options) {
     const question = this.conversation.add(parent, "user", text);
     await this.run((signal) => this.answer(question, together, MOST_ROUNDS, options, signal));

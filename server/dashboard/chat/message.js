@@ -106,7 +106,7 @@ function Figures({ message }) {
       <span>first token after <b>${seconds(firstToken)}</b></span>
       <span><b>${whole(written)}</b> ${written === 1 ? "token" : "tokens"} generated${all}</span>
       <${Drafted} tokens=${drafted} />
-      <span><b>${rate(perSecond)}</b> tokens/s</span>
+      ${perSecond !== null && html`<span><b>${rate(perSecond)}</b> tokens/s</span>`}
       ${message.finish === "length" && html`<span>stopped at max tokens</span>`}
     </span>`;
 }

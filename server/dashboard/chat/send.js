@@ -1,13 +1,15 @@
-// One request to the chat API, streamed, and how long its parts took.
+// One streamed request to the chat API, and its figures.
 
 import { ask } from "../net/api.js";
 import { events } from "../net/events.js";
 
+const LEAST_SECONDS = 0.02; // of generating, for a rate that means something
+
 /**
- * Writes `answers.length` answers into the messages as their text arrives, and calls `onChange`
- * after each piece. All are one request with `n`: a browser opens six connections to a host at
- * most, so as many requests of their own would wait for each other. `fields` are others of its body.
- * Returns figures: tokens, and times in seconds. Throws what ask() throws, or the stream's error.
+ * Requests `answers.length` answers, adds their text to the messages as it arrives, and calls
+ * `onChange` after each piece. All are one request with `n`, because a browser opens at most six
+ * connections to a host. `fields` are further fields of its body. Returns figures: tokens, times in
+ * seconds, and the rate, null if all came at once. Throws what ask() throws, or the stream's error.
  */
 export async function send({ messages, fields, answers, signal, onChange }) {
   const sent = performance.now();
@@ -51,6 +53,6 @@ function figures(usage, sent, first, ended) {
     written,
     drafted: usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0,
     firstToken: (first - sent) / 1000,
-    perSecond: writing > 0 ? written / writing : 0,
+    perSecond: writing >= LEAST_SECONDS ? written / writing : null, // all came at once
   };
 }

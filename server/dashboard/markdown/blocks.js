@@ -1,4 +1,4 @@
-// An answer as blocks of Markdown, read while it is being written. marked says where blocks are and
+// An answer as blocks of Markdown, parsed while it is being generated. marked says where blocks are and
 // what is in them; what it says becomes elements elsewhere, never markup.
 
 import { Lexer } from "../vendor/marked.mjs";
@@ -31,7 +31,7 @@ export class Blocks {
     if (this.unread.length > MOST_OPEN && this.open.at(-1)?.type !== "code") this.cut();
   }
 
-  /** Behind its last whole line, if it has one. A list goes on as another list. */
+  /** The position after its last whole line, if it has one. A list continues as another list. */
   cut() {
     const end = this.unread.lastIndexOf("\n") + 1 || this.unread.length;
     this.closed.push(...shown(tokensOf(this.unread.slice(0, end))));
@@ -56,7 +56,7 @@ function shown(tokens) {
 
 /**
  * How many of the tokens are finished, and the length of their text: those before the last block
- * whose first line is whole. A line that is still being written may yet belong to either block.
+ * whose first line is whole. A line that is still being generated may yet belong to either block.
  */
 function finished(tokens, text) {
   const lastBreak = text.lastIndexOf("\n");

@@ -1,4 +1,4 @@
-// What marked has read, as elements. Whatever it does not know is shown as it was written.
+// Elements of the tokens that marked has parsed. Unknown ones are shown as text.
 
 import { Code } from "../parts/code.js";
 import { html } from "../parts/html.js";

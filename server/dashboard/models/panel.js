@@ -65,7 +65,7 @@ function noteOf({ state, idle_seconds, seconds_left, retry_seconds }) {
 function Memory({ model: { needed_bytes, memory } }) {
   const needed = needed_bytes === null ? "–" : `${bytes(needed_bytes)} if loaded`;
   return html`
-    <${Cell} kind="number" head="Memory">${memory ? bytes(memory.total_bytes) : needed}
+    <${Cell} kind="number parts" head="Memory">${memory ? bytes(memory.total_bytes) : needed}
       ${memory && html` <small>${partsOf(memory)}</small>`}<//>`;
 }
 

@@ -1,4 +1,4 @@
-// One stream of what the daemon tells, begun again whenever it breaks.
+// One stream of events from the daemon, opened again whenever it breaks.
 
 import { ask, Refused } from "./api.js";
 import { events } from "./events.js";
@@ -7,7 +7,7 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
 
 /**
- * Hands on every event of the stream at `path`, and tells how the connection is: "connecting", "live", "lost" (it is
+ * Passes on every event of the stream at `path`, and reports the state of the connection: "connecting", "live", "lost" (it is
  * tried again), or "refused" with the Refused, after which somebody must start it again.
  */
 export class Watch {

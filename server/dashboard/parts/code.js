@@ -5,7 +5,7 @@ import { Component, html } from "./html.js";
 
 const SAID_MS = 2000;
 
-/** `name` says what it is; where something beside it does, styles leave it out. */
+/** `name` says what the text is; styles hide it where a label next to it does. */
 export function Code({ text, name }) {
   return html`
     <div class="code">

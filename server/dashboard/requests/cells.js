@@ -1,4 +1,4 @@
-// What the rows of live and of finished requests have in common.
+// The cells that rows of live and of finished requests have in common.
 
 import { Drafted } from "../parts/drafted.js";
 import { percent, rate, whole } from "../parts/format.js";
@@ -16,7 +16,7 @@ export function Table({ name, caption, heads, children }) {
     </table>`;
 }
 
-/** `head` is shown beside it in a card. */
+/** `head` is shown next to it in a card. */
 export function Cell({ kind = "", head = "", title, children }) {
   return html`<td role="cell" class=${kind} data-head=${head} title=${title}>${children}</td>`;
 }

@@ -1,4 +1,4 @@
-// What the daemon tells of requests and of the last minutes, put together.
+// The requests and the series of the last minutes, collected from the daemon's events.
 
 export const SECONDS_SHOWN = 900;
 const KEPT_REQUESTS = 300;

@@ -1,6 +1,6 @@
 // How many sequences there are, with those that a snapshot only counts.
 
-/** { running, waiting, loading }: who is loading waits, too; of those only counted nobody knows. */
+/** { running, waiting, loading }: `waiting` includes `loading`. For hidden requests it is not known whether they load. */
 export function queue({ requests, hidden_requests }) {
   const listed = (state) => requests.filter((request) => request.state === state).length;
   return {

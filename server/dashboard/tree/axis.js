@@ -1,9 +1,9 @@
-// Where tokens stand along the width. To scale, but where a long prompt beside short ones would make
+// The places of tokens along the width: to scale, except where a long prompt next to short ones would make
 // slivers of these: then long stretches in which nothing begins or ends are cut short.
 
 const ENDS = [1, 1.1, 1.25, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10];
 const STEPS = [1, 2, 2.5, 5, 10];
-const MOST_TYPICAL = 24; // bars of a typical length, one behind the other, are legible
+const MOST_TYPICAL = 24; // bars of a typical length, one after the other, are legible
 
 /**
  * An axis from token `from` on. `stops` are the tokens at which something begins or ends, `typical`
@@ -24,12 +24,12 @@ export function axisOf(from, stops, typical) {
   return { from, knots, cuts, length: Math.max(1, knots.at(-1).place) };
 }
 
-/** The same with room at its end, so that it need not change with every token. */
+/** The axis with room at its end, so that it does not change with every token. */
 export function rounded(axis) {
   return { ...axis, length: roundedUp(axis.length, ENDS) };
 }
 
-/** Where a token stands; behind the last knot to scale. */
+/** The place of a token; after the last knot it is to scale. */
 export function placeOf({ knots }, token) {
   let [low, high] = [0, knots.length];
   while (high - low > 1) {

@@ -1,9 +1,10 @@
-// How the prompts of bars begin, for their labels. Only a daemon with --dashboard-text tells.
+// How the prompts of bars begin, for their labels. Only a daemon with --dashboard-text has them.
 
 import { ask } from "../net/api.js";
 
 const MOST = 32; // nodes of one request, which the daemon allows
 const EVERY_MS = 1000;
+const KEPT = 2000; // texts
 const CHARACTERS = 40;
 const MARKER = /<\|?[^<>\s]{1,40}>/g; // a control token, such as <|im_start|>
 
@@ -28,8 +29,11 @@ export class Beginnings {
     const now = performance.now();
     if (this.isOff || unknown.length === 0 || now < this.askedAt + EVERY_MS) return;
     this.askedAt = now;
-    const query = new URLSearchParams([["model", this.model], ...unknown.map(({ id }) => ["ids", id])]);
-    const answer = await ask(`admin/cache/nodes?${query}`).then((response) => response.json()).catch(() => null);
+    if (this.texts.size > KEPT) this.texts.clear();
+    const ids = unknown.map(({ id }) => ["ids", id]);
+    const query = new URLSearchParams([["model", this.model], ...ids]);
+    const answer = await ask(`admin/cache/nodes?${query}`)
+      .then((response) => response.json()).catch(() => null);
     if (answer === null) return;
     this.isOff = !answer.shows_text;
     for (const node of unknown) this.texts.set(place(node), quoted(answer.beginnings[node.id] ?? ""));

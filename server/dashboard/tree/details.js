@@ -1,4 +1,4 @@
-// One bar, told in words, and its text where the daemon may show it.
+// The facts of one bar in words, and its text if the daemon shows texts.
 
 import { ask, reason } from "../net/api.js";
 import { age, count, whole } from "../parts/format.js";

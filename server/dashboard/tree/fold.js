@@ -1,8 +1,8 @@
-// Prompts that share nothing would bury those that do: all but the longest are only counted.
+// Folds prompts that share nothing, which would hide those that do: all but the longest are counted.
 
-/** The items that stay, and what is `folded` of them: prompts with their tokens. */
-export function folding(behind, items, mostAlone) {
-  const tokens = new Map(items.map((item) => [item, item.node ? tokensAlone(behind, item.node) : 0]));
+/** The items that stay, and the numbers of prompts and tokens that are `folded`. */
+export function folding(children, items, mostAlone) {
+  const tokens = new Map(items.map((item) => [item, item.node ? tokensAlone(children, item.node) : 0]));
   const alone = items.filter((item) => tokens.get(item) > 0);
   const folded = new Set(
     alone.sort((one, other) => tokens.get(other) - tokens.get(one)).slice(mostAlone),
@@ -16,11 +16,11 @@ export function folding(behind, items, mostAlone) {
   };
 }
 
-/** How long a prompt is that nobody uses and that nothing branches off; else 0. */
-function tokensAlone(behind, root) {
+/** The length of an unused prompt without branches; 0 for any other. */
+function tokensAlone(children, root) {
   let node = root;
   while (node.holders === 0) {
-    const { nodes, requests, hidden } = behind.get(node.id);
+    const { nodes, requests, hidden } = children.get(node.id);
     if (requests.length || hidden || nodes.length > 1) return 0;
     if (nodes.length === 0) return node.start + node.tokens;
     [node] = nodes;

@@ -1,5 +1,5 @@
 // The picture itself, one SVG for each namespace. Places come from layout.js, looks from tree.css.
-// A bar that is selected fills the width with all that is behind it.
+// A selected bar fills the width together with its descendants.
 
 import { count } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
@@ -23,7 +23,7 @@ export class Icicle extends Component {
     this.observer.observe(this.element.querySelector(".namespaces"));
   }
 
-  /** Focus goes where it was sent; and to a bar when what had it has gone with the selection. */
+  /** Moves the focus as requested, and to a bar if the focused element was removed with the selection. */
   componentDidUpdate(before) {
     const { selected } = this.props;
     const isLost = before.selected !== selected && document.activeElement === document.body;
@@ -64,7 +64,7 @@ export class Icicle extends Component {
     this.props.onSelect(id);
   }
 
-  /** Left to what a bar stands behind, right to what stands behind it, up and down to the next. */
+  /** Left to a bar's parent, right to its first child, up and down to the next bar. */
   move(event, bars) {
     const at = bars.findIndex(({ node }) => String(node.id) === event.target.dataset?.node);
     if (at < 0) return;

@@ -1,20 +1,21 @@
-// From a snapshot to places: tokens along x, rows along y. No pixels and no drawing.
+// The places of a snapshot's parts: tokens along x, rows along y. No pixels and no drawing.
 
 import { axisOf, rounded } from "./axis.js";
 import { folding } from "./fold.js";
-import { behindOf, itemsBehind, rootOf } from "./order.js";
+import { childrenOf, itemsAfter, rootOf } from "./order.js";
 
 /**
- * The picture of all there is, or of the node `top` with all behind it: its axis, its rows, and for
- * each namespace its bars (a node from token `from` to `to`, as many rows high as all that fans out
- * after it), lanes (the tokens of a request beyond its node), rests (nodes that the snapshot leaves
- * out, and queued requests that are only counted), and what is folded: prompts that share nothing, all but the `mostAlone` longest.
+ * The picture of all nodes, or of the node `top` and its descendants: its axis, its rows, and for
+ * each namespace its bars (a node from token `from` to `to`, as many rows high as its descendants
+ * take), lanes (the tokens of a request beyond its node), rests (nodes that the snapshot leaves out,
+ * and queued requests that are only counted), and what is `folded`: prompts that share nothing, all
+ * but the `mostAlone` longest.
  */
 export function layout(snapshot, { top = null, mostAlone }) {
-  const behind = behindOf(snapshot);
+  const children = childrenOf(snapshot);
   const namespaces = snapshot.namespaces
     .filter(({ id }) => top === null || top.namespace === id)
-    .map((namespace) => ({ ...namespace, ...placed(behind, namespace.id, top, mostAlone) }))
+    .map((namespace) => ({ ...namespace, ...placed(children, namespace.id, top, mostAlone) }))
     .filter((namespace) => namespace.rows > 0);
   const pieces = namespaces.flatMap(({ bars, lanes }) => [...bars, ...lanes]);
   const stops = namespaces.flatMap((namespace) => namespace.stops);
@@ -23,14 +24,14 @@ export function layout(snapshot, { top = null, mostAlone }) {
   return { axis: top === null ? rounded(axis) : axis, rows, namespaces };
 }
 
-function placed(behind, namespace, top, mostAlone) {
-  const all = top === null ? itemsBehind(behind, rootOf(namespace)) : [{ node: top }];
-  const { items, folded } = folding(behind, all, mostAlone);
-  return { ...rowsOf(behind, items), folded };
+function placed(children, namespace, top, mostAlone) {
+  const all = top === null ? itemsAfter(children, rootOf(namespace)) : [{ node: top }];
+  const { items, folded } = folding(children, all, mostAlone);
+  return { ...rowsOf(children, items), folded };
 }
 
 /** Depth first, without recursion: an agent's conversation may be thousands of nodes long. */
-function rowsOf(behind, items) {
+function rowsOf(children, items) {
   const [bars, lanes, rests, stops] = [[], [], [], []];
   const open = [{ bar: null, items, next: 0 }];
   let rows = 0;
@@ -49,7 +50,7 @@ function rowsOf(behind, items) {
     if (node) {
       const child = { node, from: node.start, to: node.start + node.tokens, row: rows, rows: 1 };
       bars.push(child);
-      const inner = itemsBehind(behind, node.id);
+      const inner = itemsAfter(children, node.id);
       open.push({ bar: child, items: inner, next: 0 });
       stops.push(child.from, ...(grows(inner) ? [] : [child.to]));
       continue;
@@ -61,14 +62,14 @@ function rowsOf(behind, items) {
   return { bars, lanes, rests, rows, stops: [...stops, ...lanes.map(({ to }) => to)] };
 }
 
-/** What requests alone stand behind grows with them: its end moves, and would move the axis. */
+/** Whether a node with these items is the end of running prompts alone. Its end moves with them, and would move the axis. */
 function grows(items) {
   return items.length > 0 && items.every(({ request, queued }) => request || queued);
 }
 
 /**
- * What is computed beyond the stored path, and from there on what is still to be. It begins within
- * its bar where the request has come no further: others have said the same before.
+ * The computed tokens of a request beyond its node, and then those that are still to be computed. It
+ * begins within the bar if the request has computed less than the node has.
  */
 function lane(request, bar, row) {
   const from = Math.min(bar?.to ?? 0, request.computed_tokens);

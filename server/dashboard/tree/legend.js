@@ -5,13 +5,13 @@ import { html } from "../parts/html.js";
 const ALWAYS = [
   ["held", "in use by a request now"],
   ["cached", "kept for later, fainter with age"],
-  ["done", "being computed or written"],
+  ["done", "being computed or generated"],
   ["found", "found by a prompt just now"],
 ];
 const WHEN_SHORT = ["next", "next to be evicted"];
 const OF_GROUPS = {
   recurrent: ["state", "saved state of recurrent layers"],
-  window: ["hole", "left behind by sliding windows"],
+  window: ["hole", "no longer in a sliding window"],
 };
 const OF_DISK = ["disk", "on disk too"];
 

@@ -1,13 +1,13 @@
-// What stands behind what, and in which order: what runs now comes first, then what is kept.
-// Otherwise things stay in the order in which they came to be, so that nothing jumps.
+// The children of each node, in the order in which they are drawn: those in use first, then the
+// cached ones, each by age, so that nothing jumps.
 
-/** By node, or by a namespace's root, the nodes and requests behind it, and what is left out. */
-export function behindOf(snapshot) {
+/** For each node, and for each namespace's root: its child nodes, its requests, and the nodes that are left out. */
+export function childrenOf(snapshot) {
   const known = new Map(snapshot.nodes.map((node) => [node.id, node]));
-  const behind = new Map();
+  const children = new Map();
   const entry = (key) => {
-    if (!behind.has(key)) behind.set(key, { nodes: [], requests: [] });
-    return behind.get(key);
+    if (!children.has(key)) children.set(key, { nodes: [], requests: [] });
+    return children.get(key);
   };
   for (const node of snapshot.nodes) {
     entry(node.id).hidden = node.hidden;
@@ -17,8 +17,8 @@ export function behindOf(snapshot) {
     const isShown = known.has(request.node);
     entry(isShown ? request.node : rootOf(request.namespace)).requests.push(request);
   }
-  for (const { nodes } of behind.values()) nodes.sort((one, other) => one.id - other.id);
-  return behind;
+  for (const { nodes } of children.values()) nodes.sort((one, other) => one.id - other.id);
+  return children;
 }
 
 export function rootOf(namespace) {
@@ -27,13 +27,13 @@ export function rootOf(namespace) {
 
 const SHOWN_QUEUED = 2; // queued requests that are drawn after one key; the others are counted
 
-/** The items after a key: each has a node, a request, the number `queued` of further requests, or `hidden` nodes. */
-export function itemsBehind(behind, key) {
-  const { nodes, requests, hidden } = behind.get(key) ?? { nodes: [], requests: [] };
+/** The items after a node or a root: each has a node, a request, the number `queued` of further requests, or `hidden` nodes. */
+export function itemsAfter(children, key) {
+  const { nodes, requests, hidden } = children.get(key) ?? { nodes: [], requests: [] };
   const isRunning = (request) => request.state === "running";
   const queued = requests.filter((request) => !isRunning(request));
   const folded = queued.length - SHOWN_QUEUED;
-  const isUsed = (node) => node.holders > 0 || behind.get(node.id).requests.some(isRunning);
+  const isUsed = (node) => node.holders > 0 || children.get(node.id).requests.some(isRunning);
   return [
     ...nodes.filter(isUsed).map((node) => ({ node })),
     ...requests.filter(isRunning).map((request) => ({ request })),

@@ -8,7 +8,7 @@ const LETTER = 7; // about as wide as one, in pixels
 const TEXT_HEIGHT = 13;
 const TEXT_DEEPEST = 120; // pixels below the top of a high bar, of which one may see no more
 const MARKED = 3; // so many of those that go next
-const BADGE = 18; // room for the number of who goes next
+const BADGE = 18; // room for the place among those evicted next
 const HEAD = 7; // a lane's least width, so that it is seen when nearly all is stored
 const TEAR = 6; // pixels that a tear is wide, and its pattern
 const FOUND_LINE = 3;
@@ -194,7 +194,7 @@ function laneTitle(request) {
   const { state, prompt_tokens, cached_tokens, output_tokens } = request;
   const does = state === "loading" ? "loading from disk" : state;
   return `${does}: ${count(prompt_tokens, "token")} of prompt, ${whole(cached_tokens)} of them ` +
-    `from the cache, ${whole(output_tokens)} written`;
+    `from the cache, ${whole(output_tokens)} generated`;
 }
 
 function spoken(node, begins) {

@@ -22,7 +22,7 @@ function Nodes({ snapshot, ages }) {
   const names = new Map(snapshot.namespaces.map(({ id, name }) => [id, name]));
   return html`
     <${Table} caption="Runs of tokens in the cache"
-      heads=${["Run", "Behind", "Namespace", "From token", "Tokens", "Blocks", "In use by",
+      heads=${["Run", "After run", "Namespace", "From token", "Tokens", "Blocks", "In use by",
                "Last used", "To be evicted", ...(hasDisk ? ["Tokens on disk"] : [])]}
       rows=${snapshot.nodes.map((node) => [
         node.id, node.parent ?? "the beginning", names.get(node.namespace) ?? "",
@@ -35,8 +35,8 @@ function Nodes({ snapshot, ages }) {
 function Requests({ requests }) {
   return html`
     <${Table} caption="Requests"
-      heads=${["Request", "Behind run", "State", "Prompt tokens", "From the cache", "Computed",
-               "Written"]}
+      heads=${["Request", "After run", "State", "Prompt tokens", "From the cache", "Computed",
+               "Output"]}
       rows=${requests.map((request) => [
         request.id, request.node ?? "the beginning", request.state, whole(request.prompt_tokens),
         `${whole(request.cached_tokens)} (${percent(shareOf(request))})`,

@@ -19,6 +19,7 @@ from server.terminal.cli import app
 from server.terminal.client import Endpoint
 from server.terminal.console import TerminalError
 from server.terminal.local_daemon import STOP_SECONDS, local_daemon
+from server.terminal.records import running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.pseudo_terminal import read_until, terminal
@@ -169,6 +170,8 @@ def test_a_conversation_is_resumed_and_is_for_its_user_alone(
         read_until(screen, PROMPT)
         os.write(screen, b"first\r")
         read_until(screen, PROMPT)
+        os.write(screen, b"\x04")
+        read_until(screen, b"`rootstock chat --resume` goes on; saved in ")
     file = tmp_path / "rootstock" / "conversation.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     state = {"XDG_STATE_HOME": str(tmp_path)}
@@ -223,6 +226,22 @@ def test_a_daemon_of_its_own_is_private_and_ends_with_the_chat() -> None:
         assert httpx.get(models, trust_env=False).status_code == 401
     with pytest.raises(httpx.ConnectError):
         httpx.get(models, trust_env=False)
+
+
+RECORDED = """
+import signal, sys
+from server.terminal.records import recorded
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+with recorded("http://127.0.0.1:1/v1", ["tiny"]):
+    print("ready on http://127.0.0.1:1/v1", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_daemon_of_its_own_is_not_found_by_other_commands() -> None:
+    with local_daemon([sys.executable, "-c", RECORDED], ignore) as endpoint:
+        assert endpoint.base_url == "http://127.0.0.1:1/v1"
+        assert running_records() == []
 
 
 def test_a_daemon_that_does_not_start_says_why() -> None:

@@ -51,7 +51,8 @@ def test_a_daemon_with_another_key_is_no_reason_to_load_the_model_twice(keyed_po
     with pytest.raises(KeyRefused, match=r"\(HTTP 401 from http://127\.0\.0\.1:"):
         running_daemon(Settings(port=keyed_port), model=None)
     result = piped("hello\n", ROOTSTOCK_PORT=str(keyed_port))
-    assert result.stderr.startswith("error: A valid API key is needed")
+    needed = "error: A valid API key is needed: --api-key KEY, or ROOTSTOCK_CLIENT_API_KEY"
+    assert result.stderr.startswith(needed)
     assert result.exit_code == 1
     given = piped("hello\n", ROOTSTOCK_PORT=str(keyed_port), ROOTSTOCK_CLIENT_API_KEY="k")
     assert given.exit_code == 0

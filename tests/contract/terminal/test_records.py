@@ -106,6 +106,8 @@ def test_of_several_one_has_to_be_chosen() -> None:
         by_model = run("chat", "--model", "small", typed="hello\n")
         assert f"small at {small}" in by_model.stderr
         assert f"small at {small}" in run("top", "--model", "small").stdout
+        launched = run("launch", "claude", "--model", "small", "--print", "--force")
+        assert small.removesuffix("/v1") in launched.stdout
 
 
 def test_the_settings_key_is_for_ones_own_daemons() -> None:

@@ -194,7 +194,8 @@ def test_a_key_that_is_refused() -> None:
     with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
         result = run("--url", f"{base_url}/v1", "--api-key", "other")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: A valid API key is needed")
+    needed = "error: A valid API key is needed: --api-key KEY, or ROOTSTOCK_CLIENT_API_KEY"
+    assert result.stderr.startswith(needed)
     assert result.stderr.endswith(f"(HTTP 401 from {base_url}{MODELS})\n")
     assert len(result.stderr.splitlines()) == 1
 

@@ -214,11 +214,10 @@ def test_a_conversation_is_system_turns_and_the_question() -> None:
     ]
 
 
-def test_asking_changes_nothing_and_clearing_keeps_the_system_prompt() -> None:
-    conversation = Conversation().with_system("Be brief.").answered("Hi", "Hello")
+def test_asking_changes_nothing_and_no_system_prompt_is_no_message() -> None:
+    conversation = Conversation().answered("Hi", "Hello")
     assert conversation.asking("Why?") == conversation.asking("Why?")
-    assert conversation.cleared() == Conversation("Be brief.")
-    assert conversation.with_system("").asking("Why?")[0]["role"] == "user"
+    assert conversation.asking("Why?")[0]["role"] == "user"
 
 
 def test_control_characters_are_taken_out_and_nothing_else() -> None:
