@@ -254,6 +254,7 @@ def open_disk_cache(
         f"{backend.card.fingerprint} {backend.kv_format} {backend.software}",
         disk_limits(config, backend.part_bytes),
         daemon=config.daemon,
+        model=backend.card.name,
     )
     kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
     report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")

@@ -6,6 +6,7 @@ DIRECTORY/written               today's date and the bytes written, see `DailyBu
 DIRECTORY/v2-<32 hex digits>/   of BLAKE3(fingerprint); with -2 appended for a second process
     lock                        held while a process has the folder open; contains its pid
     fingerprint                 as text
+    model                       its name, for people; missing where nobody has given one
     <16 hex digits>.kv          an extent, see `extent.py`
 
 Nothing else in the directory is measured or removed: it may be somebody's home.
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = "v2"
 LOCK, WRITE_LOCK, FINGERPRINT, WRITTEN = "lock", "write.lock", "fingerprint", "written"
+MODEL = "model"
 FOLDERS = re.compile(r"(v\d+)-[0-9a-f]{32}(-\d+)?")
 EXTENTS = re.compile(rf"[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
@@ -133,9 +135,10 @@ def joined(directory: Path, daemon: str) -> Iterator[FileLock]:
         yield writing
 
 
-def take_folder(directory: Path, fingerprint: str) -> tuple[Path, FileLock]:
+def take_folder(directory: Path, fingerprint: str, model: str = "") -> tuple[Path, FileLock]:
     """The first folder of the fingerprint that no process has open, made where there is none, and
-    its lock. A checkpoint may be served under two names. Raises OSError.
+    its lock. A checkpoint may be served under two names; the folder notes `model`, the last one.
+    Raises OSError.
     """
     digits = blake3(fingerprint.encode()).hexdigest(length=16)
     for number in itertools.count(1):
@@ -146,7 +149,9 @@ def take_folder(directory: Path, fingerprint: str) -> tuple[Path, FileLock]:
         try:
             if lock.take(EXCLUSIVE):
                 lock.sign(str(os.getpid()))
-                _sign(folder, fingerprint)
+                _sign(folder, FINGERPRINT, fingerprint)
+                if model:
+                    _sign(folder, MODEL, model)
                 return folder, lock
         except BaseException:
             lock.close()
@@ -190,10 +195,12 @@ def keep_out_of_backups(directory: Path) -> None:
 
 def fingerprint_of(folder: Path) -> str:
     """What the folder's file says; empty where it is missing. Damage is not noticed."""
-    try:
-        return (folder / FINGERPRINT).read_text("utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
+    return _text_of(folder / FINGERPRINT)
+
+
+def model_of(folder: Path) -> str:
+    """The name of the model; empty where nobody has given one."""
+    return _text_of(folder / MODEL)
 
 
 class DailyBudget:
@@ -263,6 +270,13 @@ def _has_ended(pid: str) -> bool:
     return False
 
 
-def _sign(folder: Path, fingerprint: str) -> None:
-    if fingerprint_of(folder) != fingerprint:
-        OsFiles().create(folder / FINGERPRINT, (fingerprint.encode(),))
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _sign(folder: Path, name: str, text: str) -> None:
+    if _text_of(folder / name) != text:
+        OsFiles().create(folder / name, (text.encode(errors="replace"),))

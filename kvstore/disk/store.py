@@ -23,6 +23,7 @@ from kvstore.disk.folder import (
     is_open,
     joined,
     keep_out_of_backups,
+    model_of,
     new_daemon,
     remove_old_formats,
     take_folder,
@@ -79,8 +80,10 @@ class DiskStore:
         files: OsFiles | None = None,
         clock: Callable[[], float] = time.time,
         daemon: str = "",
+        model: str = "",
     ) -> "DiskStore":
-        """Open the directory for the model and format that `fingerprint` names.
+        """Open the directory for the model and format that `fingerprint` names. `model` is a name
+        of it for people, which `du` tells.
 
         Stores with the same `daemon`, a name, share the directory, its limit and its daily budget;
         without a name it is shared with nobody. A directory that holds more than its limit shrinks
@@ -93,7 +96,7 @@ class DiskStore:
             counters, catalog = DiskCounters(), Catalog()
             with lock:
                 remove_old_formats(directory, files)
-                folder, own = take_folder(directory, fingerprint)
+                folder, own = take_folder(directory, fingerprint, model)
                 held.callback(own.close)
                 for unfinished in folder.glob(f"*{UNFINISHED}"):
                     files.remove(unfinished)
@@ -269,6 +272,7 @@ class FolderUse:
     """One model's folder. `allocated_bytes` are those that `du` counts."""
 
     folder: Path
+    model: str  # its name; empty where it is not known
     fingerprint: str
     n_extents: int
     allocated_bytes: int
@@ -284,6 +288,7 @@ class FolderCheck:
     """
 
     folder: Path
+    model: str  # its name; empty where it is not known
     fingerprint: str
     entries: int
     n_bytes: int
@@ -359,7 +364,8 @@ def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fa
 def _use_of(folder: Path) -> FolderUse:
     found = OsFiles().scan(folder)
     n_extents = sum(use.name.endswith(SUFFIX) for use in found)
-    return FolderUse(folder, fingerprint_of(folder), n_extents, sum(use.n_bytes for use in found))
+    n_bytes = sum(use.n_bytes for use in found)
+    return FolderUse(folder, model_of(folder), fingerprint_of(folder), n_extents, n_bytes)
 
 
 def _check(folder: Path) -> FolderCheck:
@@ -374,9 +380,8 @@ def _check(folder: Path) -> FolderCheck:
             n_bytes += entry.n_bytes
             if parse(entry, files.read(folder / name, entry.offset, entry.n_bytes)) is None:
                 unsound.append(entry.block_hash.hex())
-    return FolderCheck(
-        folder, fingerprint_of(folder), len(catalog), n_bytes, tuple(unsound), len(orphans)
-    )
+    names = folder, model_of(folder), fingerprint_of(folder)
+    return FolderCheck(*names, len(catalog), n_bytes, tuple(unsound), len(orphans))
 
 
 @contextmanager

@@ -37,6 +37,9 @@ from server.terminal.endpoint import (
 
 DIRECTORY = "The folder that --disk-cache names."
 
+NAMELESS = "a model without a name"
+"""In a disk cache of an earlier version."""
+
 KINDS = ("kv", "replays", "responses")
 TIERS = ("memory", "disk")
 
@@ -131,22 +134,29 @@ def clear(
 
 
 @cache.command()
-def du(directory: Directory) -> None:
+def du(
+    directory: Directory,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also show each folder's model and format in full.")
+    ] = False,
+) -> None:
     """Show how much of the disk a disk cache takes, by model. A daemon may use it."""
     with errors_printed(DiskError):
         uses = disk_store.du(directory)
     if uses:
-        heads = ("folder", "files", "size", "of")
+        heads = ("model", "files", "size", "folder")
         rows = [
             (
-                use.folder.name,
+                use.model or NAMELESS,
                 f"{use.n_extents:,}",
                 bytes_text(use.allocated_bytes),
-                use.fingerprint,
+                use.folder.name,
             )
             for use in uses
         ]
         show(listing(heads, rows))
+        if verbose:
+            show(facts([(use.folder.name, use.fingerprint) for use in uses]))
     typer.echo(f"{bytes_text(sum(use.allocated_bytes for use in uses))} in all")
 
 
@@ -159,7 +169,8 @@ def verify(directory: Directory) -> None:
     is_sound = True
     with errors_printed(DiskError):
         for check in disk_store.verify(directory):
-            typer.echo(printable(f"{check.folder.name}: {_verdict(check)}"))
+            name = f"{check.model or NAMELESS} ({check.folder.name})"
+            typer.echo(printable(f"{name}: {_verdict(check)}"))
             is_sound = is_sound and check.is_sound
     if not is_sound:
         raise typer.Exit(1)

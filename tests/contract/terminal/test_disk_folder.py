@@ -19,7 +19,7 @@ def run(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def open_tier(tmp_path: Path) -> Iterator[DiskStore]:
-    tier = DiskStore.open(tmp_path, "fp_one, [red]", LIMITS)
+    tier = DiskStore.open(tmp_path, "fp_one, [red]", LIMITS, model="org/[bold]")
     stored(tier, Chain("one", N_ENTRIES).extent())
     yield tier
     tier.close()
@@ -28,8 +28,8 @@ def open_tier(tmp_path: Path) -> Iterator[DiskStore]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Of a daemon that has stopped."""
-    for fingerprint in ("fp_one", "fp_two"):
-        tier = DiskStore.open(tmp_path, fingerprint, LIMITS)
+    for fingerprint, model in (("fp_one", "models/tiny"), ("fp_two", "")):
+        tier = DiskStore.open(tmp_path, fingerprint, LIMITS, model=model)
         stored(tier, Chain("one", N_ENTRIES).extent())
         tier.close()
     return tmp_path
@@ -39,21 +39,26 @@ def test_du_has_a_line_for_each_model(directory: Path) -> None:
     result = run("du", directory)
     assert result.exit_code == 0
     head, *lines, total = result.stdout.splitlines()
-    assert head.split() == ["folder", "files", "size", "of"]
-    assert [line.split()[-1] for line in lines] == ["fp_one", "fp_two"]
-    assert {line.split()[1] for line in lines} == {"2"}
+    assert head.split() == ["model", "files", "size", "folder"]
+    assert [line.split("  ")[0] for line in lines] == ["models/tiny", "a model without a name"]
+    assert {line.split()[-4] for line in lines} == {"2"}
+    assert all(line.split()[-1].startswith("v2-") for line in lines)
     assert total.endswith(" MiB in all")
     least = 2 * N_ENTRIES * ENTRY_BYTES / 2**20
     assert least < float(total.split()[0]) <= allocated(directory) / 2**20 + 0.01
 
 
 def test_du_while_a_daemon_runs(tmp_path: Path, open_tier: DiskStore) -> None:
-    assert "fp_one, [red]" in run("du", tmp_path).stdout
+    shown = run("du", tmp_path).stdout
+    assert "org/[bold]" in shown
+    assert "fp_one, [red]" not in shown
+    assert "fp_one, [red]" in run("du", tmp_path, "--verbose").stdout
 
 
 def test_what_is_sound(directory: Path) -> None:
     result = run("verify", directory)
     assert result.exit_code == 0
+    assert result.stdout.startswith("models/tiny (v2-")
     found = [line.partition(": ")[2] for line in result.stdout.splitlines()]
     assert found == ["30 entries, 1.17 MiB, sound"] * 2
 
