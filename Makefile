@@ -31,13 +31,13 @@ endif
 # `make serve BACKEND=...` installs another one into an environment that exists.
 INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 
-.PHONY: help serve free-port chat doctor install-service test test-all check format settings wheel simulate restarts hostile conformance \
+.PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate restarts hostile conformance \
 	browser screenshots clients bench grafana demo-model clean
 
 help:  ## what there is to make
 	@awk -F':.*## ' '/^[a-z-]+:.*##/ {printf "%-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Large pages for what MLX takes from glibc's malloc: docs/operating.md. Ignored elsewhere.
+# Large pages for what MLX takes from glibc's malloc: docs/serving.md. Ignored elsewhere.
 serve chat: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 serve: $(if $(wildcard $(VENV)/.runtime),,free-port) $(VENV)/.runtime  ## run the daemon; make serve PORT=9000, options in ARGS="--model NAME"
 	$(BIN)/rootstock serve $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -77,8 +77,8 @@ format: $(VENV)/.dev  ## let ruff lay the code out
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-settings: $(VENV)/.dev  ## write configs/default.yaml and docs/settings.md from server/settings/
-	$(BIN)/python -m tools.settings_reference
+reference: $(VENV)/.dev  ## write configs/default.yaml, docs/settings.md and docs/metrics.md from the code
+	$(BIN)/python -m tools.reference
 
 wheel: $(VENV)/.dev  ## dist/, for `pip install`
 	$(BIN)/python -m hatchling build --target wheel

@@ -35,7 +35,7 @@ from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, ClientDisconnected
 from server.gateway import Gateway, body_budget, output_budget
 from server.http.stream import task_scope
-from server.metrics.metrics import HttpAnswers, Metrics
+from server.metrics.metrics import HttpAnswers, HttpCounts, Metrics
 from server.metrics.tables import TABLES, vllm_tables
 from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
@@ -80,7 +80,7 @@ def create_app(
         has_namespaces=settings.cache_namespace == "key",
     )
     tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
-    metrics_page = Metrics(answers, output, policy.refusals, tables)
+    metrics_page = Metrics(HttpCounts(answers, output, policy.refusals), tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

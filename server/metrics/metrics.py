@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -101,42 +100,54 @@ def _add_histogram(family: Metric, labels: dict[str, str], histogram: Histogram)
 
 
 class HttpAnswers:
-    """Counts HTTP requests when they end. A client cannot make the number of series grow."""
+    """Counts HTTP requests when they end, by route, method and status. A client cannot make the
+    number of series grow. Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
-        self._answers = prometheus_client.Counter(
-            "rootstock_http_requests",
-            "HTTP requests that are over; status 499 where the client left before the answer.",
-            ["route", "method", "status"],
-            registry=None,
-        )
+        self.counts: dict[tuple[str, str, int], int] = {}
 
     def count(self, route: str | None, method: str, status: int) -> None:
         """`route` is the template that the path matched, None if there was none."""
-        known_method = method if method in HTTP_METHODS else OTHER
-        self._answers.labels(route or OTHER, known_method, status).inc()
+        series = (route or OTHER, method if method in HTTP_METHODS else OTHER, status)
+        self.counts[series] = self.counts.get(series, 0) + 1
 
-    def collect(self) -> Iterator[Metric]:
-        """The counts without the `_created` samples, which few scrapers understand."""
-        for metric in self._answers.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
+
+@dataclass(frozen=True, slots=True)
+class HttpCounts:
+    """What is counted of HTTP, for all models together."""
+
+    answers: HttpAnswers
+    output: Budget  # of what waits to be sent
+    refusals: Mapping[tuple[str, str], int]  # by reason and API key
+
+
+HTTP: tuple[Row[HttpCounts], ...] = (
+    Counter(
+        "rootstock_http_requests{route,method,status}",
+        "Completed HTTP requests; status 499 if the client left before the answer began.",
+        lambda h: [(*series, n) for series, n in h.answers.counts.items()],
+    ),
+    Counter(
+        "rootstock_access_refused{reason,key}",
+        "HTTP requests refused for their key, its limits, their Host or Origin, by reason and key.",
+        lambda h: [(*series, n) for series, n in h.refusals.items()],
+    ),
+    Counter(
+        "rootstock_answers_cut_off",
+        "Answers ended because too much of them was unread by the client.",
+        lambda h: h.output.n_evicted,
+    ),
+)
+"""The families of the daemon, which have no label of a model."""
 
 
 class Metrics:
     """Everything that `/metrics` shows."""
 
-    def __init__(
-        self,
-        answers: HttpAnswers,
-        output: Budget,
-        refusals: Mapping[tuple[str, str], int],
-        tables: Sequence[Table[Any]],
-    ) -> None:
-        """`refusals` are counts by reason and API key, `tables` those of the models."""
-        self._answers = answers
-        self._output = output
-        self._refusals = refusals
+    def __init__(self, counts: HttpCounts, tables: Sequence[Table[Any]]) -> None:
+        """`tables` are those of the models."""
+        self._counts = counts
         self._tables = tables
 
     def render(self, models: Collection[Model]) -> bytes:
@@ -146,25 +157,9 @@ class Metrics:
         return generate_latest(registry)
 
     def _families(self, models: Collection[Model]) -> Iterator[Metric]:
-        yield from self._answers.collect()
-        yield self._refused()
-        yield CounterMetricFamily(
-            "rootstock_answers_cut_off",
-            "Answers ended because too much of them waited to be sent.",
-            self._output.n_evicted,
-        )
+        yield from (row.family([({}, self._counts)]) for row in HTTP)
         for table in self._tables:
             yield from table.families(models)
-
-    def _refused(self) -> Metric:
-        family = CounterMetricFamily(
-            "rootstock_access_refused",
-            "HTTP requests that were not let in, by reason and by the name of their API key.",
-            labels=["reason", "key"],
-        )
-        for labels, count in self._refusals.items():
-            family.add_metric(labels, count)
-        return family
 
 
 class _Collected(Collector):

@@ -44,12 +44,12 @@ def _memory_bytes(model: Model) -> int:
 MODEL: tuple[Row[Model], ...] = (
     Gauge(
         "rootstock_model_state{state}",
-        "1 for the state that a model is in.",
+        "1 for the model's state: unloaded, loading, ready, draining or failed.",
         lambda m: [(state, m.public_state is state) for state in State],
     ),
     Gauge(
         "rootstock_model_memory_bytes",
-        "What a model takes of the budget while it is loaded.",
+        "Memory that a loaded model takes of memory_budget; 0 without a budget.",
         _memory_bytes,
     ),
     Gauge(
@@ -71,7 +71,7 @@ LATENCY: tuple[Row[Latencies], ...] = (
 INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
     Info(
         "rootstock_model{model_name,fingerprint,device,dtype}",
-        "A model that is loaded.",
+        "1 for each loaded model.",
         lambda named: [(named[0], named[1].fingerprint, named[1].device, named[1].dtype, 1)],
     ),
 )
@@ -79,24 +79,24 @@ INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
 ENGINE: tuple[Row[EngineStats], ...] = (
     Counter(
         "rootstock_requests_received",
-        "Requested sequences: refused, finished and live ones.",
+        "Requested sequences, refused ones included; a request with n: 4 is four.",
         lambda s: s.sequences.received,
     ),
     Counter(
         "rootstock_requests_refused{reason}",
-        "Sequences not taken in, by reason.",
+        "Sequences that were refused: queue_full, invalid or stopped.",
         lambda s: s.sequences.refused.items(),
     ),
     Counter(
         "rootstock_requests_finished{reason}",
-        "Sequences that ended, by reason.",
+        "Sequences that ended: stop, length, abort (the client left) or error.",
         lambda s: s.sequences.finished.items(),
     ),
-    Gauge("rootstock_requests_running", "Sequences that are computed.", lambda s: s.running),
-    Gauge("rootstock_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Gauge("rootstock_requests_running", "Running sequences.", lambda s: s.running),
+    Gauge("rootstock_requests_waiting", "Queued sequences.", lambda s: s.waiting),
     Counter(
         "rootstock_prompt_tokens{source}",
-        "Prompt tokens, computed or adopted from the cache.",
+        "Prompt tokens, computed or found in the cache.",
         lambda s: [("computed", s.computed_prompt_tokens), ("cached", s.cache.hit_tokens)],
     ),
     Counter("rootstock_generated_tokens", "Tokens sampled.", lambda s: s.generated_tokens),
@@ -117,7 +117,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_grammar_stalls",
-        "Rows that were not sampled in a step because the mask of their grammar was not known yet.",
+        "Rows that were not sampled in a step because the mask of their grammar was late.",
         lambda s: s.late_rows,
     ),
     Counter("rootstock_steps", "Steps of the engine's loop.", lambda s: s.steps),
@@ -157,7 +157,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_kv_shared_blocks",
-        "Blocks in two tables or more.",
+        "Blocks that two or more sequences share.",
         lambda s: s.cache.blocks_shared,
     ),
     Gauge(
@@ -184,7 +184,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_prefix_hit_ratio{window}",
-        "Share of the prompt tokens looked up in the last minutes that was found.",
+        "Share of the prompt tokens looked up in the last 1, 5 and 15 minutes that was found.",
         lambda s: [
             (f"{hits.seconds // 60}m", hits.share)
             for hits in s.cache.recent_hits
@@ -203,7 +203,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_kv_copied_blocks{cause}",
-        "Blocks copied before a write: adopted in part from a prefix, or shared by forked outputs.",
+        "Blocks copied before a write: prefix, a partly shared block; fork, outputs of one prompt.",
         lambda s: [("prefix", s.cache.prefix_copies), ("fork", s.cache.fork_copies)],
     ),
     Gauge(
@@ -222,12 +222,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_group_unresumable_tokens{group}",
-        "Prompt tokens found in the tree, and computed again for want of a slot of the group.",
+        "Prompt tokens found in the tree but computed again, because the group had no slot.",
         lambda s: [(group.name, group.unresumable_tokens) for group in s.cache.groups],
     ),
     Gauge(
         "rootstock_mlx_memory_bytes{kind}",
-        "MLX's allocator: in use, cached for the next step, and the most that was in use.",
+        "Memory of MLX's allocator: active (in use), cached, and the peak of active.",
         lambda s: [
             ("active", s.memory.active),
             ("cached", s.memory.cached),
@@ -236,12 +236,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_resident_memory_bytes",
-        "Memory of the engine's process, as the operating system counts.",
+        "Memory of the engine's process: its resident set, on macOS its footprint.",
         lambda s: s.memory.model.process_bytes,
     ),
     Gauge(
         "rootstock_planned_memory_bytes{part}",
-        "Bytes that the model was predicted to need when it was found to fit.",
+        "Bytes planned at load: weights, kv, states, and workspace for the largest step.",
         lambda s: [
             ("weights", s.memory.model.weights_bytes),
             ("kv", s.memory.model.kv_bytes),
@@ -254,7 +254,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
 DECODE: tuple[Row[DecodeStats], ...] = (
     Counter(
         "rootstock_computed_steps{path}",
-        "Steps that the model computed: compiled are steady decodes, replayed as one function.",
+        "Steps that the model computed: compiled, a replayed decode; eager, any other.",
         lambda d: [("compiled", d.compiled_steps), ("eager", d.steps - d.compiled_steps)],
     ),
 )
@@ -262,7 +262,7 @@ DECODE: tuple[Row[DecodeStats], ...] = (
 DISK: tuple[Row[DiskCacheStats], ...] = (
     Gauge(
         "rootstock_disk_entries",
-        "Blocks, and ends of prompts within one, in the disk cache.",
+        "Entries of the disk cache: blocks, and ends of prompts within a block.",
         lambda d: d.entries,
     ),
     Gauge(
@@ -277,7 +277,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Gauge(
         "rootstock_disk_limit_bytes",
-        "The most that the files of all models may take.",
+        "Limit of the files of all models.",
         lambda d: d.limit_bytes,
     ),
     Gauge(
@@ -285,12 +285,16 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
         "Bytes queued for the disk cache.",
         lambda d: d.buffered_bytes,
     ),
-    Counter("rootstock_disk_read_bytes", "Read from the disk cache.", lambda d: d.read_bytes),
+    Counter("rootstock_disk_read_bytes", "Bytes read from the disk cache.", lambda d: d.read_bytes),
     Counter(
-        "rootstock_disk_written_bytes", "Written to the disk cache.", lambda d: d.written_bytes
+        "rootstock_disk_written_bytes",
+        "Bytes written to the disk cache.",
+        lambda d: d.written_bytes,
     ),
     Counter(
-        "rootstock_disk_hits", "Loads from the disk cache that brought something.", lambda d: d.hits
+        "rootstock_disk_hits",
+        "Loads from the disk cache that found at least part of a prefix.",
+        lambda d: d.hits,
     ),
     Counter(
         "rootstock_disk_loaded_tokens",
@@ -299,12 +303,12 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Counter(
         "rootstock_disk_load_seconds",
-        "From the decision to load a prefix to its last block, added up.",
+        "Time from the decision to load a prefix to its last block, summed.",
         lambda d: d.load_seconds,
     ),
     Counter(
         "rootstock_disk_given_up_loads",
-        "Loads given up: the disk delivered nothing.",
+        "Loads given up because the disk delivered nothing for seconds.",
         lambda d: d.given_up_loads,
     ),
     Counter(
@@ -314,7 +318,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Counter(
         "rootstock_disk_refused_entries",
-        "Entries not written for lack of room.",
+        "Entries not written for lack of space or of daily budget.",
         lambda d: d.refused_entries,
     ),
     Gauge(
@@ -324,7 +328,7 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
     ),
     Counter(
         "rootstock_disk_failures{fault}",
-        "Failed reads and writes of the disk cache, by fault.",
+        "Failed reads and writes of the disk cache, by fault; internal is a bug.",
         # All faults from the start: Prometheus' rates need a value to rise from.
         lambda d: [(fault, d.failures.get(fault, 0)) for fault in DISK_FAULTS],
     ),
@@ -376,8 +380,8 @@ VLLM_SEQUENCES: tuple[Row[FinishedSequences], ...] = (
 """Of sequences that ended with a stop or with their length."""
 
 VLLM: tuple[Row[EngineStats], ...] = (
-    Gauge("vllm:num_requests_running", "Sequences that are computed.", lambda s: s.running),
-    Gauge("vllm:num_requests_waiting", "Sequences that wait for admission.", lambda s: s.waiting),
+    Gauge("vllm:num_requests_running", "Running sequences.", lambda s: s.running),
+    Gauge("vllm:num_requests_waiting", "Queued sequences.", lambda s: s.waiting),
     Gauge("vllm:kv_cache_usage_perc", "Share of blocks held by sequences; 1 is all.", _held_share),
     Counter(
         "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.cache.queried_tokens

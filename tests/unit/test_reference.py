@@ -1,4 +1,4 @@
-"""What is written from Settings: the default YAML and docs/settings.md."""
+"""The files that `make reference` writes from the code are up to date."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from pydantic import ByteSize
 
 from server.settings import Settings
 from server.terminal.flags import value_text
-from tools.settings_reference import reference
+from tools.reference import reference
 
 
 @pytest.mark.parametrize("path", reference(), ids=lambda path: path.name)
-def test_the_file_is_what_make_settings_writes(path: Path) -> None:
+def test_the_file_is_what_make_reference_writes(path: Path) -> None:
     assert path.read_text("utf-8") == reference()[path]
 
 
