@@ -38,6 +38,9 @@ NAMES = "The model's name in the API; more than one are aliases. Unset, its own.
 LEAST_DISK_BYTES = 16 * 1024**2
 """The disk cache takes no fewer: its index alone may need a few MiB."""
 
+_ENGINE = EngineConfig(model="")
+"""Declares the defaults of the engine's settings."""
+
 
 class EngineSettings(BaseModel):
     """How the engine runs a model."""
@@ -69,25 +72,30 @@ class EngineSettings(BaseModel):
         description="The most tokens of prompt and answer. Unset, or auto: the model's context, or "
         "as much of it as fits into memory, which is said at the start.",
     )
-    block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    block_size: int = Field(
+        _ENGINE.block_size, ge=1, le=1024, description="Tokens in one block of the KV cache."
+    )
     max_running: int = Field(
-        32, ge=1, le=1024, description="Sequences that are computed together in one step."
+        _ENGINE.max_running,
+        ge=1,
+        le=1024,
+        description="Sequences that are computed together in one step.",
     )
     max_waiting: int = Field(
-        1024,
+        _ENGINE.max_waiting,
         ge=1,
         le=1_000_000,
         description="Queue length, in sequences, beyond which requests are refused with a 429. One "
         "client may queue at most as many as places are left.",
     )
     step_tokens: int = Field(
-        512,
+        _ENGINE.step_tokens,
         ge=1,
         le=1_000_000,
         description="The most tokens that are computed in one step.",
     )
     max_prompt_share: float = Field(
-        0.75,
+        _ENGINE.max_prompt_share,
         ge=0,
         le=1,
         description="The share of a step's time that prompts may take while answers are "
@@ -96,7 +104,8 @@ class EngineSettings(BaseModel):
         "limits.",
     )
     prefix_cache: bool = Field(
-        True, description="Share KV between prompts that begin alike, and between turns."
+        _ENGINE.prefix_cache,
+        description="Share KV between prompts that begin alike, and between turns.",
     )
     speculate: Literal["auto", "off"] = Field(
         "auto",
