@@ -226,10 +226,15 @@ class Watch:
             await self._change.wait()
         return self._last
 
+    def _may_come_again(self) -> bool:
+        """Whether clients that poll may come again: not while the daemon stops."""
+        is_recent = current_time() < self._left_seconds + LINGER_SECONDS
+        return is_recent and not self._models.closed.is_set()
+
     async def _run(self) -> None:
         feeds = set[CacheFeed]()
         try:
-            while self._watched or current_time() < self._left_seconds + LINGER_SECONDS:
+            while self._watched or self._may_come_again():
                 feeds |= self._polled()
                 try:
                     await self.fresh()

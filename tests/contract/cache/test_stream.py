@@ -143,6 +143,15 @@ def test_a_daemon_that_stops_is_not_held_up_by_who_watches() -> None:
             assert not list(seen)
 
 
+def test_a_daemon_that_stops_waits_for_no_watcher_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise its thread would still be there after the time that it has to stop."""
+    monkeypatch.setattr(watch, "LINGER_SECONDS", 3600.0)
+    with running(FakeEngine(), Settings(port=0)) as url, listening(url) as lines:
+        next(pictures(lines))
+
+
 def test_a_slow_reader_gets_the_latest_and_not_all(
     monkeypatch: pytest.MonkeyPatch, watched: LoopKeepingEngine
 ) -> None:

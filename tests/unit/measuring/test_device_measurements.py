@@ -162,6 +162,7 @@ def test_load_checks_say_how_a_model_would_be_served(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", SECTIONS, ids=lambda plan: plan.name)
 def test_every_section_of_the_plan_has_cases(plan: SectionPlan, tmp_path: Path) -> None:
     task = Task(plan.name, 0, CONFIG, tmp_path)
