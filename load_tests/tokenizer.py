@@ -9,7 +9,12 @@ from string import ascii_uppercase
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from load_tests.lexicon import SYLLABLES, WORDS
+CONSONANTS = "bdfghjklmnprst"
+VOWELS = "aeiou"
+WORD_COUNT = 3697  # fills the vocabulary to exactly 4,096 entries
+
+SYLLABLES = tuple(c + v for c, v in product(CONSONANTS, VOWELS))
+WORDS = tuple(a + b for a, b in product(SYLLABLES, SYLLABLES))[:WORD_COUNT]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPACE = "Ġ"  # a space in byte-level BPE's alphabet

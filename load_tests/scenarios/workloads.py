@@ -7,8 +7,8 @@ the words differently, so token counts always come from the server's `usage`.
 import random
 from dataclasses import dataclass
 
-from load_tests.lexicon import WORDS
 from load_tests.scenarios.kinds import Load
+from load_tests.tokenizer import WORDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats
-from load_tests.events import events_of
 from load_tests.report import Table
 from tests.golden.driving import NEAR_TIE, shortfall
 from tests.hosting import launched
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.words import split_words
+from tools.events import events_of
 
 PER_TASK = 20
 MAX_TOKENS = 256

@@ -18,13 +18,13 @@ from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
 from engine.values.tree import TreeSnapshot
 from kvstore.disk.types import MIB, DiskError
-from load_tests.events import events_of
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.disk_store_harness import PATIENCE, extent_files
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
 from tests.unit.threaded_harness import Letters
+from tools.events import events_of
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

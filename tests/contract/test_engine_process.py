@@ -18,7 +18,7 @@ from engine.remote.engine import RemoteEngine
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
-from load_tests.events import events_of
+from tools.events import events_of
 
 pytestmark = pytest.mark.process
 

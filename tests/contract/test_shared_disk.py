@@ -11,10 +11,10 @@ from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from kvstore.disk.types import MIB
-from load_tests.events import events_of
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
+from tools.events import events_of
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -25,10 +25,10 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from engine.values.settings import EngineConfig
-from load_tests.events import events_of
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family
+from tools.events import events_of
 
 SCHEMA = {
     "type": "object",

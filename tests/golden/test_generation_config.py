@@ -11,9 +11,9 @@ from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
-from load_tests.events import events_of
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.checkpoints import FAMILIES, write_family
+from tools.events import events_of
 
 PROMPT = tuple(range(5, 25))
 

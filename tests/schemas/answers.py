@@ -11,8 +11,8 @@ import jsonschema
 from engine.api import Engine, InvalidRequest
 from engine.values.output import FinishReason
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
-from load_tests.events import events_of
 from tests.schemas.generate import Generator, Schema
+from tools.events import events_of
 
 AT_ONCE = 32
 

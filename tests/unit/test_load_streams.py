@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
-from load_tests.events import events_of
 from load_tests.report import Percentiles
 from load_tests.streams import crowd, paced
 from load_tests.streams.command import WORD, Streaming, table
 from load_tests.streams.listening import Heard, WordCounter, listen
 from tests.hosting import hosted
 from tests.unit.threaded_harness import Letters
+from tools.events import events_of
 
 
 def streaming(least: float) -> Streaming:

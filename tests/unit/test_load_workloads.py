@@ -5,11 +5,10 @@ import hashlib
 import pytest
 from pydantic import ValidationError
 
-from load_tests.lexicon import WORDS
 from load_tests.scenarios.kinds import Load, load_scenario, scenario_names
 from load_tests.scenarios.workloads import build
 from load_tests.shapes import CONFIGS
-from load_tests.tokenizer import build_tokenizer, word_ids
+from load_tests.tokenizer import WORDS, build_tokenizer, word_ids
 
 CONVERSATIONS = Load(
     description="",

@@ -23,11 +23,11 @@ from engine.remote.host import CALLS
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.values.stats import CacheTier, Latency
-from load_tests.events import events_of
 from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import Harness, prompt
 from tests.unit.threaded_harness import Letters, Parts, Setup, request
+from tools.events import events_of
 
 PATIENCE = 30.0
 

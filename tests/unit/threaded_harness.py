@@ -16,10 +16,10 @@ from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from kvstore.sizes import StorageBytes
-from load_tests.events import events_of
 from tests.hosting import hosted
 from tests.simulation.daemon import NO_DECODE, NO_MEMORY, LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tools.events import events_of
 
 CARD = ModelCard(
     name="hashes",

@@ -13,7 +13,6 @@ from engine.launch import launch
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
-from load_tests.events import events_of
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions
@@ -30,6 +29,7 @@ from tools.demo_model.tasks.tool_use import (
 )
 from tools.demo_model.tasks.unknown import Unknown
 from tools.demo_model.words import Words, split_words
+from tools.events import events_of
 
 _PROMPTS_PER_TASK = 200
 _MAX_TOKENS = 256
