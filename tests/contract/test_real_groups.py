@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from engine.api import ModelError
 from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
-from tests.contract.daemon import running
+from tests.contract.daemon import eventually, running
 from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
@@ -52,7 +53,11 @@ def test_a_resend_is_cached_but_for_one_token_and_says_the_same(url: str) -> Non
 
 
 def test_what_each_group_holds_is_shown_in_both_places(url: str) -> None:
-    groups = httpx.get(f"{url}/admin/cache/stats").json()["groups"]
+    def read() -> list[dict[str, Any]]:
+        return list(httpx.get(f"{url}/admin/cache/stats").json()["groups"])
+
+    eventually(lambda: [group["held"] for group in read()], [0] * len(read()))  # once answers end
+    groups = read()
     assert groups
     shown = {
         (sample.labels["group"], sample.labels["state"]): sample.value
