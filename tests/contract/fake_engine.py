@@ -267,6 +267,8 @@ class FakeEngine:
         if refusal is not None:
             if isinstance(refusal, EngineError):
                 self._counters.refused(refusal, request.n)
+            else:
+                self._counters.finished(FinishReason.ERROR, request.n)
             raise refusal
         self._live[request.id] = request
         self._idle.clear()
