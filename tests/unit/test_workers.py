@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from anyio import create_task_group
+from anyio import create_task_group, fail_after, sleep
 from anyio.lowlevel import checkpoint
 
 from server.dialects.responses.read import referenced_bytes
@@ -96,6 +96,9 @@ async def test_what_is_small_does_not_wait_for_what_is_large() -> None:
             tasks.start_soon(run, blocked.run)
         for _ in range(20):
             assert await workers.run("c0", LARGE_BYTES, lambda: "done") == "done"
+        with fail_after(30):
+            while blocked.most < LARGE_AT_ONCE:  # their threads may still be starting
+                await sleep(0.001)
         blocked.gate.set()
     assert blocked.most == LARGE_AT_ONCE
 
