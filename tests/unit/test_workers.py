@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from anyio import create_task_group, fail_after, sleep
+from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from server.dialects.responses.read import referenced_bytes
@@ -77,15 +77,21 @@ class Blocked:
         self.gate = threading.Event()
         self.running = 0
         self.most = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     def run(self) -> None:
         with self._lock:
             self.running += 1
             self.most = max(self.most, self.running)
+            self._lock.notify_all()
         self.gate.wait()
         with self._lock:
             self.running -= 1
+
+    def until(self, n_running: int) -> bool:
+        """Wait until so many run. False if they do not within 30 s."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.running >= n_running, 30)
 
 
 async def test_what_is_small_does_not_wait_for_what_is_large() -> None:
@@ -96,9 +102,7 @@ async def test_what_is_small_does_not_wait_for_what_is_large() -> None:
             tasks.start_soon(run, blocked.run)
         for _ in range(20):
             assert await workers.run("c0", LARGE_BYTES, lambda: "done") == "done"
-        with fail_after(30):
-            while blocked.most < LARGE_AT_ONCE:  # their threads may still be starting
-                await sleep(0.001)
+        assert await asyncio.to_thread(blocked.until, LARGE_AT_ONCE)  # threads may be starting
         blocked.gate.set()
     assert blocked.most == LARGE_AT_ONCE
 
