@@ -293,8 +293,8 @@ def gather_blocks(table: mx.array) -> Gather:
         return runs.reshape(rows, blocks * BLOCK_SIZE, KV_HEADS, DIM).swapaxes(1, 2)
 
     return lambda layer: (
-        strided(layer.key_blocks()[: layer.n_heads]),
-        strided(layer.value_blocks()[layer.values_at :]),
+        strided(layer.planes[0][: layer.n_heads * BLOCK_SIZE]),
+        strided(layer.planes[-1][layer.values_at * BLOCK_SIZE :]),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.values.settings import KVFormat
 from measuring.random_checkpoint import (
     CONFIGS,
     QuantizationRule,
@@ -50,6 +51,12 @@ class Family:
     config: dict[str, Any]
     quantization: dict[str, int] | None = None
     rule: QuantizationRule | None = None
+    kv_format: KVFormat = KVFormat.AUTO  # in which it is served
+
+
+def _stored_as(kv_format: KVFormat, name: str) -> Family:
+    """An architecture with K and V in a format, and with heads that groups of numbers divide."""
+    return Family(f"{name}_{kv_format}", {**CONFIGS[name], "head_dim": 32}, kv_format=kv_format)
 
 
 FAMILIES = {
@@ -60,6 +67,9 @@ FAMILIES = {
         Family("qwen3_8bit", CONFIGS["qwen3"], {"bits": 8, "group_size": 32}),
         Family("qwen3_mixed", CONFIGS["qwen3"], {"bits": 4, "group_size": 32}, _mixed_bits),
         Family("qwen3_next_4bit", CONFIGS["qwen3_next"], {"bits": 4, "group_size": 32}),
+        *(_stored_as(format, "qwen3") for format in (KVFormat.Q8, KVFormat.K8V4, KVFormat.BF16)),
+        *(_stored_as(KVFormat.Q8, name) for name in ("gemma3_text", "qwen3_next", "gemma4_text")),
+        _stored_as(KVFormat.K8V4, "gpt_oss"),
     )
 }
 

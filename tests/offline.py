@@ -31,7 +31,7 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
-from engine.values.settings import AdapterConfig
+from engine.values.settings import AdapterConfig, KVFormat
 from kvstore import invariants
 from kvstore.pool import BlockPool
 from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize, build_groups
@@ -57,10 +57,13 @@ class Served:
 
 
 def load(
-    checkpoint: Path, memory_bytes: int = 1 << 30, adapters: Sequence[AdapterConfig] = ()
+    checkpoint: Path,
+    memory_bytes: int = 1 << 30,
+    adapters: Sequence[AdapterConfig] = (),
+    kv_format: KVFormat = KVFormat.AUTO,
 ) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
-    loaded = open_model(checkpoint, memory_bytes, adapter_configs=adapters)
+    loaded = open_model(checkpoint, memory_bytes, adapter_configs=adapters, kv_format=kv_format)
     execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
     return Served(loaded, execution)
 

@@ -19,6 +19,7 @@ from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehea
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.format_check import format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -45,7 +46,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.settings import DEFAULT_NAME, EngineConfig
+from engine.values.settings import DEFAULT_NAME, EngineConfig, KVFormat
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
@@ -91,7 +92,7 @@ class OpenedModel:
             ),
             vocab_size=layout.vocab_size,
             context_tokens=config.max_model_len or loaded.max_context_tokens,
-            check_bytes=check_bytes(layout),
+            check_bytes=max(check_bytes(layout), format_check_bytes(layout)),
         )
         return plan if config.max_model_len else plan.fitting()
 
@@ -105,7 +106,7 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
     """Open a model that is to be served with this configuration. Raises ModelError."""
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
-    loaded = open_model(checkpoint, machine.left_bytes, purpose, config.adapters)
+    loaded = open_model(checkpoint, machine.left_bytes, purpose, config.adapters, config.kv_format)
     return OpenedModel(
         checkpoint, loaded, attentions(config.attention, loaded), machine, used_bytes
     )
@@ -163,6 +164,8 @@ def assemble_opened(
         arena_tokens=plan.arena_tokens,
         block_size=config.block_size,
         device=opened.machine.device,
+        kv_format=layout.format_in_use,
+        kv_divergence=execution.divergence,
         dtype=", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
         blas=str(blas),
         sampling=sampling,
@@ -175,6 +178,8 @@ def assemble_opened(
         batching=_batching(execution),
         slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
+    if config.kv_format not in (KVFormat.AUTO, KVFormat.FULL) and execution.divergence is None:
+        report(f"kv_format {config.kv_format} changes nothing: K and V cannot be stored so")
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
@@ -277,7 +282,7 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
     checkpoint = find_checkpoint(config.model, download=False)
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
     assert config.memory_bytes is not None
-    loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters)
+    loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters, config.kv_format)
     small = {
         name: weights
         if weights.size < LARGE_WEIGHT
@@ -300,11 +305,13 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
-    memory, arena_tokens, context_tokens, max_context_tokens, problem = None, 0, 0, 0, ""
+    memory, arena_tokens, context_tokens, max_context_tokens = None, 0, 0, 0
+    kv_format = problem = ""
     try:
         opened = open_configured(config)
         plan = opened.plan(config)
         memory, arena_tokens = plan.memory, plan.arena_tokens
+        kv_format = opened.loaded.layout.format_in_use
         context_tokens = plan.context_tokens
         max_context_tokens = opened.loaded.max_context_tokens
     except Exception as error:  # the words that `load_backend` would have
@@ -320,6 +327,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         model=config.model or DEFAULT_NAME,
         memory=memory,
         arena_tokens=arena_tokens,
+        kv_format=kv_format,
         context_tokens=context_tokens,
         max_context_tokens=max_context_tokens,
         problem=problem,
@@ -338,7 +346,7 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
             "the setting attention is cascade, which is for CPUs: on a GPU it would multiply the "
             "KV cache block by block, where gather uses MLX's fused attention; set it to auto"
         )
-    key_bytes = token_bytes(loaded.layout.full_layers)
+    key_bytes = sum(layer.read_bytes for layer in loaded.layout.full_layers)
     kind = RowByRowAttention if not is_cpu and mx.cuda.is_available() else Attention
     gather = kind(gathered_padding_keys(loaded.weight_bytes, key_bytes))
     return (CascadeAttention(), gather) if is_cpu and name != "gather" else (gather,)

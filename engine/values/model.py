@@ -89,6 +89,10 @@ class ModelCard:
     generates: bool = True
     embedder: Embedder | None = None
     reranker: Reranker | None = None
+    kv_format: str = "full"  # how K and V are stored, and how many layers not so
+    kv_divergence: float | None = None
+    """What that changes: the KL divergence of predictions, in nats for each token, on a text at
+    load. None where K and V are stored as the model computes them."""
     batching: str = ""  # how rows share forwards, and why not in a better way
     slowdowns: tuple[str, ...] = ()
     """Why steps take longer or reuse less than they could: sentences, each with what to do."""

@@ -11,6 +11,17 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """The format of log lines of the server and its engines, which share one standard error."""
 
 
+class KVFormat(StrEnum):
+    """How K and V are stored. Recurrent states are always stored as the model computes them."""
+
+    AUTO = "auto"  # full
+    FULL = "full"  # as the model computes them
+    F16 = "f16"  # float16, where the model computes in float32
+    BF16 = "bf16"  # bfloat16, where the model computes in float32
+    Q8 = "q8"  # 8 bits for each number
+    K8V4 = "k8v4"  # 8 bits for each number of K, 4 for each of V
+
+
 class DiskWrites(StrEnum):
     """What of the cache goes to disk."""
 
@@ -47,6 +58,7 @@ class EngineConfig:
     model: str  # a directory, a Hugging Face repository, or "" for the embedded default
     memory_bytes: int | None = None  # for all that it takes; None: what the machine has left
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left
+    kv_format: KVFormat = KVFormat.AUTO
     max_model_len: int | None = None  # tokens of a sequence; None: as many as fit, of the model's
     block_size: int = 32  # tokens
     max_running: int = 32  # sequences computed in one step

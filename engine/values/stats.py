@@ -349,6 +349,7 @@ class MachineReport:
     model: str
     memory: ModelMemory | None  # what the model will take; None with a problem
     arena_tokens: int  # that the KV cache holds of this model; 0 with a problem
+    kv_format: str  # how it stores K and V; "" with a problem
     context_tokens: int  # of the longest sequence; 0 with a problem
     max_context_tokens: int  # of the model's own context; 0 with a problem
     problem: str  # why the model cannot be served here; "" when it can

@@ -116,6 +116,7 @@ class Model(BaseModel):
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
     tools: bool | None  # whether it writes tool calls; null while it is not loaded
+    kv_format: str | None  # how K and V are stored
 
     type: Literal["model"]
     display_name: str
@@ -177,6 +178,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
         tools=model.loaded.served[name].planner.calls if model.loaded else None,
+        kv_format=card.kv_format if card else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

@@ -57,6 +57,8 @@ class DaemonModel(BaseModel):
     max_context_tokens: int  # the model's own
     max_sequence_tokens: int  # what that and the KV cache hold of one sequence
     kv_bytes_per_token: int
+    kv_format: str  # how K and V are stored
+    kv_divergence: float | None  # KL, in nats for each token, from full precision; null: none
     batching: str  # how rows share forwards, and why not in a better way
     sampling: SamplingDefaults
 

@@ -41,6 +41,10 @@ def _memory_bytes(model: Model) -> int:
     return 0 if need is None else need.bytes
 
 
+def _model_labels(name: str, card: ModelCard) -> tuple[str | int, ...]:
+    return name, card.fingerprint, card.device, card.dtype, card.kv_format, 1
+
+
 MODEL: tuple[Row[Model], ...] = (
     Gauge(
         "rootstock_model_state{state}",
@@ -70,9 +74,9 @@ LATENCY: tuple[Row[Latencies], ...] = (
 
 INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
     Info(
-        "rootstock_model{model_name,fingerprint,device,dtype}",
+        "rootstock_model{model_name,fingerprint,device,dtype,kv_format}",
         "1 for each loaded model.",
-        lambda named: [(named[0], named[1].fingerprint, named[1].device, named[1].dtype, 1)],
+        lambda named: [_model_labels(*named)],
     ),
 )
 

@@ -27,6 +27,7 @@ from engine.values.settings import (
     DiskCacheConfig,
     DiskWrites,
     EngineConfig,
+    KVFormat,
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
@@ -60,6 +61,13 @@ class EngineSettings(BaseModel):
         gt=0,
         description="Size of the arena that holds the KV cache, such as 8GiB: allocated at start, "
         "never grows. Unset: a share of what the machine has left.",
+    )
+    kv_format: Literal["auto", "full", "f16", "bf16", "q8", "k8v4"] = Field(
+        "auto",
+        description="How K and V are stored. full, which auto is: as the model computes them. q8: "
+        "8 bits a number, for nearly twice the tokens of half precision. k8v4: 8 bits for K and 4 "
+        "for V. f16, bf16: half precision, where the model computes in float32. What a format "
+        "changes is measured at load, and too much is refused.",
     )
     state_cache_bytes: ByteSize | None = Field(
         None,
@@ -171,6 +179,7 @@ class EngineSettings(BaseModel):
         """
         own: dict[str, Any] = {name: getattr(self, name) for name in EngineSettings.model_fields}
         own["adapters"] = tuple(starmap(AdapterConfig, self.adapters.items()))
+        own["kv_format"] = KVFormat(self.kv_format)
         return EngineConfig(model=model, disk=disk, **own)
 
 

@@ -101,7 +101,8 @@ def machine_table(report: MachineReport) -> RenderableType:
     context = f"{report.context_tokens:,} tokens"
     if report.context_tokens < report.max_context_tokens:
         context += f" of the model's {report.max_context_tokens:,}"
-    rows += [("KV cache", f"holds {report.arena_tokens:,} tokens"), ("context", context)]
+    kv_cache = f"holds {report.arena_tokens:,} tokens, {report.kv_format}"
+    rows += [("KV cache", kv_cache), ("context", context)]
     return Group(facts(rows), memory_listing([(report.model, report.memory)]))
 
 

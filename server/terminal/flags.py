@@ -23,7 +23,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("strip_billing_header", "pooling", "reranker"),
     ),
     "Memory": (
-        *("memory_budget", "kv_cache_bytes", "state_cache_bytes", "on_demand", "preload"),
+        *(
+            "memory_budget",
+            "kv_cache_bytes",
+            "kv_format",
+            "state_cache_bytes",
+            "on_demand",
+            "preload",
+        ),
         *("pinned", "ttl_seconds", "load_timeout_seconds", "prefix_cache", "warm_prompts"),
     ),
     "Disk cache": (

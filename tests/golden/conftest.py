@@ -11,9 +11,11 @@ from mlx_lm.utils import load_model
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
+from engine.values.settings import KVFormat
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import launches, strategies
 from tests.offline import Served, load
+from tests.stored_peer import store_in_format
 
 _ATTENTION: dict[str, Callable[[], Attention]] = {
     "gather": Attention,
@@ -22,19 +24,27 @@ _ATTENTION: dict[str, Callable[[], Attention]] = {
 ATTENTION = {name: _ATTENTION[name] for name in strategies()}
 """The strategies that this device serves with."""
 
-CASCADED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3")
+CASCADED = (
+    *("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3"),
+    *("qwen3_q8", "qwen3_k8v4", "qwen3_bf16", "gemma3_text_q8", "qwen3_next_q8"),
+)
 """Attention strategies meet the layers of full attention alone; these have all kinds of those."""
 
-FAST_FAMILIES = {"llama", "qwen3", "qwen3_next", "gemma3_text"}
+FAST_FAMILIES = {"llama", "qwen3", "qwen3_next", "gemma3_text", "qwen3_q8"}
 
 CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
     (family, "cascade") for family in CASCADED if "cascade" in strategies()
 ]
 
+EXACT_CASES = [case for case in CASES if FAMILIES[case[0]].kv_format is KVFormat.AUTO]
+"""Those that say the same to the last token in forwards of unlike shapes. Where K and V are stored
+otherwise, a number that differs in its last bits may be rounded to the next code.
+"""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fast tests try four families: full attention, both norms of it, recurrent layers, sliding
-    windows. The others are slow.
+    """The fast tests try five families: full attention, both norms of it, recurrent layers, sliding
+    windows, quantized KV. The others are slow.
     """
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and not is_fast(item):
@@ -59,13 +69,24 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 @pytest.fixture(scope="session")
 def served_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Served]:
     """A family's model as the daemon loads it."""
-    return cache(lambda family: load(checkpoint_of(family)))
+    return cache(lambda family: load(checkpoint_of(family), kv_format=FAMILIES[family].kv_format))
 
 
 @pytest.fixture(scope="session")
-def peer_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Module]:
-    """A family's model as mlx-lm loads it, quantized weights and all."""
-    return cache(lambda family: load_model(checkpoint_of(family))[0])
+def peer_of(
+    checkpoint_of: Callable[[str], Path], served_of: Callable[[str], Served]
+) -> Callable[[str], Module]:
+    """A family's model as mlx-lm loads it, quantized weights and all, with K and V as they are
+    stored.
+    """
+
+    def peer(family: str) -> Module:
+        model: Module = load_model(checkpoint_of(family))[0]
+        if FAMILIES[family].kv_format is not KVFormat.AUTO:
+            store_in_format(model, served_of(family).layout)
+        return model
+
+    return cache(peer)
 
 
 @pytest.fixture(params=CASES, ids="-".join)

@@ -19,10 +19,10 @@ from engine.values.request import SamplingParams
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from tests.checkpoints import Family, write_family
 from tests.devices import tolerance
-from tests.golden.conftest import ATTENTION
+from tests.golden.conftest import ATTENTION, EXACT_CASES
 from tests.golden.conftest import CASES as SERVED_CASES
 from tests.golden.drafting import DraftingDriver, Drafts, Speaker
-from tests.golden.driving import BLOCK_SIZE, compute, random_tokens, reference, rms
+from tests.golden.driving import BLOCK_SIZE, allowed, compute, random_tokens, reference, rms
 from tests.offline import Served, load
 
 DRAFTED = (
@@ -39,6 +39,7 @@ DRAFTED = (
     "qwen3_4bit",
     "qwen3_8bit",
     "qwen3_mixed",
+    *("qwen3_q8", "gemma3_text_q8", "gpt_oss_k8v4"),
 )
 """All families without recurrent layers: a driver of the runner alone cannot go back."""
 
@@ -151,7 +152,7 @@ def _logprobs(said: Sequence[SampledToken]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@pytest.mark.parametrize(("family", "attention"), [case for case in CASES if case in EXACT_CASES])
 def test_what_is_said_with_drafts_is_what_is_said_without(
     served_of: Callable[[str], Served], family: str, attention: str
 ) -> None:
@@ -205,8 +206,9 @@ def test_what_rejected_drafts_have_written_is_never_seen(
         for _ in range(BLOCK_SIZE + 2):
             driver.turn([speaker], no_drafts)
             found.append(driver.reader.seen[GREEDY.seed])
-        expected = reference(peer_of(family), speaker.subject.tokens)[-1 - len(found) : -1]
-        assert rms(np.stack(found), expected) < TOLERANCE
+        peer = peer_of(family)
+        expected = reference(peer, speaker.subject.tokens)[-1 - len(found) : -1]
+        assert rms(np.stack(found), expected) < allowed(TOLERANCE, peer)
 
 
 def next_of(known: Speaker, n_drafts: int) -> Drafts:

@@ -16,6 +16,7 @@ from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
     Logits,
+    allowed,
     expect_greedy,
     random_tokens,
     reference,
@@ -29,7 +30,7 @@ TOLERANCE = tolerance(1e-4)
 
 def expect(found: Logits, model: Module, tokens: Sequence[int]) -> None:
     """`found` are the logits after the last len(found) of the tokens."""
-    assert rms(found, reference(model, tokens)[-len(found) :]) < TOLERANCE
+    assert rms(found, reference(model, tokens)[-len(found) :]) < allowed(TOLERANCE, model)
 
 
 def test_one_row(served: Served, peer: Module, attention: Attention) -> None:
@@ -164,7 +165,8 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(149), tokens[1:]]
     assert [entry.token_id for entry in scored] == tokens[1:]
-    np.testing.assert_allclose([entry.logprob for entry in scored], expected, atol=TOLERANCE)
+    atol = allowed(TOLERANCE, peer)
+    np.testing.assert_allclose([entry.logprob for entry in scored], expected, atol=atol)
 
 
 def test_greedy_text_equals_mlx_lm(served: Served, peer: Module, attention: Attention) -> None:

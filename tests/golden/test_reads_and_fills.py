@@ -131,7 +131,7 @@ def test_what_lies_behind_a_tail_is_not_read(served_of: Callable[[str], Served])
 
 @pytest.mark.device
 @pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_k8v4", "gemma3_text_q8"])
 def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     served_of: Callable[[str], Served], family: str, attention: str, launch: Launch
 ) -> None:

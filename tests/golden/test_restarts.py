@@ -72,6 +72,7 @@ class Daemon:
     [
         *("qwen3", "qwen3_4bit", "gemma3_text", "mamba2"),
         *("qwen3_next", "qwen3_next_4bit", "deepseek_v3"),
+        *("qwen3_q8", "qwen3_k8v4", "gemma3_text_q8", "qwen3_next_q8"),
     ],
 )
 def test_a_restart_finds_what_memory_had(

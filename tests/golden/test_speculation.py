@@ -13,6 +13,7 @@ from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import SERVING_LAUNCH, launches
+from tests.golden.conftest import EXACT_CASES
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 from tests.unit.scripted_drafter import ScriptedDrafter
@@ -20,6 +21,13 @@ from tests.unit.scripted_drafter import ScriptedDrafter
 RECURRENT = ("lfm2", "mamba2", "qwen3_next", "rwkv7")
 OUTPUT_TOKENS = 40
 PROMPTS = {f"r{at}": random_tokens(13 + 9 * at, seed=70 + at) for at in range(3)}
+
+
+@pytest.fixture(params=EXACT_CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A family and an attention strategy."""
+    family, attention = request.param
+    return family, attention
 
 
 def drafting(

@@ -284,7 +284,7 @@ SCORES_BYTES = PAIRS * HEADS_8B * 4
 def test_an_8b_model_on_cuda_reserves_no_scores_of_its_whole_context() -> None:
     """With scores of all tokens of a step, keys and heads it would be 17 GB."""
     layout = Layout(
-        (KVCacheSpec(LayerShape(8, 128, 128, *[mx.bfloat16] * 2)),) * 36, mx.bfloat16, 1
+        (KVCacheSpec(LayerShape(8, 128, 128, mx.bfloat16, mx.bfloat16)),) * 36, mx.bfloat16, 1
     )
     h100 = Machine("gpu (H100)", 80 * GIB, 79 * GIB, 79 * GIB, 0.8, FusedAttention.CUDA)
     config = EngineConfig(model="")

@@ -1,5 +1,6 @@
 """The attention `cascade` for CPUs: decodes, with drafts too, read the arena's blocks in place, and
-read blocks that several rows share once for all of them.
+read blocks that several rows share once for all of them. Blocks that are not stored as the model
+computes K and V are copied first, shared ones once.
 
 Longer chunks are gathered and go through `tiles.py`: there the scores cost more than the reads. A
 view leaves anything but causal attention to all keys to the model's own attention. The check at
@@ -15,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.mlx_backend.cpu.products import key_products, value_products
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
@@ -147,8 +149,7 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     of a decode runs this: with few rows an operation costs more than what it computes.
     """
     n, size = queries.shape[1], layer.block_size
-    keys = layer.key_blocks().swapaxes(-1, -2)
-    scores = mx.gather_mm(queries, keys, where.queries, where.keys).astype(mx.float32)
+    scores = key_products(queries, where.queries, *layer.key_blocks(where.keys))
     if where.bias is not None:  # scores: [groups, blocks, kv_heads, n, block_size]
         tokens = where.bias.shape[3]
         if tokens == 1:
@@ -160,9 +161,9 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     peak = scores.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
     weights = softmax_exp(scores - peak)
     total = weights.sum(axis=1, keepdims=True).sum(axis=4, keepdims=True)
-    values = layer.value_blocks()
-    by_block = weights.astype(values.dtype).reshape(-1, n, size)
-    weighted = mx.gather_mm(by_block, values, where.scores, where.values).astype(mx.float32)
+    by_block = weights.reshape(-1, n, size)
+    weighted = value_products(by_block, where.scores, *layer.value_blocks(where.values))
+    weighted = weighted.astype(mx.float32)
     return PartialAttention(peak, total, weighted.sum(axis=1, keepdims=True))
 
 

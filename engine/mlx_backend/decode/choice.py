@@ -216,12 +216,17 @@ def rehearsal_model(
     V are.
     """
     storage = Storage(layout, rehearsal_sizes(layout.windows, bool(layout.states)), block_size)
-    for layer in (layer for arena in (storage.full, *storage.windows) for layer in arena.layers):
-        layer.planes = tuple(
-            mx.random.normal(plane.shape).astype(plane.dtype) for plane in layer.planes
-        )
-        for plane in layer.planes:
-            mx.eval(plane)  # one at a time, because the numbers are made in float32
+    for arena in (storage.full, *storage.windows):
+        every = mx.arange(arena.n_blocks, dtype=mx.uint32)
+        slots = mx.arange(block_size, dtype=mx.uint32)
+        written = mx.repeat(every, block_size), mx.tile(slots, [arena.n_blocks])
+        for layer in arena.layers:
+            sizes = arena.n_blocks, layer.shape.kv_heads, block_size
+            keys, values = (
+                mx.random.normal((*sizes, dim)).astype(dtype) for dim, dtype in layer.shape.vectors
+            )
+            layer.write(arena.slot_mapping(*written, layer.heads), keys, values)
+            mx.eval(layer.planes)  # one layer at a time, because the numbers are made in float32
     return CachedModel(model, layout, storage, execution, context_tokens=context_tokens)
 
 

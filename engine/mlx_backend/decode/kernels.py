@@ -51,7 +51,8 @@ def marker(config: EngineConfig, checkpoint: Path) -> Path:
     """
     digest = hashlib.blake2b(digest_size=12)
     digest.update((checkpoint / "config.json").read_bytes())
-    digest.update(f"{config.block_size} {config.attention} {len(config.adapters)}".encode())
+    settings = config.block_size, config.attention, len(config.adapters), config.kv_format
+    digest.update(" ".join(map(str, settings)).encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     return _folder() / f"rootstock-{metadata.version('mlx-lm')}-{digest.hexdigest()}"

@@ -1,10 +1,11 @@
 """The arena: K and V of every block in every layer, as MLX arrays that are allocated once.
 
-A layer's K, and its V, has the layout `[blocks, kv_heads, block_size, dim]`, chosen by measurement
-(`rootstock doctor --measure` compares it with another). One head of a block is one contiguous run
-of memory: a copy is a memcpy, and attention can read it block by block as
-`[blocks * kv_heads, block_size, dim]` without moving it. The array itself is kept as
-`[blocks * kv_heads * block_size, dim]`, one vector a slot. No other module knows this layout.
+A layer's K, and its V, is one plane of numbers, or three if it is quantized: codes, scales and
+biases (`formats.py`). A plane has the layout `[blocks, kv_heads, block_size, width]`, chosen by
+measurement (`rootstock doctor --measure` compares it with another). One head of a block is one
+contiguous run of memory: a copy is a memcpy, and attention can read it block by block as
+`[blocks * kv_heads, block_size, width]` without moving it. The array itself is kept as
+`[blocks * kv_heads * block_size, width]`, one vector a slot. No other module knows this layout.
 
 MLX writes into an array in place only while nobody else refers to it. So every operation here
 rebinds its array at once, and returns no second reference that outlives a step.
@@ -16,6 +17,9 @@ from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
+from engine.mlx_backend.kv.formats import Codec, codecs, is_rotatable
+from engine.mlx_backend.kv.states import ArrayShape
+from engine.values.settings import KVFormat
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
@@ -36,7 +40,8 @@ class LayerShape:
     """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
 
     A dimension of 0 means that nothing is kept. K and V may differ in dtype: where only a norm's
-    weights are float32, K is float32 and V is not.
+    weights are float32, K is float32 and V is not. `format`: how they are stored, as far as they
+    can be; see `formats.codecs`.
     """
 
     kv_heads: int
@@ -44,26 +49,53 @@ class LayerShape:
     value_dim: int
     key_dtype: mx.Dtype
     value_dtype: mx.Dtype
+    format: KVFormat = KVFormat.FULL
 
     @property
     def vectors(self) -> tuple[tuple[int, mx.Dtype], ...]:
-        """Dimension and dtype of a vector of K, and of a vector of V."""
+        """Dimension and dtype of a vector of K, and of a vector of V, as the model writes them."""
         return (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
 
     @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """How vectors of K, and of V, are stored."""
+        dims, dtypes = (self.key_dim, self.value_dim), (self.key_dtype, self.value_dtype)
+        return codecs(self.format, self.kv_heads, dims, dtypes)
+
+    @property
+    def parts(self) -> tuple[ArrayShape, ...]:
+        """Shape and dtype of a vector's row in each plane of K, and then in each plane of V."""
+        keys, values = self.codecs
+        return (*keys.planes, *values.planes)
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether keys are stored rotated, and meet rotated queries."""
+        return self.codecs[0].bits > 0 and is_rotatable(self.key_dim)
+
+    @property
     def heads(self) -> Heads:
-        """K and V share a plane where their vectors have one size and dtype."""
-        keys, values = self.vectors
+        """K and V share planes where their vectors have one size, dtype and codec."""
+        keys, values = self.codecs
         return Heads(self.kv_heads, self.key_dim > 0 and keys == values)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's K and V."""
-        return self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
+        """Bytes of one token's K and V as they are stored."""
+        return self.kv_heads * sum(part.bytes for part in self.parts)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of one token's K and V where attention has gathered them, with those from which
+        they were decoded.
+        """
+        decoded = self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
+        is_read_in_place = all(codec.is_plain for codec in self.codecs)
+        return decoded if is_read_in_place else decoded + self.token_bytes
 
 
 def token_bytes(layers: Iterable[LayerShape]) -> int:
-    """Bytes of one token's K and V in all layers together."""
+    """Bytes of one token's K and V in all layers together, as they are stored."""
     return sum(layer.token_bytes for layer in layers)
 
 
@@ -78,32 +110,43 @@ Place = TypeVar("Place", int, mx.array)
 class LayerArena:
     """K and V of one layer.
 
-    `planes` are the arrays that hold them, as vectors that a slot mapping indexes. Where K and V
-    are alike they share one plane, all of K before all of V: one operation then writes or reads
-    both. Otherwise each has a plane of its own.
+    `planes` are the arrays that hold them, as vectors that a slot mapping indexes: those of K, and
+    then those of V. Where K and V are alike they share their planes, all of K before all of V: one
+    operation then writes or reads both.
     """
 
-    __slots__ = ("_is_checked", "block_size", "heads", "n_heads", "planes", "shape")
+    __slots__ = (
+        "_codecs",
+        "_is_checked",
+        "_is_rotated",
+        "block_size",
+        "heads",
+        "n_heads",
+        "planes",
+        "shape",
+    )
 
     def __init__(self, shape: LayerShape, allocated_blocks: int, block_size: int) -> None:
         self.shape = shape
         self.heads = shape.heads
         self.block_size = block_size
         self.n_heads = allocated_blocks * shape.kv_heads  # of all blocks together
+        self._codecs, self._is_rotated = shape.codecs, shape.is_rotated
         self._is_checked = False  # whether the model has written arrays of the right shape
-        n_slots = self.n_heads * block_size
-        planes = [mx.zeros((n_slots, dim), dtype) for dim, dtype in shape.vectors]
+        n_slots, parts = self.n_heads * block_size, shape.parts
         if self.heads.share_plane:
-            planes = [mx.zeros((2 * n_slots, shape.key_dim), shape.key_dtype)]
-        self.planes: tuple[mx.array, ...] = tuple(planes)
+            n_slots, parts = 2 * n_slots, self._codecs[0].planes
+        self.planes: tuple[mx.array, ...] = tuple(
+            mx.zeros((n_slots, *part.shape), part.dtype) for part in parts
+        )
 
     @property
     def values_at(self) -> int:
-        """The number of heads of K that precede those of V in V's plane."""
+        """The number of heads of K that precede those of V in V's planes."""
         return self.n_heads if self.heads.share_plane else 0
 
     def write(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Write new tokens' K and V to the slots of `slot_mapping`.
+        """Encode new tokens' K and V, and write them to the slots of `slot_mapping`.
 
         `slot_mapping`: `Arena.slot_mapping` for a layer of this shape. `keys`: `[rows, kv_heads,
         length, key_dim]`, `values` the same with value_dim, each in its dtype.
@@ -112,43 +155,55 @@ class LayerArena:
         """
         if not self._is_checked:
             self._check(slot_mapping, keys, values)
-        new_keys, new_values = _by_slot(keys), _by_slot(values)
+        new_keys, new_values = self.rotated(_by_slot(keys)), _by_slot(values)
+        of_keys, of_values = self._codecs
         if self.heads.share_plane:
-            both = mx.concatenate([new_keys, new_values])
-            self.planes = (_put(self.planes[0], slot_mapping, both),)
+            rows = of_keys.encode(mx.concatenate([new_keys, new_values]))
         else:
-            self.planes = (
-                _put(self.planes[0], slot_mapping, new_keys),
-                _put(self.planes[1], slot_mapping, new_values),
-            )
+            rows = [*of_keys.encode(new_keys), *of_values.encode(new_values)]
+        self.planes = tuple(
+            _put(plane, slot_mapping, new) for plane, new in zip(self.planes, rows, strict=True)
+        )
 
     def read(self, heads: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
-        """K and V of a padded block table, gathered into contiguous arrays.
+        """K and V of a padded block table, gathered into contiguous arrays and decoded.
 
         `heads`: `Arena.gather_ids` for a layer of this shape. Returns `[rows, kv_heads, blocks *
-        block_size, dim]` for K and for V.
+        block_size, dim]` for K and for V. K is as stored: see `rotated`.
         """
-        keys, values = heads
-        return self._gather(self.planes[0], keys), self._gather(self.planes[-1], values)
+        (of_keys, of_values), (keys, values) = self._codecs, heads
+        return (
+            of_keys.decode([self._gather(plane, keys) for plane in self._key_planes]),
+            of_values.decode([self._gather(plane, values) for plane in self._value_planes]),
+        )
 
-    def key_blocks(self) -> mx.array:
-        """Blocks of one head each, `[heads, block_size, key_dim]`, to be read within this step."""
-        return self.planes[0].reshape(-1, self.block_size, self.shape.key_dim)
-
-    def value_blocks(self) -> mx.array:
-        """Blocks of one head each, `[heads, block_size, value_dim]`, to be read within this step.
-        The blocks of V begin at `values_at`.
+    def rotated(self, vectors: mx.array) -> mx.array:
+        """Queries, `[..., key_dim]`, as they meet stored keys, and keys as they are stored. Twice
+        rotated they are as before.
         """
-        return self.planes[-1].reshape(-1, self.block_size, self.shape.value_dim)
+        return mx.hadamard_transform(vectors) if self._is_rotated else vectors
 
-    def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
-        """Copies of whole blocks, K and V, `[ids, kv_heads, block_size, dim]`."""
+    def key_blocks(self, heads: mx.array) -> tuple[Codec, list[mx.array], mx.array]:
+        """Blocks of K of one head each, as they are stored, to be read within this step: how, each
+        plane's rows `[blocks, block_size, width]`, and the indices of `heads` among these blocks.
+        What is stored as the model writes it is read in place; the rest is copied.
+
+        `heads`: indices that `Arena.head_ids` made, of any shape.
+        """
+        return self._blocks_of(self._codecs[0], self._key_planes, heads)
+
+    def value_blocks(self, heads: mx.array) -> tuple[Codec, list[mx.array], mx.array]:
+        """The same of V; `heads`: those that `Arena.value_heads` made."""
+        return self._blocks_of(self._codecs[1], self._value_planes, heads)
+
+    def blocks(self, ids: mx.array) -> list[mx.array]:
+        """Copies of whole blocks as they are stored, `[ids, kv_heads, block_size, width]` of each
+        plane of K, and then of each plane of V.
+        """
         kv_heads = self.shape.kv_heads
         sizes = self.n_heads // kv_heads, kv_heads, self.block_size
-        keys, values = (
-            part for plane in self.planes for part in self._parts(plane, *sizes)[:, ids]
-        )
-        return keys, values
+        found = [self._parts(plane, *sizes)[:, ids] for plane in self.planes]
+        return [parts[of] for of in range(1 + self.heads.share_plane) for parts in found]
 
     def clear(self, slot_mapping: mx.array) -> None:
         """Zero K and V in the slots of a mapping that `Arena.slot_mapping` made."""
@@ -156,7 +211,7 @@ class LayerArena:
             _put(plane, slot_mapping, mx.zeros((1, 1), plane.dtype)) for plane in self.planes
         )
 
-    def put_blocks(self, first: int, keys: mx.array, values: mx.array) -> None:
+    def put_blocks(self, first: int, *contents: mx.array) -> None:
         """Overwrite consecutive blocks, from the place `first` on, with what `blocks` returned.
 
         Consecutive blocks are a slice, which MLX moves by memcpy. A scatter to scattered blocks
@@ -164,13 +219,12 @@ class LayerArena:
         """
         start = first * self.shape.kv_heads * self.block_size
         value_start = start + self.values_at * self.block_size
-        for plane, at, new in (
-            (self.planes[0], start, keys),
-            (self.planes[-1], value_start, values),
-        ):
+        places = [(plane, start) for plane in self._key_planes]
+        places += [(plane, value_start) for plane in self._value_planes]
+        for (plane, at), new in zip(places, contents, strict=True):
             if new.size:
-                vectors = new.reshape(-1, new.shape[-1])
-                plane[at : at + len(vectors)] = vectors
+                rows = new.reshape(-1, new.shape[-1])
+                plane[at : at + len(rows)] = rows
 
     def fences(self) -> list[mx.array]:
         """One number of each plane. Evaluating them completes all writes made so far.
@@ -191,6 +245,14 @@ class LayerArena:
         mx.eval(self.planes)
         self.n_heads = n_heads
 
+    @property
+    def _key_planes(self) -> tuple[mx.array, ...]:
+        return self.planes[: len(self._codecs[0].planes)]
+
+    @property
+    def _value_planes(self) -> tuple[mx.array, ...]:
+        return self.planes[-len(self._codecs[1].planes) :]
+
     def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
         kv_heads = self.shape.kv_heads
         n_tokens = len(slot_mapping) // (kv_heads * (1 + self.heads.share_plane))
@@ -206,16 +268,29 @@ class LayerArena:
 
     def _gather(self, plane: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
-        dim = plane.shape[1]
-        if dim == 0:
+        width = plane.shape[1]
+        if width == 0:
             return mx.zeros((rows, kv_heads, blocks * self.block_size, 0), plane.dtype)
         # In two dimensions each index moves one contiguous run: one memcpy per block and head.
-        runs = plane.reshape(-1, self.block_size * dim)[heads]
-        return runs.reshape(rows, kv_heads, blocks * self.block_size, dim)
+        runs = plane.reshape(-1, self.block_size * width)[heads]
+        return runs.reshape(rows, kv_heads, blocks * self.block_size, width)
+
+    def _blocks_of(
+        self, codec: Codec, planes: Sequence[mx.array], heads: mx.array
+    ) -> tuple[Codec, list[mx.array], mx.array]:
+        sizes = [(-1, self.block_size, plane.shape[1]) for plane in planes]
+        if codec.is_plain:
+            return codec, [planes[0].reshape(sizes[0])], heads
+        asked = heads.reshape(-1)
+        rows = [
+            plane.reshape(-1, self.block_size * plane.shape[1])[asked].reshape(size)
+            for plane, size in zip(planes, sizes, strict=True)
+        ]
+        return codec, rows, mx.arange(heads.size, dtype=mx.uint32).reshape(heads.shape)
 
     def _parts(self, plane: mx.array, *sizes: int) -> mx.array:
-        """The plane as `[parts, *sizes, dim]`: K and V where both are in it, else one part."""
-        return plane.reshape(2 // len(self.planes), *sizes, plane.shape[1])
+        """The plane as `[parts, *sizes, width]`: K and V where both are in it, else one part."""
+        return plane.reshape(1 + self.heads.share_plane, *sizes, plane.shape[1])
 
 
 def _by_slot(new: mx.array) -> mx.array:
@@ -302,10 +377,10 @@ class Arena:
             contents = self.contents([op.source for op in batch], [op.n_tokens for op in batch])
             # A read that is still under way holds the plane, and the write would copy all of it.
             mx.eval(contents)
-            for layer, (keys, values) in zip(self.layers, contents, strict=True):
+            for layer, arrays in zip(self.layers, contents, strict=True):
                 for index, op in enumerate(batch):
-                    own = slice(index, index + 1)
-                    layer.put_blocks(self.place(op.target), keys[own], values[own])
+                    own = [array[index : index + 1] for array in arrays]
+                    layer.put_blocks(self.place(op.target), *own)
 
     def clear(self, blocks: mx.array) -> None:
         """Zero whole blocks, `[blocks]`."""
@@ -316,12 +391,11 @@ class Arena:
         for layer in self.layers:
             layer.clear(mappings[layer.heads])
 
-    def contents(
-        self, blocks: list[BlockId], n_tokens: list[int]
-    ) -> list[tuple[mx.array, mx.array]]:
-        """Copies of the first tokens of blocks, followed by zeros: K and V of each layer in turn.
+    def contents(self, blocks: list[BlockId], n_tokens: list[int]) -> list[list[mx.array]]:
+        """Copies of the first tokens of blocks, followed by zeros: what `LayerArena.blocks` returns
+        of each layer in turn.
 
-        Both are `[blocks, kv_heads, block_size, dim]`. They refer to the arena's arrays until they
+        All are `[blocks, kv_heads, block_size, width]`. They refer to the arena's arrays until they
         have been evaluated. Raises ArenaError for an unknown block.
         """
         for block in blocks:
@@ -336,7 +410,7 @@ class Arena:
             # The remaining slots hold another sequence's numbers, which may be NaN.
             return mx.where(keep, array, mx.zeros_like(array))
 
-        return [(kept(keys), kept(values)) for keys, values in found]
+        return [[kept(array) for array in arrays] for arrays in found]
 
     def planes(self) -> list[mx.array]:
         """The layers' planes as they are now, to be evaluated at once and not kept."""
@@ -345,7 +419,7 @@ class Arena:
     def head_ids(self, table: mx.array, kv_heads: int) -> mx.array:
         """The heads of K of the blocks of a table, in layers of `kv_heads`.
 
-        `table`: `[rows, blocks]`. Returns `[rows, kv_heads, blocks]`, indices into
+        `table`: `[rows, blocks]`. Returns `[rows, kv_heads, blocks]`, indices for
         `LayerArena.key_blocks`.
         """
         own = mx.arange(kv_heads, dtype=table.dtype)[None, :, None]

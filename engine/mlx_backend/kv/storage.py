@@ -1,7 +1,7 @@
 """The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TypeVar
 
 import mlx.core as mx
@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.core.step import StepPlan
 from engine.mlx_backend.kv.arena import Arena, ArenaError, LayerShape, block_bytes
+from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.states import ArrayShape, StateArena, state_bytes
 from engine.mlx_backend.model.layout import Layout
 from kvstore.ops import (
@@ -76,9 +77,9 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) ->
     if not contents:
         return
     shapes = [
-        ArrayShape((layer.shape.kv_heads, arena.block_size, dim), dtype)
+        ArrayShape((layer.shape.kv_heads, arena.block_size, *part.shape), part.dtype)
         for layer in arena.layers
-        for dim, dtype in layer.shape.vectors
+        for part in layer.shape.parts
     ]
     for block in contents:
         arena.check(block)
@@ -90,8 +91,9 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) ->
     unpacked = [(run[0], _unpack([contents[block] for block in run], shapes)) for run in runs]
     mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
     for first, arrays in unpacked:
-        for layer, keys, values in zip(arena.layers, arrays[::2], arrays[1::2], strict=True):
-            layer.put_blocks(arena.place(first), keys, values)
+        remaining = iter(arrays)
+        for layer in arena.layers:
+            layer.put_blocks(arena.place(first), *islice(remaining, len(layer.shape.parts)))
     mx.eval(arena.planes())  # now: evaluated and still on their way they would be copied, too
 
 
@@ -122,19 +124,15 @@ def _describe_layers(layers: Iterable[LayerShape]) -> str:
     """`24*8x128float16+128float16`: 24 layers of 8 KV heads of K and V."""
     return _describe(
         layers,
-        lambda layer: (
-            f"{layer.kv_heads}x" + "+".join(f"{dim}{_name(dtype)}" for dim, dtype in layer.vectors)
-        ),
+        lambda layer: f"{layer.kv_heads}x" + "+".join(map(str, layer.codecs)),
     )
-
-
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
 
 
 def _kv_format(layout: Layout, block_size: int) -> str:
     """Names the layout of the bytes; `state=2*16x64float32` is two arrays of a state."""
-    states = _describe(layout.states, lambda one: "x".join(map(str, one.shape)) + _name(one.dtype))
+    states = _describe(
+        layout.states, lambda one: "x".join(map(str, one.shape)) + dtype_name(one.dtype)
+    )
     return " ".join(
         [
             f"{FORMAT} block={block_size} full={_describe_layers(layout.full_layers)}",
@@ -250,7 +248,7 @@ class Storage:
             asked = {index: BlockId(slot) for index, slot in slots.items() if slot is not None}
             lengths = [reads[index].n_tokens for index in asked]
             contents = arena.contents(list(asked.values()), lengths) if asked else []
-            arrays = (array for pair in contents for array in pair)
+            arrays = (array for of_layer in contents for array in of_layer)
             transfers.append(PendingTransfer(list(asked), arrays))
         states = {i: read.state for i, read in enumerate(reads) if read.state is not None}
         found = self.states.read(list(states.values())) if states else []

@@ -23,6 +23,7 @@ from engine.mlx_backend.loading.checkpoint import (
     max_context_tokens,
     read_header,
 )
+from engine.mlx_backend.loading.format_check import check_format
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.model.batching import LADDER
@@ -31,7 +32,7 @@ from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
 from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
-from engine.values.settings import AdapterConfig
+from engine.values.settings import AdapterConfig, KVFormat
 from engine.values.stats import readable_bytes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
@@ -54,6 +55,7 @@ class LoadedModel:
     row_adapters: RowAdapters
     adapters: Mapping[str, str]  # fingerprints by name
     purpose: Purpose = GENERATES
+    kv_format: KVFormat = KVFormat.AUTO
 
 
 def open_model(
@@ -61,8 +63,10 @@ def open_model(
     memory_bytes: int,
     purpose: Purpose = GENERATES,
     adapter_configs: Sequence[AdapterConfig] = (),
+    kv_format: KVFormat = KVFormat.AUTO,
 ) -> LoadedModel:
-    """Build the model, its adapters and its tokenizer. `load_weights` reads the weights.
+    """Build the model, its adapters and its tokenizer. `load_weights` reads the weights. The layout
+    stores K and V in `kv_format`, where they can be stored so.
 
     On a CPU everything is float32, and quantized weights are dequantized, if the result leaves a
     fifth of `memory_bytes` free: half precision and quantized products are 20 to 50 times slower
@@ -77,7 +81,7 @@ def open_model(
         if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
             model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
-    layout = discover(model).within(max_tokens)
+    layout = discover(model).within(max_tokens).stored_as(kv_format)
     tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
     adapters = read_adapters(adapter_configs, model, layout.vocab_size)
     row_adapters = install_adapters(model, adapters)
@@ -94,21 +98,32 @@ def open_model(
         row_adapters=row_adapters,
         adapters={adapter.name: adapter.fingerprint for adapter in adapters},
         purpose=purpose,
+        kv_format=kv_format,
     )
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
-    """Read the weights into memory, and check how the model runs over shared storage.
+    """Read the weights into memory, and check how the model runs over shared storage, and over K
+    and V in the format that is set.
 
     `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
-    of them.
+    of them, or says something else with that format.
     """
     _read_weights(loaded, report)
     if loaded.adapters:
         report(f"adapters: {', '.join(loaded.adapters)}")
     report("checking that the model computes the same over shared storage…")
-    execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
-    mx.clear_cache()  # the check's buffers
+    model, layout = loaded.model, loaded.layout
+    in_full = layout.stored_as(KVFormat.FULL)
+    execution = find_execution(model, in_full, attentions, loaded.row_adapters)
+    if not layout.is_stored_in_full:
+        quality = check_format(model, layout, execution, loaded.kv_format, loaded.tokenizer.encode)
+        execution = replace(execution, divergence=quality.divergence)
+        report(
+            f"KV cache in {layout.format_in_use}: KL divergence {quality.divergence:.2g} from full "
+            f"precision, {quality.agreement:.1%} of likeliest tokens the same"
+        )
+    mx.clear_cache()  # the checks' buffers
     if execution.batching is not LADDER[0]:
         report(f"batches: {execution.batching.name}, since not {execution.rejected[0]}")
     if execution.attention is not attentions[0]:

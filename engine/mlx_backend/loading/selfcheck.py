@@ -53,7 +53,7 @@ KV heads.
 _UNREAD_STEP, _UNREAD_ROW = 1, 0
 """The logits of this row are not read in this step, as in all chunks of a prompt but the last."""
 
-_BLOCK_SIZE = 4
+BLOCK_SIZE = 4
 _CPU_WINDOW_TOKENS, _GPU_WINDOW_TOKENS = 128, 512
 """The longest window that is checked beyond its end: longer ones would take long prompts."""
 
@@ -69,7 +69,7 @@ instead of after thousands: the keys of a block, how many blocks a query attends
 these are the last ones whatever their scores. With one of each no rounding decides.
 """
 
-_OWN_LOGIT_BYTES = 8
+OWN_LOGIT_BYTES = 8
 """A logit that the model computes through its own caches, and the array that it is made of."""
 
 _UNBOUNDED = 1 << 30
@@ -83,20 +83,27 @@ logits are wrong by 15%.
 """
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A sequence of the check."""
 
     tokens: Sequence[int]
     adapter: str
 
 
-class _Chunk(NamedTuple):
-    """The tokens of a row that one step computes. `is_read`: the logits after the last are read."""
+class Chunk(NamedTuple):
+    """The tokens of a row that one step computes. `n_read`: of how many of the last ones the logits
+    are read.
+    """
 
     row: int
     start: int
     stop: int
-    is_read: bool
+    n_read: int
+
+    @property
+    def read(self) -> range:
+        """The positions whose logits are read."""
+        return range(self.stop - self.n_read, self.stop)
 
 
 def find_execution(
@@ -109,18 +116,20 @@ def find_execution(
     into the model. Raises ModelError when nothing passes, with the problem on each rung.
     """
     rows = _rows(layout, adapters.names)
+    steps = _steps(rows)
     problems = list[str]()
     with _sparse_early(model):
         try:
             head = install_patches(model, layout)
-            expected = _own_logits(model, adapters, rows)
+            expected = own_logits(model, adapters, rows, steps)
         except RUN_ERRORS as failure:
             raise ModelError(f"the model does not run on this device: {failure}") from failure
         for batching, attention in product(LADDER, attentions):
             execution = Execution(batching, attention, head, adapters)
             name = f"{batching.name} with {attention.name}"
             try:
-                error = deviation(_logits_through_storage(model, layout, execution, rows), expected)
+                found = logits_through_storage(model, layout, execution, rows, steps)
+                error = deviation(found, expected)
             except RUN_ERRORS as failure:
                 problems.append(f"{name}: {str(failure).partition(chr(10))[0]}")
                 continue
@@ -139,13 +148,13 @@ def check_bytes(layout: Layout) -> int:
     rows = _rows(layout, ())
     longest = len(rows[0].tokens)
     layout = layout.within(longest)
-    stored = footprint(layout, _BLOCK_SIZE).storage_bytes(_sizes(layout, rows))
-    n_read = sum(chunk.is_read for step in _steps(rows) for chunk in step)
+    stored = footprint(layout, BLOCK_SIZE).storage_bytes(storage_sizes(layout, rows))
+    n_read = sum(chunk.n_read for step in _steps(rows) for chunk in step)
     return (
         stored.arenas
         + stored.states
         + activation_bytes(longest, n_read, layout.vocab_size)
-        + longest * layout.vocab_size * _OWN_LOGIT_BYTES
+        + longest * layout.vocab_size * OWN_LOGIT_BYTES
     )
 
 
@@ -173,9 +182,9 @@ def _sparse_early(model: Module) -> Iterator[None]:
 
 def tolerance(layout: Layout, in_half: float = _HALF_TOLERANCE) -> float:
     """The largest error of a correct model's logits, relative to their size; `in_half` is that of a
-    model in half precision.
+    model in half precision, or with K and V in another format than it computes them in.
     """
-    if {*layout.dtypes, layout.logits_dtype} != {mx.float32}:
+    if {*layout.dtypes, layout.logits_dtype} != {mx.float32} or not layout.is_stored_in_full:
         return in_half
     return _CPU_TOLERANCE if mx.default_device() == mx.cpu else GPU_TOLERANCE
 
@@ -191,7 +200,7 @@ def deviation(found: mx.array, expected: mx.array) -> float:
     return float(relative.max())
 
 
-def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:
+def _rows(layout: Layout, adapters: Sequence[str]) -> list[Row]:
     """The rows, which take turns at no adapter and each of `adapters`. The first row is longer than
     all windows that are checked.
     """
@@ -199,7 +208,7 @@ def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:
     lengths[0] += longer_by(layout, mx.default_device())
     n_tokens = min(layout.vocab_size, 1000)
     tokens = [[(37 * i + 11 * row) % n_tokens for i in range(n)] for row, n in enumerate(lengths)]
-    return list(map(_Row, tokens, cycle((NO_ADAPTER, *adapters))))
+    return list(map(Row, tokens, cycle((NO_ADAPTER, *adapters))))
 
 
 def longer_by(layout: Layout, device: mx.Device) -> int:
@@ -211,62 +220,74 @@ def longer_by(layout: Layout, device: mx.Device) -> int:
     return max([least, *(window for window in layout.windows if window <= longest)])
 
 
-def _steps(rows: Sequence[_Row]) -> Iterator[list[_Chunk]]:
+def _steps(rows: Sequence[Row]) -> list[list[Chunk]]:
     """The chunks of each step: `_STEPS`, with a first chunk as long as the first row needs."""
     longer = len(rows[0].tokens) - sum(step[0] for step in _STEPS)
     starts = [0] * len(rows)
+    steps = []
     for index, step in enumerate(_STEPS):
         chunks = []
         for row, n_tokens in enumerate(step):
             stop = starts[row] + n_tokens + (longer if index == row == 0 else 0)
             if stop > starts[row]:
-                is_read = (index, row) != (_UNREAD_STEP, _UNREAD_ROW)
-                chunks.append(_Chunk(row, starts[row], stop, is_read))
+                n_read = int((index, row) != (_UNREAD_STEP, _UNREAD_ROW))
+                chunks.append(Chunk(row, starts[row], stop, n_read))
             starts[row] = stop
-        yield chunks
+        steps.append(chunks)
+    return steps
 
 
-def _sizes(layout: Layout, rows: Sequence[_Row]) -> StorageSizes:
+def storage_sizes(layout: Layout, rows: Sequence[Row]) -> StorageSizes:
     """Storage for all rows at once."""
     longest = len(rows[0].tokens)
     return StorageSizes(
-        n_blocks=sum(blocks_for(len(row.tokens), _BLOCK_SIZE) for row in rows),
+        n_blocks=sum(blocks_for(len(row.tokens), BLOCK_SIZE) for row in rows),
         windows=tuple(
-            WindowSize(window, len(rows) * lease_slots(window, _BLOCK_SIZE, longest))
+            WindowSize(window, len(rows) * lease_slots(window, BLOCK_SIZE, longest))
             for window in layout.windows
         ),
         states=StateCounts(len(rows), 0) if layout.states else None,
     )
 
 
-def _own_logits(model: Module, adapters: RowAdapters, rows: Sequence[_Row]) -> mx.array:
-    """The logits that are read, through the model's own caches: float32 `[chunks, vocabulary]`.
+def own_logits(
+    model: Module,
+    adapters: RowAdapters,
+    rows: Sequence[Row],
+    steps: Sequence[Sequence[Chunk]],
+) -> mx.array:
+    """The logits that are read, chunk by chunk, through the model's own caches: float32 `[logits,
+    vocabulary]`.
 
     Each row is one chunk: there are models in mlx-lm that compute a second chunk of several tokens
     otherwise, such as plamo3 in its windows.
     """
-    read = [chunk for step in _steps(rows) for chunk in step if chunk.is_read]
+    chunks = [chunk for step in steps for chunk in step]
     found = dict[tuple[int, int], mx.array]()
     for index, row in enumerate(rows):
         with adapters.of([row.adapter]):
             logits = model(mx.array([row.tokens]), cache=make_prompt_cache(model))[0]
-        stops = [chunk.stop for chunk in read if chunk.row == index]
-        own = logits[mx.array(stops) - 1].astype(mx.float32)
+        positions = [at for chunk in chunks if chunk.row == index for at in chunk.read]
+        own = logits[mx.array(positions)].astype(mx.float32)
         mx.eval(own)
-        found.update(((index, stop), of_stop) for stop, of_stop in zip(stops, own, strict=True))
-    return mx.stack([found[chunk.row, chunk.stop] for chunk in read])
+        found.update(((index, at), of_one) for at, of_one in zip(positions, own, strict=True))
+    return mx.stack([found[chunk.row, at] for chunk in chunks for at in chunk.read])
 
 
-def _logits_through_storage(
-    model: Module, layout: Layout, execution: Execution, rows: Sequence[_Row]
+def logits_through_storage(
+    model: Module,
+    layout: Layout,
+    execution: Execution,
+    rows: Sequence[Row],
+    steps: Sequence[Sequence[Chunk]],
 ) -> mx.array:
-    """The logits that are read, through shared storage: `[chunks, vocabulary]`."""
+    """The same logits through shared storage."""
     longest = len(rows[0].tokens)
     layout = layout.within(longest)
-    sizes = _sizes(layout, rows)
-    storage = Storage(layout, sizes, _BLOCK_SIZE)
-    groups = build_groups(sizes, _BLOCK_SIZE, longest)
-    store = KVStore(BlockPool(sizes.n_blocks), None, _BLOCK_SIZE, groups)
+    sizes = storage_sizes(layout, rows)
+    storage = Storage(layout, sizes, BLOCK_SIZE)
+    groups = build_groups(sizes, BLOCK_SIZE, longest)
+    store = KVStore(BlockPool(sizes.n_blocks), None, BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, execution)
     leases = list[Lease]()
     for row in rows:
@@ -275,15 +296,14 @@ def _logits_through_storage(
         leases.append(lease)
     tables = [SequenceTables(cached.n_groups, row.adapter) for row in rows]
     found = list[mx.array]()
-    for chunks in _steps(rows):
+    for chunks in steps:
         spans, token_ids = list[TokenSpan](), list[int]()
         for index, chunk in enumerate(chunks):
             lease, table, n_tokens = leases[chunk.row], tables[chunk.row], chunk.stop - chunk.start
             assert store.plan(lease, n_tokens) is None, "the check's storage is too small"
             for patch in lease.take_patches():
                 table.patch(patch)
-            first_token, n_read = len(token_ids), int(chunk.is_read)
-            spans.append(table.span(chunk.start, n_tokens, index, first_token, n_read))
+            spans.append(table.span(chunk.start, n_tokens, index, len(token_ids), chunk.n_read))
             token_ids += rows[chunk.row].tokens[chunk.start : chunk.stop]
         # No state is saved, so all ops come before the forwards.
         storage.execute(op for _, op in store.take_ops() if not isinstance(op, ReadBlock))
@@ -291,10 +311,13 @@ def _logits_through_storage(
         logits = dict[int, mx.array]()
         for batch in (*forwards.prompts, *forwards.sampling):
             computed = cached.forward(batch, mx.array(token_ids))
-            read = [span.index for span in batch.spans if span.n_read]
+            read = [span for span in batch.spans if span.n_read]
             mx.eval(computed.logits if read else [], storage.arrays())
-            logits.update(zip(read, computed.logits, strict=False))
-        found += [logits[index] for index, chunk in enumerate(chunks) if chunk.is_read]
+            first = 0
+            for span in read:
+                logits[span.index] = computed.logits[first : first + span.n_read]
+                first += span.n_read
+        found += [logits[index] for index, chunk in enumerate(chunks) if chunk.n_read]
         for chunk in chunks:
             store.commit(leases[chunk.row], chunk.stop - chunk.start)
-    return mx.stack(found)
+    return mx.concatenate(found)

@@ -34,7 +34,7 @@ class AttentionWorkspace:
 
     rows: int  # of a forward
     tokens: int  # of a forward, padding included
-    key_bytes: int
+    key_bytes: int  # decoded, and as stored if that is otherwise
     gathered_bytes: int  # that the keys of several rows may have in one forward
     copies: int  # of all keys of a forward
     pair_bytes: int  # of any pair
@@ -110,7 +110,7 @@ def attention_workspace(
     return AttentionWorkspace(
         rows=config.max_running,
         tokens=config.step_tokens + FORWARD_TOKENS * config.max_running if layers else 0,
-        key_bytes=max((shape.token_bytes for shape in layers), default=0),
+        key_bytes=max((shape.read_bytes for shape in layers), default=0),
         gathered_bytes=min(max(weight_bytes, LEAST_GATHERED_BYTES), GATHERED_BYTES),
         copies=attention.gathered_copies,
         pair_bytes=pair_bytes,

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import (
 from engine.api import ModelError
 from engine.mlx_backend.kv.arena import LayerShape
 from engine.mlx_backend.kv.states import ArrayShape
+from engine.values.settings import KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,33 @@ class Layout:
     def layers_of(self, window: int | None) -> tuple[LayerShape, ...]:
         """The layers with that window, or with none."""
         return tuple(spec.shape for spec in self._kv_specs if spec.window == window)
+
+    @property
+    def is_stored_in_full(self) -> bool:
+        """Whether all of K and V is stored as the model computes it."""
+        return all(codec.is_plain for shape in self.kv_layers for codec in shape.codecs)
+
+    @property
+    def format_in_use(self) -> str:
+        """How K and V are stored: `full`, `q8`, or `q8 (2 of 24 layers full)`, where those cannot
+        be stored so.
+        """
+        if self.is_stored_in_full:
+            return str(KVFormat.FULL)
+        layers = self.kv_layers
+        full = [shape for shape in layers if all(codec.is_plain for codec in shape.codecs)]
+        partly = f" ({len(full)} of {len(layers)} layers full)" if full else ""
+        return f"{layers[0].format}{partly}"
+
+    def stored_as(self, format: KVFormat) -> "Layout":
+        """The layout with K and V in a format, where they can be stored so."""
+
+        def stored_as(spec: CacheSpec) -> CacheSpec:
+            if not isinstance(spec, KVCacheSpec):
+                return spec
+            return replace(spec, shape=replace(spec.shape, format=format))
+
+        return replace(self, caches=tree_map(stored_as, self.caches))
 
     def within(self, max_context_tokens: int) -> "Layout":
         """The layout where no sequence is longer: a window that covers it all is dropped."""

@@ -163,6 +163,7 @@ class LayerView(UnusedView):
         super().__init__(forward, window)
         self.layer = layer
         self.fetched: tuple[mx.array, mx.array] | None = None
+        self._stored: tuple[mx.array, mx.array] | None = None  # K and V as they are stored
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._attentions = attentions
@@ -178,7 +179,11 @@ class LayerView(UnusedView):
             self.layer.clear(cleared)
         self.layer.write(forward.slot_mapping(heads), keys, values)
         self.offset = forward.offset_after
-        self.fetched = (keys, values) if forward.stands_in else self._gathered(forward.groups[0])
+        self.fetched = keys, values
+        if not forward.stands_in:
+            stored_keys, stored_values = self._stored = self._gathered(forward.groups[0])
+            # Lazy: rotated back only for a model that reads keys itself.
+            self.fetched = self.layer.rotated(stored_keys), stored_values
         self.keys, self.values = self.fetched
         return self.fetched
 
@@ -203,10 +208,14 @@ class LayerView(UnusedView):
         """
         forward, groups = self.forward, self.forward.groups
         is_own = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
+        if is_own:
+            queries = self.layer.rotated(queries)
         if not forward.stands_in:
             [attention] = self._attentions
             if is_own and self._is_causal(mask) and sinks is None and attention is not None:
                 return attention.attend(queries * scale, self.layer)
+            if is_own and self._stored is not None:
+                keys, values = self._stored
             if mask is None and forward.length == 1 and not forward.is_lone:
                 mask = forward.mask(self._window)  # the model asks for none, but there is padding
             return _model_attention(
@@ -242,7 +251,9 @@ class LayerView(UnusedView):
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attention of one group, `[rows, heads, length, value_dim]`, where K and V stood in."""
+        """Attention of one group, `[rows, heads, length, value_dim]`, where K and V stood in. The
+        queries are rotated as the stored keys are.
+        """
         if index in self._unread:
             return mx.zeros((*queries.shape[:3], self.layer.shape.value_dim), queries.dtype)
         group, attention = self.forward.groups[index], self._attentions[index]
@@ -258,7 +269,7 @@ class LayerView(UnusedView):
         )
 
     def _gathered(self, group: RowGroup) -> tuple[mx.array, mx.array]:
-        """A group's K and V as written. It is lazy: nothing is read unless it is used."""
+        """A group's K and V as stored. It is lazy: nothing is read unless it is used."""
         keys, values = self.layer.read(group.gather_ids(self.layer.heads))
         if group.is_lone:
             return keys[:, :, : group.n_keys], values[:, :, : group.n_keys]

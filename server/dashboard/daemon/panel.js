@@ -57,7 +57,7 @@ function loaded(name, model, memory, decode) {
     ["Context", count(model.max_sequence_tokens, "token"), context(model)],
     ["Weights", model.dtype, `${bytes(weights_bytes)} on ${model.device}`],
     ...(model.blas ? [["BLAS", model.blas, ""]] : []),
-    ["KV", bytes(kv_bytes + states_bytes), `${bytes(model.kv_bytes_per_token)} a token`],
+    ["KV", `${bytes(kv_bytes + states_bytes)}, ${model.kv_format}`, kv(model)],
     ["Memory", `${bytes(memory.active)} in use`,
       `${bytes(memory.peak)} at most, of ${bytes(total_bytes)} reserved`],
     ["Process", bytes(process_bytes), "resident"],
@@ -65,6 +65,11 @@ function loaded(name, model, memory, decode) {
     ...(decode ? [["Decode", ...halves(decode, ": ")]] : []),
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];
+}
+
+function kv({ kv_bytes_per_token, kv_divergence }) {
+  const changed = kv_divergence === null ? "" : `, KL ${kv_divergence.toPrecision(2)} from full`;
+  return `${bytes(kv_bytes_per_token)} a token${changed}`;
 }
 
 /** The text before the separator, and the rest with it. */

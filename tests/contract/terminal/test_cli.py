@@ -271,6 +271,7 @@ REPORT = MachineReport(
     model="tiny",
     memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27),
     arena_tokens=123_456,
+    kv_format="q8",
     context_tokens=4_096,
     max_context_tokens=131_072,
     problem="",
@@ -290,7 +291,7 @@ def test_doctor_says_what_the_budget_comes_to() -> None:
     console = Console(record=True, width=100, file=StringIO())
     console.print(machine_table(REPORT))
     lines = console.export_text().splitlines()
-    assert any("holds 123,456 tokens" in line for line in lines)
+    assert any("holds 123,456 tokens, q8" in line for line in lines)
     heads, sizes = (line.split() for line in lines[-2:])
     assert heads == ["memory", "weights", "KV", "states", "workspace", "process", "in", "all"]
     assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB - 1.9 GiB"

@@ -1,0 +1,83 @@
+"""The check of a KV format at load: it is measured, told, and refused where it changes too much."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from engine.api import ModelError
+from engine.mlx_backend.loading.format_check import MOST_DIVERGENCE, format_check_bytes
+from engine.mlx_backend.loading.loader import load_weights, open_model
+from engine.mlx_backend.model.views import Attention
+from engine.values.settings import KVFormat
+from tests.checkpoints import FAMILIES, write_family
+
+PEAK_BYTES = 4 << 20
+"""More than MLX keeps for itself."""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_family(FAMILIES["llama"], tmp_path)
+
+
+def load(checkpoint: Path, kv_format: KVFormat) -> tuple[float | None, list[str]]:
+    """The divergence that the check finds, and what is reported."""
+    lines = list[str]()
+    loaded = open_model(checkpoint, 1 << 30, kv_format=kv_format)
+    return load_weights(loaded, (Attention(),), lines.append).divergence, lines
+
+
+def test_smaller_formats_change_more_and_all_are_reported(checkpoint: Path) -> None:
+    divergences = dict[KVFormat, float]()
+    for format in KVFormat:
+        divergence, lines = load(checkpoint, format)
+        told = [line for line in lines if line.startswith(f"KV cache in {format}: KL divergence")]
+        assert len(told) == (divergence is not None)
+        if divergence is not None:
+            divergences[format] = divergence
+    assert 0 < divergences[KVFormat.F16] < divergences[KVFormat.BF16]
+    assert 0 < divergences[KVFormat.Q8] < divergences[KVFormat.K8V4]
+    assert len(divergences) == 4
+
+
+def outlying(checkpoint: Path, times: float) -> None:
+    """Let one channel of the keys be so much larger, and that of the queries as much smaller. What
+    the model computes stays as it was.
+    """
+    file = checkpoint / "model.safetensors"
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    head_dim = FAMILIES["llama"].config["head_dim"]
+    # RoPE turns the first channel together with that half a head further.
+    is_scaled = mx.arange(head_dim) % (head_dim // 2) == 0
+    factors = mx.where(is_scaled, times, 1.0)
+    for name, array in weights.items():
+        for projection, by in (("k_proj", factors), ("q_proj", 1 / factors)):
+            if projection in name:
+                heads = array.reshape(-1, head_dim, array.shape[-1])
+                weights[name] = (heads * by[:, None]).reshape(array.shape)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+
+
+def test_keys_that_cannot_be_quantized_are_refused_with_the_figure(checkpoint: Path) -> None:
+    before, _ = load(checkpoint, KVFormat.Q8)
+    outlying(checkpoint, 20)
+    moderate, _ = load(checkpoint, KVFormat.Q8)
+    assert before is not None
+    assert moderate is not None
+    assert before < moderate < MOST_DIVERGENCE[KVFormat.Q8]
+    outlying(checkpoint, 1000)
+    with pytest.raises(ModelError, match=r"kv_format is q8.*KL divergence of [\d.]+, and at most"):
+        load(checkpoint, KVFormat.Q8)
+    load(checkpoint, KVFormat.FULL)
+
+
+def test_the_check_takes_no_more_memory_than_is_planned(checkpoint: Path) -> None:
+    loaded = open_model(checkpoint, 1 << 30, kv_format=KVFormat.Q8)
+    load_weights(loaded, (Attention(),), lambda line: None)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    load_weights(loaded, (Attention(),), lambda line: None)
+    assert mx.get_peak_memory() - before < format_check_bytes(loaded.layout) + PEAK_BYTES

@@ -1,0 +1,239 @@
+"""KV formats: what is stored of a vector, what it takes, and which layers stay as they are."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.kv import arena as arena_module
+from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv.formats import is_rotatable
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.format_check import compare
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout
+from engine.mlx_backend.model.rows import RowGroup, TokenSpan
+from engine.values.settings import KVFormat
+from kvstore.ops import CopyBlock, FillBlock, ReadBlock
+from kvstore.sizes import StorageSizes
+from kvstore.types import BlockId
+from tests.devices import DEVICE, is_cpu
+
+QUANTIZED = (KVFormat.Q8, KVFormat.K8V4)
+ALL = (KVFormat.FULL, KVFormat.F16, KVFormat.BF16, *QUANTIZED)
+LARGEST_ERROR = {
+    KVFormat.FULL: 0.0,
+    KVFormat.F16: 0.001,
+    KVFormat.BF16: 0.01,
+    KVFormat.Q8: 0.04,
+    KVFormat.K8V4: 0.5,
+}
+"""Of a number of unit size."""
+
+A, B, C = BlockId(0), BlockId(1), BlockId(2)
+
+
+def shape(
+    format: KVFormat, dim: int = 64, dtype: mx.Dtype = mx.float32, kv_heads: int = 2
+) -> LayerShape:
+    return LayerShape(kv_heads, dim, dim, dtype, dtype, format)
+
+
+def random_kv(n_tokens: int, of: LayerShape, seed: int = 0) -> list[mx.array]:
+    """K and V, `[1, kv_heads, n_tokens, dim]`."""
+    mx.random.seed(seed)
+    return [
+        mx.random.normal((1, of.kv_heads, n_tokens, dim)).astype(dtype) for dim, dtype in of.vectors
+    ]
+
+
+def put(arena: Arena, blocks: list[int], kv: list[mx.array], first: int = 0) -> None:
+    """Write tokens to consecutive slots of these blocks."""
+    at = np.arange(first, first + kv[0].shape[2])
+    slots = (
+        mx.array(np.array(blocks, np.uint32)[at // arena.block_size]),
+        mx.array((at % arena.block_size).astype(np.uint32)),
+    )
+    for layer in arena.layers:
+        layer.write(arena.slot_mapping(*slots, layer.heads), *kv)
+    mx.eval(arena.planes())
+
+
+def get(arena: Arena, blocks: list[int]) -> list[np.ndarray]:
+    """K and V of whole blocks, in the rotation of the model."""
+    [layer] = arena.layers
+    keys, values = layer.read(arena.gather_ids(mx.array([blocks], mx.uint32), layer.heads))
+    return [np.array(array.astype(mx.float32)) for array in (layer.rotated(keys), values)]
+
+
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+def test_what_is_written_is_read_as_nearly_as_the_format_allows(format: KVFormat, dim: int) -> None:
+    of = shape(format, dim)
+    arena, kv = Arena([of], n_blocks=4, block_size=4), random_kv(11, of)
+    put(arena, [2, 0, 3], kv)
+    for found, written in zip(get(arena, [2, 0, 3]), kv, strict=True):
+        error = np.abs(found[:, :, :11] - np.array(written)).max()
+        assert error <= LARGEST_ERROR[format]
+        assert error > 0 or format is KVFormat.FULL
+        assert not found[:, :, 11:].any(), "what was never written is zero"
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> None:
+    of = shape(format)
+    together, apart = (Arena([of], n_blocks=2, block_size=8) for _ in range(2))
+    kv = random_kv(13, of)
+    put(together, [0, 1], kv)
+    for start, stop in ((0, 5), (5, 6), (6, 13)):
+        put(apart, [0, 1], [array[:, :, start:stop] for array in kv], start)
+    for one, other in zip(together.planes(), apart.planes(), strict=True):
+        assert mx.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype", "dim", "share"),
+    [
+        (KVFormat.F16, mx.float32, 128, 0.5),
+        (KVFormat.BF16, mx.float32, 128, 0.5),
+        (KVFormat.Q8, mx.float32, 128, (8 + 32 / 64) / 32),
+        (KVFormat.Q8, mx.bfloat16, 128, (8 + 32 / 64) / 16),
+        (KVFormat.Q8, mx.bfloat16, 96, (8 + 32 / 32) / 16),
+        (KVFormat.K8V4, mx.float16, 128, (6 + 32 / 64) / 16),
+        (KVFormat.F16, mx.bfloat16, 128, 1.0),  # no smaller
+        (KVFormat.Q8, mx.float32, 80, 1.0),  # no group divides it
+    ],
+)
+def test_a_token_takes_what_the_format_says(
+    format: KVFormat, dtype: mx.Dtype, dim: int, share: float
+) -> None:
+    of, full = shape(format, dim, dtype), shape(KVFormat.FULL, dim, dtype)
+    assert of.token_bytes == share * full.token_bytes
+    arena = Arena([of], n_blocks=5, block_size=8)
+    held = sum(plane.nbytes for plane in arena.planes())
+    assert held == (5 + 2) * 8 * of.token_bytes
+    assert arena.bytes == 5 * 8 * of.token_bytes
+    assert full.read_bytes == full.token_bytes
+    assert of.read_bytes == full.token_bytes + (of.token_bytes if share < 1 else 0)
+
+
+def test_latents_of_which_all_heads_are_made_stay_full() -> None:
+    latent = LayerShape(1, 512, 64, mx.bfloat16, mx.bfloat16, KVFormat.Q8)
+    assert all(codec.is_plain for codec in latent.codecs)
+    assert not latent.is_rotated
+    one_head = LayerShape(1, 64, 64, mx.bfloat16, mx.bfloat16, KVFormat.Q8)
+    assert not any(codec.is_plain for codec in one_head.codecs)
+
+
+def test_keys_and_values_stay_full_each_for_itself() -> None:
+    uneven = LayerShape(2, 80, 64, mx.float32, mx.float32, KVFormat.Q8)
+    keys, values = uneven.codecs
+    assert (keys.is_plain, values.is_plain, uneven.is_rotated) == (True, False, False)
+    assert [is_rotatable(dim) for dim in (1, 64, 96, 112, 160, 192, 0, 80, 72, 100)] == [
+        *([True] * 6),
+        *(False, True, False, False),
+    ]
+
+
+def test_a_layout_says_which_layers_stay_full() -> None:
+    layers = tuple(map(KVCacheSpec, (shape(KVFormat.FULL), shape(KVFormat.FULL, 80))))
+    layout = Layout(layers, mx.float32, 10)
+    named = {format: layout.stored_as(format).format_in_use for format in (*KVFormat,)}
+    assert named == {
+        KVFormat.AUTO: "full",
+        KVFormat.FULL: "full",
+        KVFormat.F16: "f16",
+        KVFormat.BF16: "bf16",
+        KVFormat.Q8: "q8 (1 of 2 layers full)",
+        KVFormat.K8V4: "k8v4 (1 of 2 layers full)",
+    }
+    assert layout.stored_as(KVFormat.Q8).stored_as(KVFormat.FULL).specs == layout.specs
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_blocks_are_copied_moved_to_bytes_and_grown_as_they_are(format: KVFormat) -> None:
+    of = shape(format)
+    layout = Layout((KVCacheSpec(of),), mx.float32, 10)
+    first, second = (
+        Storage(layout, StorageSizes(6), block_size=4, first_blocks=n) for n in (None, 3)
+    )
+    put(first.full, [0], random_kv(4, of))
+    expected = get(first.full, [0])
+    first.execute([CopyBlock(A, B, 4), CopyBlock(A, C, 3)])
+    for found, whole in zip(get(first.full, [1, 2]), expected, strict=True):
+        assert np.array_equal(found[:, :, :4], whole)
+        assert np.array_equal(found[:, :, 4:7], whole[:, :, :3])
+        assert not found[:, :, 7:].any()
+    [[part, *_]] = first.read([ReadBlock(B, 4)]).parts()
+    assert part is not None
+    assert len(part) == first.part_bytes[0] == 4 * of.token_bytes
+    second.execute([FillBlock(C, bytes(part))])
+    second.full.grow(6)
+    for found, whole in zip(get(second.full, [2]), expected, strict=True):
+        assert np.array_equal(found, whole)
+
+
+def test_the_bytes_of_another_format_have_another_name() -> None:
+    names = {
+        Storage(Layout((KVCacheSpec(shape(format)),), mx.float32, 10), StorageSizes(2), 4).kv_format
+        for format in ALL
+    }
+    assert len(names) == len(ALL)
+    assert "kv1 block=4 full=1*2x64float32+64float32 state=" in names
+    assert (
+        "kv1 block=4 full=1*2x64float32 as 8 bits by 64+64float32 as 4 bits by 64 state=" in names
+    )
+
+
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("heads", [2, 6, 12])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
+def test_blocks_read_in_place_give_what_gathered_ones_do(
+    format: KVFormat, heads: int, dim: int
+) -> None:
+    """With one query for a head of K and V, with few and with many."""
+    of = shape(format, dim)
+    arena = Arena([of], n_blocks=16, block_size=4)
+    [layer] = arena.layers
+    put(arena, list(range(16)), random_kv(64, of))
+    spans = [
+        TokenSpan(14, 1, np.array([3, 9, 1, 7], np.uint32)),
+        TokenSpan(17, 1, np.array([3, 9, 1, 12, 5], np.uint32)),
+    ]
+    group = RowGroup(spans, arena)
+    queries = layer.rotated(mx.random.normal((2, heads, 1, dim)) / dim**0.5)
+    keys, values = layer.read(group.gather_ids(layer.heads))
+    expected = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=1.0, mask=group.mask()
+    )
+    for saved_blocks in (1, 1000):
+        plan = CascadeAttention(min_saved_blocks=saved_blocks).prepare(group)
+        assert plan is not None
+        assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
+
+
+def test_rotation_saves_the_small_channels_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = shape(KVFormat.Q8, 128)
+    [keys, values] = random_kv(64, of)
+    is_small = np.arange(128) % 32 != 0
+    keys = keys * mx.where(mx.array(is_small), 1.0, 30.0)
+
+    def error() -> float:
+        arena = Arena([of], n_blocks=8, block_size=8)
+        put(arena, list(range(8)), [keys, values])
+        found = get(arena, list(range(8)))[0]
+        return float(np.square((found - np.array(keys))[..., is_small]).mean())
+
+    rotated = error()
+    monkeypatch.setattr(arena_module, "is_rotatable", lambda dim: False)
+    assert rotated < error() / 2
+
+
+def test_predictions_are_compared() -> None:
+    full = mx.array([[0.0, 1.0, -mx.inf], [2.0, 0.0, 0.0]])
+    assert compare(full, full) == (0.0, 1.0)
+    other = mx.array([[1.0, 0.0, -mx.inf], [2.0, 0.0, 0.0]])
+    quality = compare(full, other)
+    p = 1 / (1 + np.exp(-1.0))
+    assert quality.divergence == pytest.approx((p - (1 - p)) / 2)
+    assert quality.agreement == 0.5
