@@ -147,7 +147,7 @@ class EngineHarness:
         self.memory = backend.memory
         self.step_bytes = opened.plan(config).step_bytes
         self.decode = backend.decode
-        self.max_sequence_tokens = parts.card.max_sequence_tokens
+        self.card = parts.card
         self._block_size = config.block_size
         self._wait_for_choice()
 
@@ -204,6 +204,11 @@ class EngineHarness:
     def copied_blocks(self) -> int:
         """Blocks that were copied because a prompt ended its cached prefix within them."""
         return self._loop.scheduler.store.counters.prefix_copies
+
+    def hit_share(self) -> float:
+        """The share of all prompts' tokens that was found in the cache."""
+        metrics = self._loop.scheduler.metrics
+        return metrics.cached_prompt_tokens / max(metrics.queried_prompt_tokens, 1)
 
     def run(self, steps: int) -> float:
         """Run `steps` steps. Returns the seconds until the device is idle."""
@@ -287,7 +292,7 @@ def step_cases(config: MeasureConfig) -> Cases:
     return {
         f"{rows} x {context:,}": partial(measure, rows, context)
         for context, rows in itertools.product(sizes.step_contexts, sizes.rows)
-        if context + max_tokens <= engine.max_sequence_tokens
+        if context + max_tokens <= engine.card.max_sequence_tokens
     }
 
 
@@ -376,7 +381,7 @@ def memory_cases(config: MeasureConfig) -> Cases:
             "storage_mib": (found.model.kv_bytes + found.model.states_bytes) / 2**20,
         }
 
-    longest_prompt = engine.max_sequence_tokens - _MEMORY_MAX_TOKENS
+    longest_prompt = engine.card.max_sequence_tokens - _MEMORY_MAX_TOKENS
     return {
         f"{n} x {tokens:,}": partial(measure, n, tokens)
         for n, tokens in ((1, longest_prompt), (rows, prompt_tokens))

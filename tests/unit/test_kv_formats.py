@@ -79,6 +79,20 @@ def test_what_is_written_is_read_as_nearly_as_the_format_allows(format: KVFormat
 
 
 @pytest.mark.parametrize("format", QUANTIZED)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_codes_mean_what_mlx_makes_of_them(format: KVFormat, dtype: mx.Dtype) -> None:
+    """A CPU decodes by operations of its own, a GPU by MLX's."""
+    for codec in shape(format, 128, dtype).codecs:
+        rows = codec.encode(mx.random.normal((3, 5, 128)).astype(dtype).reshape(15, 128))
+        rows = [row.reshape(3, 5, -1) for row in rows]
+        codes, scales, biases = rows
+        expected = mx.dequantize(codes, scales, biases, codec.group, codec.bits, dtype=mx.float32)
+        found = codec.decode(rows)
+        assert (found.shape, found.dtype) == ((3, 5, 128), dtype)
+        assert mx.abs(found.astype(mx.float32) - expected).max() < 0.02
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
 def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> None:
     of = shape(format)
     together, apart = (Arena([of], n_blocks=2, block_size=8) for _ in range(2))

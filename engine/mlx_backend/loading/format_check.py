@@ -76,13 +76,9 @@ class FormatQuality(NamedTuple):
 
 
 def check_format(
-    model: Module,
-    layout: Layout,
-    execution: Execution,
-    format: KVFormat,
-    encode: Callable[[str], list[int]],
+    model: Module, layout: Layout, execution: Execution, encode: Callable[[str], list[int]]
 ) -> FormatQuality:
-    """The quality of a format, in which `layout` stores K and V. `encode`: the model's tokenizer.
+    """The quality of the format in which `layout` stores K and V. `encode`: the model's tokenizer.
 
     Raises ModelError where it is beyond MOST_DIVERGENCE.
     """
@@ -91,11 +87,12 @@ def check_format(
     full = own_logits(model, execution.adapters, [row], steps)
     stored = logits_through_storage(model, layout, execution, [row], steps)
     quality = compare(full, stored.astype(mx.float32))
-    if not quality.divergence <= MOST_DIVERGENCE[format]:
+    most = MOST_DIVERGENCE[layout.format]
+    if not quality.divergence <= most:
         raise ModelError(
-            f"the setting kv_format is {format}, which changes too much of what this model says: "
-            f"on a text of {len(tokens)} tokens its predictions differ by a KL divergence of "
-            f"{quality.divergence:.3g}, and at most {MOST_DIVERGENCE[format]} is served; set it to "
+            f"the setting kv_format is {layout.format}, which changes too much of what this model "
+            f"says: on a text of {len(tokens)} tokens its predictions differ by a KL divergence of "
+            f"{quality.divergence:.3g}, and at most {most} is served; set it to "
             "auto, or to a larger format"
         )
     return quality
@@ -112,7 +109,11 @@ def compare(full: mx.array, stored: mx.array) -> FormatQuality:
 
 
 def format_check_bytes(layout: Layout) -> int:
-    """The memory that `check_format` takes at most, in addition to the weights."""
+    """The memory that the check of a layout's format takes at most, in addition to the weights; 0
+    if there is none.
+    """
+    if layout.is_stored_in_full:
+        return 0
     row, steps = _probe([0] * _MOST_TOKENS)
     layout = layout.within(_MOST_TOKENS)
     stored = footprint(layout, BLOCK_SIZE).storage_bytes(storage_sizes(layout, [row]))

@@ -55,7 +55,6 @@ class LoadedModel:
     row_adapters: RowAdapters
     adapters: Mapping[str, str]  # fingerprints by name
     purpose: Purpose = GENERATES
-    kv_format: KVFormat = KVFormat.AUTO
 
 
 def open_model(
@@ -98,7 +97,6 @@ def open_model(
         row_adapters=row_adapters,
         adapters={adapter.name: adapter.fingerprint for adapter in adapters},
         purpose=purpose,
-        kv_format=kv_format,
     )
 
 
@@ -117,7 +115,7 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     in_full = layout.stored_as(KVFormat.FULL)
     execution = find_execution(model, in_full, attentions, loaded.row_adapters)
     if not layout.is_stored_in_full:
-        quality = check_format(model, layout, execution, loaded.kv_format, loaded.tokenizer.encode)
+        quality = check_format(model, layout, execution, loaded.tokenizer.encode)
         execution = replace(execution, divergence=quality.divergence)
         report(
             f"KV cache in {layout.format_in_use}: KL divergence {quality.divergence:.2g} from full "

@@ -30,6 +30,7 @@ from engine.mlx_backend.model.patches import (
 )
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, install_attention
+from engine.values.settings import KVFormat
 from kvstore.lease import Lease
 from kvstore.ops import ReadBlock
 from kvstore.pool import BlockPool, blocks_for
@@ -147,7 +148,7 @@ def check_bytes(layout: Layout) -> int:
     """The memory that `find_execution` takes at most, in addition to the weights."""
     rows = _rows(layout, ())
     longest = len(rows[0].tokens)
-    layout = layout.within(longest)
+    layout = layout.within(longest).stored_as(KVFormat.FULL)
     stored = footprint(layout, BLOCK_SIZE).storage_bytes(storage_sizes(layout, rows))
     n_read = sum(chunk.n_read for step in _steps(rows) for chunk in step)
     return (

@@ -103,6 +103,11 @@ class Layout:
         return tuple(spec.shape for spec in self._kv_specs if spec.window == window)
 
     @property
+    def format(self) -> KVFormat:
+        """How K and V are stored, as far as they can be."""
+        return self.kv_layers[0].format if self.kv_layers else KVFormat.FULL
+
+    @property
     def is_stored_in_full(self) -> bool:
         """Whether all of K and V is stored as the model computes it."""
         return all(codec.is_plain for shape in self.kv_layers for codec in shape.codecs)
@@ -117,7 +122,7 @@ class Layout:
         layers = self.kv_layers
         full = [shape for shape in layers if all(codec.is_plain for codec in shape.codecs)]
         partly = f" ({len(full)} of {len(layers)} layers full)" if full else ""
-        return f"{layers[0].format}{partly}"
+        return f"{self.format}{partly}"
 
     def stored_as(self, format: KVFormat) -> "Layout":
         """The layout with K and V in a format, where they can be stored so."""

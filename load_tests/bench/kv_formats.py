@@ -1,0 +1,109 @@
+"""What a KV format costs and gains: `python -m load_tests.bench.kv_formats [--format full --format
+q8] [--shape real] [--rows 8] [--context 4096]`.
+
+For each format: the bytes of a token, what it changes of the model's predictions, and the time of a
+decode step, with unique prompts of that many tokens. The formats take turns of some steps each, and
+the ratio to the first format is the median of the rounds' own ratios. Then prompts that are twice
+as many as the first format's cache holds are asked for in turn, over caches of equal bytes: the
+share of their tokens that was found, and the time for all.
+"""
+
+import statistics
+import time
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from engine.mlx_backend.cpu.blas import load_blas
+from engine.values.settings import EngineConfig, KVFormat
+from load_tests.checkpoint import checkpoint
+from load_tests.conditions import observe
+from load_tests.report import Table
+from load_tests.shapes import Shape
+from measuring.engine_step import MAX_TOKENS, STEPS, EngineHarness
+
+PROMPTS, PROMPT_TOKENS, TURNS = 16, 512, 3
+"""Prompts over which caches of equal bytes are compared, and how often each is asked for."""
+
+
+def step_table(
+    engines: dict[KVFormat, EngineHarness], rows: int, context: int, rounds: int
+) -> Table:
+    """A row for each format, with the time of a decode step."""
+    for engine in engines.values():
+        engine.begin(rows, context)
+        engine.decode_seconds(STEPS)  # not counted: shapes are traced
+    times: dict[KVFormat, list[float]] = {format: [] for format in engines}
+    for turn in range(rounds):
+        for format in engines if turn % 2 else reversed(engines):
+            times[format].append(engines[format].decode_seconds(STEPS) / STEPS)
+    first = next(iter(times.values()))
+    lines = []
+    for format, engine in engines.items():
+        ratios = [own / base for own, base in zip(times[format], first, strict=True)]
+        lines.append(
+            (
+                format,
+                f"{engine.card.kv_bytes_per_token:,}",
+                "" if engine.card.kv_divergence is None else f"{engine.card.kv_divergence:.2g}",
+                f"{statistics.median(times[format]) * 1e3:.2f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+            )
+        )
+    step = f"step ms, {rows} rows of {context:,}"
+    return Table(("format", "bytes a token", "KL", step, "of the first"), tuple(lines))
+
+
+def reuse_table(config: EngineConfig, formats: list[KVFormat]) -> Table:
+    """A row for each format, with what caches of equal bytes find of prompts asked for in turn."""
+    lines, first_bytes = [], 0
+    for format in formats:
+        own = replace(config, kv_format=format)
+        row_tokens = PROMPTS * PROMPT_TOKENS // 2
+        engine = EngineHarness(own, 1, row_tokens)
+        bytes_per_token = engine.card.kv_bytes_per_token
+        first_bytes = first_bytes or bytes_per_token
+        if bytes_per_token != first_bytes:
+            engine = EngineHarness(own, 1, row_tokens * first_bytes // bytes_per_token)
+        prompts = [engine.unique_prompt(PROMPT_TOKENS) for _ in range(PROMPTS)]
+        began = time.perf_counter()
+        for _ in range(TURNS):
+            for prompt in prompts:
+                engine.wait_for({engine.submit(prompt, max_tokens=1)})
+        seconds = time.perf_counter() - began
+        tokens = f"{engine.card.arena_tokens:,}"
+        lines.append((format, tokens, f"{engine.hit_share():.0%}", f"{seconds:.1f}"))
+    asked = f"{PROMPTS} prompts of {PROMPT_TOKENS}, {TURNS} times: s"
+    return Table(("format", "tokens in the cache", "found", asked), tuple(lines))
+
+
+def main(
+    rounds: int = 16,
+    shape: Annotated[Shape, typer.Option(help="Of the checkpoint; see shapes.py.")] = "qwen3",
+    formats: Annotated[list[KVFormat] | None, typer.Option("--format", help="full and q8")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="1 and 8")] = None,
+    context: Annotated[list[int] | None, typer.Option(min=2, help="1024 and 4096")] = None,
+) -> None:
+    """Measure each number of rows after each context."""
+    conditions = observe(0, (), load_blas().name or "the system's")
+    rows, context = rows or [1, 8], context or [1024, 4096]
+    formats = formats or [KVFormat.FULL, KVFormat.Q8]
+    config, console = EngineConfig(str(checkpoint(shape))), Console(width=110)
+    row_tokens = max(context) + MAX_TOKENS
+    engines = {
+        format: EngineHarness(replace(config, kv_format=format), max(rows), row_tokens)
+        for format in formats
+    }
+    for tokens in context:
+        for n in rows:
+            console.print(step_table(engines, n, tokens, rounds).rich())
+    engines.clear()
+    console.print(reuse_table(config, formats).rich())
+    for line in conditions.lines():
+        console.print(line, highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
