@@ -32,7 +32,7 @@ endif
 INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 
 .PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate restarts hostile conformance \
-	browser screenshots clients bench grafana demo-model clean
+	browser screenshots clients bench figures grafana demo-model clean
 
 help:  ## what there is to make
 	@awk -F':.*## ' '/^[a-z-]+:.*##/ {printf "%-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' cli
 
 bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); an hour, or --quick
 	$(BIN)/python -m load_tests compare $(ARGS)
+
+figures: $(VENV)/.dev  ## the tables of docs/performance.md and the README's figures, from the runs in docs/benchmarks
+	$(BIN)/python -m load_tests results --into docs/benchmarks --markdown
 
 grafana: $(VENV)/.dev  ## every panel and alert of configs/ has data in a real Prometheus; skipped where there is none
 	$(BIN)/python -m load_tests grafana $(ARGS)
