@@ -92,8 +92,8 @@ class InFlight:
         return False
 
     def compare(self, lease: Lease, prompts: Iterable[QueuedPrompt]) -> None:
-        """The lease has just begun: those of the queued `prompts` that share what it computes wait
-        for it, and it saves its state where they will resume.
+        """Make queued `prompts` wait for a lease that has just begun and computes a prefix of
+        theirs. The lease saves its state where they will resume.
         """
         key = self._key(lease)
         if (end := self._by_first_block.get(key, {}).get(lease)) is None:

@@ -110,7 +110,7 @@ class RecurrentState(GroupState):
                 self._saving.append((n_tokens, target))
 
     def _copy(self, when: When, ops: list[StepOp]) -> SlotId | None:
-        """Copy the state to a slot of the lease's own; None where there is no room for a copy."""
+        """Copy the state to a slot of the lease; None if there is no free slot."""
         target = self.group.slots.allocate() if self.group.can_save else None
         if target is not None:
             ops.append((when, CopyState(self.slot, target)))

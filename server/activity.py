@@ -208,7 +208,7 @@ class TrackedRequest:
         self.cached_tokens += usage.cached_tokens
 
     def summary(self, accepted_draft_tokens: int = 0) -> RequestSummary:
-        """The figures of now. `accepted_draft_tokens` are those of unfinished sequences."""
+        """The current figures. `accepted_draft_tokens` are those of unfinished sequences."""
         record = self.record
         return RequestSummary(
             id=record.id,

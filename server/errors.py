@@ -24,8 +24,8 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` those of the
-    response. `param` is the field at fault, if it is one field's.
+    """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` are added to
+    the response. `param` is the invalid field, if it is a single one.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
 
 class RequestSummary(BaseModel):
-    """What is known of a request while it is answered and afterwards. None of its text."""
+    """A live or finished request, without its text."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -178,14 +178,14 @@ class ProbeResponse(BaseModel):
 
 
 class Remembered(BaseModel):
-    """Numbers of what the server remembers of conversations in addition to their KV."""
+    """Numbers of remembered answers and stored responses."""
 
     replays: int  # answers with tool calls, as tokens, for when they come back
     responses: int  # stored by /v1/responses
 
 
 class ClearedModel(BaseModel):
-    """What a clear did to one loaded model."""
+    """The result of a clear for one loaded model."""
 
     id: str = Field(description="The model's own name.")
     blocks_freed: int

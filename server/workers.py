@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Runs what a request needs off the event loop. Belongs to one event loop."""
+    """Runs the work of requests off the event loop. Belongs to one event loop."""
 
     def __init__(self, work_seconds: float = WORK_SECONDS) -> None:
         self._small = FairLimiter(SMALL_AT_ONCE, EACH_AT_ONCE)
@@ -43,8 +43,8 @@ class Workers:
         self._work_seconds = work_seconds
 
     async def run(self, client: str, n_bytes: int, function: Callable[[], T]) -> T:
-        """Call a function that reads about `n_bytes`. Returns or raises what it does, and raises
-        ApiError (400) where it takes too long.
+        """Call a function that reads about `n_bytes` and return its result. Raises its exceptions,
+        and ApiError (400) when it takes too long.
         """
         limiter = self._small if n_bytes <= LARGE_BYTES else self._large
         async with limiter.slot(client, n_bytes + CALL_BYTES):

@@ -84,8 +84,9 @@ class Decode(NamedTuple):
 class Verify(NamedTuple):
     """Compute the last sampled token `token` at position `start` and a draft after it.
 
-    A token is sampled after `token` and after each token of the draft. Those that equal the draft
-    are accepted. The first that differs, or the one after the whole draft, is the last to count.
+    A token is sampled after `token` and after each token of the draft. Sampled tokens that equal
+    the draft are accepted. The first that differs, or the one after the whole draft, is kept as the
+    last.
     """
 
     sequence_id: SequenceId

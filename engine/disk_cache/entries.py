@@ -91,7 +91,7 @@ class Entries:
         )
 
     def needed(self, n_tokens: int) -> range:
-        """The last entries of a table, as many as it takes to resume after so many tokens."""
+        """The last entries of a table that are needed to resume after `n_tokens` tokens."""
         end = blocks_for(n_tokens, self.block_size)
         return range(
             min((group.required_blocks(n_tokens).start for group in self._groups), default=end), end

@@ -1,7 +1,7 @@
-"""What is loaded from disk: leases that are filled instead of being computed.
+"""Loads from disk: leases that are filled instead of computed.
 
-Before a prompt is admitted it is looked up on disk. Where much more of it is there than in memory,
-and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
+Before a prompt is admitted it is looked up on disk. If much more of it is there than in memory, and
+reading and filling are predicted to take less time than computing, a *load* begins: a lease,
 announced like any other, so that the prompt and others with the same prefix wait for it. Loads have
 a budget of bytes; one that does not fit waits for others to end. Readers deliver entries from the
 root on; each step fills in what it has time for, and what has been filled is published. However a
@@ -55,7 +55,9 @@ class LoadRules:
     limits: LoadLimits = UNLIMITED
 
     def patience_seconds(self, compute_seconds: float) -> float:
-        """How long the disk may deliver nothing of what takes so long to compute."""
+        """The time for which the disk may deliver nothing, if computing the missing part takes
+        `compute_seconds`.
+        """
         return max(min(self.patience * compute_seconds, self.most_seconds), self.timeout_seconds)
 
 
@@ -120,7 +122,7 @@ class _Load:
 
     @property
     def missing_seconds(self) -> float:
-        """What it would take to compute what has not come."""
+        """The time to compute the part that the disk has not delivered."""
         return self.compute_seconds * (1 - self.n_filled / len(self.hashes))
 
     @property
@@ -176,7 +178,7 @@ class DiskLoader:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """Those of the loads under way."""
+        """The namespaces of the loads in progress."""
         return frozenset(load.lease.namespace for load in self._loads)
 
     def is_filling(self, lease: Lease) -> bool:
@@ -195,7 +197,7 @@ class DiskLoader:
         spare_blocks: int,
         compute_seconds: ComputeSeconds,
     ) -> LoadOutcome:
-        """Load what is worth it of a prompt, if anything is and there is room for it."""
+        """Begin a load of the prompt if it pays and there is room for it."""
         if (known := self._known(attempt)) is not None:
             return known
         found = self._find(prompt, compute_seconds)
@@ -212,8 +214,8 @@ class DiskLoader:
         return LoadOutcome.STARTED
 
     def plan(self, number: int, seconds: float) -> bool:
-        """Queue what the step of that number fills in within `seconds`: an entry at least, where
-        one has arrived. Returns whether it fills in anything.
+        """Queue the fills of the step within `seconds`: at least one entry if one has arrived.
+        Returns whether there are any.
         """
         self._budget.begin_round()
         self._expire()
@@ -443,7 +445,7 @@ class DiskLoader:
             load.ticket.cancel()
 
     def _expire(self) -> None:
-        """Give up loads for which the disk delivers nothing, not those that wait for steps."""
+        """Give up loads for which the disk delivers nothing. Loads that wait for steps continue."""
         now = self._clock()
         for load in tuple(self._loads):
             if not load.waits_for_disk:

@@ -77,7 +77,7 @@ class LoadBudget:
         self._is_full = False
 
     def takes(self, n_bytes: int) -> bool:
-        """Whether a load of so many bytes may begin; if not, no other may in this round."""
+        """Whether a load of `n_bytes` may begin. If not, no other load may begin in this round."""
         fits = self._held_bytes + n_bytes <= self._limits.held
         is_taken = not self._n_loads or (fits and not self._is_full)
         self._is_full = not is_taken

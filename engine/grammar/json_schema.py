@@ -1,4 +1,4 @@
-"""JSON Schema as llguidance reads it right: what it would read otherwise is rewritten or refused.
+"""Rewrites or refuses the parts of JSON Schema that llguidance would misread.
 
 Schemas are read as Draft 2020-12, with the lists in `items` of the drafts before it.
 """
@@ -77,7 +77,9 @@ def faithful(text: str) -> Schema:
 
 
 def _reached(root: Schema) -> Iterator[Schema]:
-    """Every schema that counts, each once: the root, what it holds and what it refers to."""
+    """Every schema that applies, each once: the root, its subschemas and the targets of its
+    references.
+    """
     waiting: list[object] = [root]
     seen: set[int] = set()
     while waiting:

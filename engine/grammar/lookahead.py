@@ -1,4 +1,4 @@
-"""What a sequence's grammar allows along a draft, before the draft's tokens are sampled."""
+"""Masks of a sequence's grammar along a draft, before the draft's tokens are sampled."""
 
 from engine.grammar.matcher import Allowed, LookAhead, Matcher
 from engine.grammar.state import Choice, GrammarChoice, GrammarState, TokenIds

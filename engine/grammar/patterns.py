@@ -81,7 +81,7 @@ class _Translator:
         return "(?:"
 
     def _class(self) -> str:
-        """Behind the opening bracket."""
+        """Read a character class after its opening bracket."""
         negated = self._matched(_NEGATION) is not None
         items = []
         while self._peek() != "]":
@@ -117,7 +117,7 @@ class _Translator:
         return ord(character)
 
     def _escape(self) -> Atom:
-        """Behind the backslash."""
+        """Read an escape after its backslash."""
         if code := self._matched(_CODE):
             byte, long, high, low, short = code.groups()
             if high:

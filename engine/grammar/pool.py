@@ -1,4 +1,4 @@
-"""The pool of worker processes that read grammars. `queue` says which of them does what, and when.
+"""The pool of worker processes that read grammars. `queue` assigns their jobs.
 
 A matcher is a function of its grammar and its tokens. So when a worker dies, its matchers are
 opened elsewhere when they are next needed. The job at fault runs once more, after the others and in
@@ -80,7 +80,7 @@ class GrammarPool:
     """Safe from any thread. Its own thread, and processes, start with the first session.
 
     Jobs are sent on the thread that submits them, reports are read on the pool's own. Processes
-    start on a third, so nobody waits for a start.
+    start on a third, so no job waits for a start.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class GrammarPool:
             self._wake()
 
     def turn(self, most_seconds: float | None = None) -> None:
-        """Wait until a process has something to say, or it is time to look at what runs, and take
-        that in. On the pool's thread.
+        """Wait for a report or for the next check of running jobs, and process it. On the pool's
+        thread.
         """
         poller = select.poll()
         with self._lock:
@@ -374,8 +374,8 @@ class GrammarPool:
         return worker.largest() if cause in OUT_OF_MEMORY else worker.jobs[0].session
 
     def _charge(self, session: Session, is_beyond_limit: bool) -> None:
-        """A worker has died of the session. Where a draft may have been the reason, there are no
-        more drafts; they refuse nobody.
+        """A worker has died of the session. If a draft may have been the reason, the session gets
+        no more drafts; drafts refuse no request.
         """
         if is_beyond_limit:
             self._forget(session, Loss.TOO_COSTLY)
@@ -470,6 +470,6 @@ class GrammarPool:
 
 
 def _kill_started(starting: "Future[GrammarProcess]") -> None:
-    """End a process that nobody wants any more when its start is over."""
+    """End a process that is no longer wanted once it has started."""
     if starting.exception() is None:
         starting.result().kill()

@@ -39,7 +39,7 @@ class TemplateKind:
 
 
 class Task(StrEnum):
-    """What a model is served for."""
+    """A task that a model is served for."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -69,7 +69,7 @@ class Reranker:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the server needs to know about the loaded model."""
+    """The facts about a loaded model that the server needs."""
 
     name: str  # directory or repository it came from
     fingerprint: str  # short digest of config and weights' identity: system_fingerprint
@@ -95,7 +95,7 @@ class ModelCard:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What it is served for."""
+        """The tasks that the model is served for."""
         served = (
             (Task.GENERATE, self.generates),
             (Task.EMBED, self.embedder is not None),
@@ -144,7 +144,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Collection[str]:
-        """Those of the added tokens that are no text: answers leave them out unless asked."""
+        """The added tokens that are not text: answers omit them unless requested."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -14,7 +14,7 @@ from kvstore.slots import GroupStats
 
 
 class DraftSource(StrEnum):
-    """What a draft is taken from."""
+    """The source of a draft."""
 
     GRAMMAR = "grammar"  # a guide allows no other continuation
     PREDICTION = "prediction"  # the request's own
@@ -154,7 +154,7 @@ class ModelMemory:
 
     @property
     def words(self) -> str:
-        """The planned parts for a sentence, without those that the model does not have."""
+        """The planned parts for a sentence, without parts that the model does not have."""
         parts = {
             "weights": self.weights_bytes,
             "KV cache": self.kv_bytes,
@@ -182,7 +182,7 @@ class DecodeStats:
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
-    `problem` says what has failed if decodes are eager for that alone; else it is empty.
+    `problem` is the failure because of which decodes are eager, or empty.
     """
 
     why: str
@@ -329,7 +329,7 @@ class RequestInfo:
 
     @property
     def state(self) -> Literal["waiting", "loading", "running"]:
-        """What the sequence is doing. A loading sequence waits for a load from disk."""
+        """The state of the sequence. A loading sequence waits for a load from disk."""
         if self.waits_for is None:
             return "running"
         return "loading" if self.waits_for is WaitReason.DISK else "waiting"

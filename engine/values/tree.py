@@ -42,7 +42,7 @@ class HiddenNodes:
     blocks: int = 0
 
     def less(self, other: "HiddenNodes") -> "HiddenNodes":
-        """The sums without those of `other`."""
+        """The sums less the sums of `other`."""
         return HiddenNodes(
             self.nodes - other.nodes, self.tokens - other.tokens, self.blocks - other.blocks
         )

@@ -226,8 +226,8 @@ Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class TreeFeed:
-    """Snapshots of the cache for a caller that asks again and again. While nobody asks, it does
-    nothing and holds nothing. For one event loop.
+    """Snapshots of the cache for a caller that polls. Without polls it does nothing and holds
+    nothing. For one event loop.
     """
 
     def __init__(self, ask: Ask, scheduler: Scheduler, sizes: StorageBytes) -> None:

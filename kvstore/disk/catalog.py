@@ -1,9 +1,9 @@
-"""What is stored and what is being written, in memory: entries by hash, extents below each other.
+"""The in-memory catalog of stored and pending data: entries by hash, and the tree of extents.
 
 An extent is *pending* from when room is reserved for its first entry until its file has its name.
-Look-ups are a few dictionary reads, which any thread makes without waiting. What changes the
-catalog holds its lock. Two invariants: the parent of an entry is a root or has a record, and an
-extent that others hang from was used later than they were, so the coldest one has nothing below it.
+Look-ups are a few dictionary reads, which any thread makes without waiting. Changes hold the lock
+of the catalog. Two invariants: the parent of an entry is a root or has a record, and an extent that
+others hang from was used later than they were, so the coldest one has nothing below it.
 
 Parts that are added to an entry later, such as a recurrent state, stand in an extent of their own,
 a *supplement*. It can be evicted alone, and goes when the entry does.
@@ -77,7 +77,7 @@ class Record:
 
 
 class Reservation(NamedTuple):
-    """Room for an entry whose bytes are still to come, or for the parts of it that are missing.
+    """Room for an entry, or for its missing parts, whose bytes follow later.
 
     `extent` is pending and has this one entry. It is removed when its parent is.
     """
@@ -132,7 +132,7 @@ class Catalog:
         return record is None or not record.is_written
 
     def missing(self, head: EntryHead) -> EntryHead | None:
-        """The entry with those of its parts that are neither stored nor pending; None without."""
+        """The entry with its parts that are neither stored nor pending; None if there are none."""
         record = self._records.get(head.block_hash)
         if record is None:
             return head

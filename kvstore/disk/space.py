@@ -76,7 +76,7 @@ class Space:
 
     @property
     def is_taken(self) -> bool:
-        """Whether other programs have taken some of what is to be left free."""
+        """Whether other programs use some of the space that stays free."""
         return self._free_bytes < 0
 
     @property
@@ -109,7 +109,7 @@ class Space:
         return self.used_bytes > self._limits.max_bytes
 
     def lacks(self, n_bytes: int) -> bool:
-        """Whether there is no room for a file of `n_bytes`."""
+        """Whether a file of `n_bytes` does not fit."""
         return self.used_bytes + n_bytes + SPARE_BYTES > self.allowed_bytes
 
     def create(self, name: str, buffers: Sequence[Buffer]) -> None:

@@ -71,7 +71,14 @@ def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
 
 def arrival_table(records: Iterable[Record]) -> Table:
     """A row for each server that met the long prompt: medians over the rounds."""
-    columns = ("scenario", "server", "worst gap s", "first text alone s", "next to streams s", "ratio")
+    columns = (
+        "scenario",
+        "server",
+        "worst gap s",
+        "first text alone s",
+        "next to streams s",
+        "ratio",
+    )
     rows = (
         (record.name, peer, *_arrival_cells(runs))
         for record in records

@@ -224,7 +224,7 @@ class Policy:
         return key
 
     def _check_origin(self, scope: Scope) -> None:
-        """Refuse what a browser sends on behalf of another site."""
+        """Refuse requests that a browser sends for a page of another site."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is None or is_own(origin, scope["scheme"], headers.get("host", "")):

@@ -97,7 +97,7 @@ class SeriesRecord:
 
     @property
     def n_points(self) -> int:
-        """The number of points so far, including those that are no longer kept."""
+        """The number of points so far, including dropped ones."""
         return self._n_points
 
     def points(self, after: int = 0) -> list[SeriesPoint]:
@@ -199,7 +199,9 @@ class Series(BaseModel):
 
 
 class Activity(BaseModel):
-    """The live requests, and what is new since the event before. The first event has all."""
+    """The live requests, and the changes since the previous event. The first event has
+    everything.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -252,9 +254,7 @@ async def activity_stream(
     watch: WatchDependency,
     series: SeriesDependency,
 ) -> Response:
-    """Live requests and the models each second, and with them what is new in the log and in the
-    series.
-    """
+    """Live requests and models each second, with the new entries of the log and the series."""
     return event_stream(_activity(service, watch, series), service, record)
 
 

@@ -8,7 +8,7 @@ from engine.values.stats import EngineStats
 
 
 class Loss(NamedTuple):
-    """A failure: what it is, and what to do about it. The parts of a sentence of `alarms`."""
+    """A failure and its remedy. The parts of a sentence of `alarms`."""
 
     problem: str
     advice: str

@@ -1,4 +1,4 @@
-"""`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
+"""`/admin/cache`: contents of the cache, a probe of a prompt, and clearing."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
@@ -154,9 +154,9 @@ async def _clear(
 
 
 async def _clear_unloaded(disk: DiskCacheConfig, model: Model | None) -> int:
-    """Clear what the model has on disk if it is not loaded; None: every model that is not loaded.
-    Returns the bytes freed. Raises ApiError (409) where the model's folder is not known, or another
-    daemon uses the directory.
+    """Clear the disk cache of the model if it is not loaded; None: of every model that is not
+    loaded. Returns the bytes freed. Raises ApiError (409) where the model's folder is not known, or
+    another daemon uses the directory.
     """
     fingerprint = ""
     if model is not None:
@@ -195,7 +195,7 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
 async def probe_cache(
     body: PromptOrChat, service: ServiceDependency, record: RecordDependency
 ) -> ProbeResponse:
-    """Of what the requests with the same API key would find, if keys share nothing."""
+    """With `cache_namespace: key`, the namespace of the API key is probed."""
     model = await service.model(body.model, record)
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")

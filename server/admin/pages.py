@@ -40,7 +40,7 @@ class PageFiles(StaticFiles):
 
 
 class LaunchableAgent(BaseModel):
-    """An agent that `rootstock launch` can start, and what it needs of a model."""
+    """An agent that `rootstock launch` can start, and its requirements of a model."""
 
     name: str
     context_tokens: int  # the shortest context in which a session works; 0 if that is not known

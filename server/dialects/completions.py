@@ -82,7 +82,9 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def completion(self) -> TextCompletion:
-        """What the body asks for, without its fields of the answer's form."""
+        """The completion that the body requests, without the fields that determine the answer's
+        form.
+        """
         return TextCompletion(
             prompts=self.prompt or [""],
             sampling=self,
@@ -183,7 +185,7 @@ class CompletionForm:
         return to_json({**self._fields, "choices": rendered, "usage": usage_fields(usage)})
 
     def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
-        """The writer of a stream of the choices, of which each prompt has n."""
+        """The writer of a stream of choices; each prompt has `n`."""
         texts = [self.text_of(index // self._n) for index in range(len(choices))]
         return CompletionWriter(self._fields, choices, texts, include_usage=self._include_usage)
 

@@ -190,7 +190,9 @@ def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 
 
 class RenderedSampling(BaseModel):
-    """vLLM's names. What the request leaves open is as the model and the server have it."""
+    """The sampling values in use, under vLLM's names; omitted ones have the defaults of model and
+    server.
+    """
 
     n: int
     max_tokens: int
@@ -222,7 +224,7 @@ _SAME = (
 
 
 class RenderedRequest(BaseModel):
-    """What the engine would be asked."""
+    """The request that the engine would get."""
 
     request_id: str
     model: str
@@ -240,7 +242,9 @@ class RenderedRequests(RootModel[list[RenderedRequest]]):
 async def check_requests(
     requests: Sequence[Request], model: ServedModel, record: RequestRecord
 ) -> None:
-    """Raises what the engine would. A grammar may wait for its trial: no other request does."""
+    """Raises the engine's errors for these requests. Only requests with a grammar wait, for its
+    trial.
+    """
     record.slot.release()
     for request in requests:
         await model.engine.check(request)
@@ -273,8 +277,8 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
 
 
 class ChatConversation(Conversation):
-    """What a chat body has of it. What vLLM has beyond it is refused, as it would be another
-    prompt.
+    """The conversation of a chat's body. Fields of vLLM that would change the prompt are
+    refused.
     """
 
     functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (

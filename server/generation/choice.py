@@ -228,7 +228,9 @@ class Choice:
         steps.append(Opened(block))
 
     def _logprobs_of(self, text: str) -> Sequence[TokenLogprob]:
-        """Of the last tokens that hold the text; those of markers before it are left out."""
+        """The log-probabilities of the last tokens that hold the text, without those of markers
+        before it.
+        """
         assert self._tokenizer is not None
         first, n_bytes = len(self._pending), len(text.encode())
         while first and n_bytes > 0:

@@ -136,7 +136,7 @@ class Message(RequestModel):
 
 
 def _none_reserved(arguments: object) -> object:
-    """Refuse those that the server gives itself."""
+    """Refuse arguments that the server sets itself."""
     if not isinstance(arguments, dict):
         raise PydanticCustomError("template", "must be an object")
     if reserved := sorted(OWN_TEMPLATE_ARGUMENTS & arguments.keys()):

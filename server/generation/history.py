@@ -1,5 +1,5 @@
-"""What is remembered of earlier requests: the tokens of answers with tool calls, which clients send
-back, and the beginnings of texts that were pooled.
+"""Memory of earlier requests: the tokens of answers with tool calls, which clients send back, and
+the prefixes of pooled texts.
 """
 
 from bisect import bisect_left
@@ -153,7 +153,7 @@ class CommonPrefixTracker:
         return found
 
     def clear(self) -> None:
-        """Forget all texts. The next ones share a prefix with those of their request alone."""
+        """Forget all texts. Later texts share a prefix only with others of their request."""
         self._latest.clear()
 
 

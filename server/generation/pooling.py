@@ -36,13 +36,15 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 
 def vector(pooled: bytes, embedder: Embedder, dimensions: int | None = None) -> Vector:
-    """What the engine has pooled, as the checkpoint has vectors, or the front of that."""
+    """The first `dimensions` numbers of the pooled vector, at unit length if the checkpoint's
+    are.
+    """
     found = np.frombuffer(pooled, "<f4")[:dimensions]
     return unit(found) if embedder.normalized else found
 
 
 def unit(found: Vector) -> Vector:
-    """Of a length of 1, unless all is 0."""
+    """The vector at unit length; a zero vector is unchanged."""
     length = np.float32(np.linalg.norm(found))
     return found / length if length else found
 
@@ -117,7 +119,7 @@ def pooled_requests(
     texts: Sequence[Tokens],
     pooling: Pooling,
 ) -> list[Request]:
-    """One for each text. The cache keeps what they begin with together."""
+    """One request for each text. The cache keeps their common prefix."""
     salt = record.cache_salt(body.cache_salt)
     shared = [0] * len(texts)
     if pooling is Pooling.LAST:
@@ -210,8 +212,8 @@ class EmbeddingRequest(PooledRequest):
 async def embedding_requests(
     body: EmbeddingRequest, model: ServedModel, record: RequestRecord
 ) -> list[Request]:
-    """The engine's requests, one for each input. Raises ApiError (400) for what the model cannot
-    embed.
+    """The engine's requests, one for each input. Raises ApiError (400) for an input that the model
+    cannot embed.
     """
     check_task(model, Task.EMBED)
     embedder = model.engine.card.embedder
@@ -315,7 +317,7 @@ class Pair:
 async def prepare_ranking(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], Scores]:
-    """The engine's requests, and what makes scores of their results.
+    """The engine's requests, and the function that turns their results into scores.
 
     Raises ApiError (400) for what the model cannot compare.
     """

@@ -1,4 +1,4 @@
-"""Prompts that are computed before a client asks for them, while the engine is idle."""
+"""Computes prompts before clients send them, while the engine is idle."""
 
 import asyncio
 import json
@@ -160,8 +160,8 @@ async def warm(
 
 
 async def warm_file(prompts: Sequence[Mapping[str, object]], model: ServedModel) -> None:
-    """Warm the prompts of a file one after the other. One that cannot be warmed is logged with its
-    number and the field at fault, and the others go on.
+    """Warm the prompts of a file one after the other. A prompt that cannot be warmed is logged with
+    its number and the invalid field; the others continue.
     """
     n_computed = n_cached = n_pinned = 0
     for number, prompt in enumerate(prompts, 1):

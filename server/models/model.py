@@ -1,4 +1,4 @@
-"""One model of the daemon: what is known of it in memory or not, and one stay of it in memory."""
+"""One model of the daemon: its state, and one period in memory."""
 
 import logging
 import math
@@ -214,8 +214,8 @@ class Model:
         return sum(replays.clear() for replays in self.replays.values())
 
     def report(self, line: str) -> None:
-        """Keep a line on how loading goes as the progress, and log it. One that ends in an ellipsis
-        is what is being done: it is logged if nothing has been for PROGRESS_SECONDS.
+        """Keep a line on how loading goes as the progress, and log it. A line that ends in an
+        ellipsis is logged only if nothing was logged for PROGRESS_SECONDS.
         """
         self.progress, now = line, time.monotonic()
         is_due = not line.endswith("…") or now - self._logged_at >= PROGRESS_SECONDS
@@ -370,7 +370,7 @@ class Model:
 
 
 def aliases_of(settings: ModelSettings) -> tuple[ModelAlias, ...]:
-    """The names of the model with these settings, its own first, then those of its adapters."""
+    """The names of the model with these settings, its own first, then the names of its adapters."""
     names = settings.served_model_name or (public_name(settings.source),)
     return model_aliases(names, settings.adapters)
 

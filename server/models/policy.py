@@ -15,7 +15,7 @@ UNKNOWN_LOAD_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What it takes to have a model in memory. Only a model whose need is known can be loaded."""
+    """The memory that a loaded model takes. Only a model whose need is known can be loaded."""
 
     bytes: int
     load_seconds: float = UNKNOWN_LOAD_SECONDS  # that the last load took
@@ -102,7 +102,7 @@ Residents: TypeAlias = Mapping[str, Resident]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Begin to load the model, within what it needs."""
+    """Begin to load the model with the memory that it needs."""
 
     name: str
     need: Need
@@ -156,7 +156,7 @@ def next_due(models: Models, now: float) -> float:
 
 
 def need_of(model: ModelState) -> Need | None:
-    """What the model needs; None if that is not known."""
+    """The model's need; None if it is unknown."""
     return None if isinstance(model, Unknown | Measuring) else model.need
 
 

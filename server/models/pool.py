@@ -121,7 +121,7 @@ class ModelPool:
                     await self._wake.wait()
 
     def turn(self) -> None:
-        """Begin what the policy decides."""
+        """Start the actions that the policy decides."""
         if self._is_closed:
             return
         now = self._clock()

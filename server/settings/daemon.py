@@ -239,6 +239,6 @@ class DaemonSettings(BaseModel):
 
     @cached_property
     def keys(self) -> Keyring:
-        """The keys that open anything; empty where none is asked for. Raises KeyFileError."""
+        """The API keys; empty if none are set. Raises KeyFileError."""
         own = () if self.api_key is None else (admin_key(self.api_key.get_secret_value()),)
         return Keyring((*own, *(read_keys(self.api_keys_file) if self.api_keys_file else ())))

@@ -428,17 +428,17 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return tuple(map(self.of_model, self._given_to_each()))
 
     def of_model(self, given: dict[str, Any]) -> ModelSettings:
-        """One model's settings: what is given, and for the rest what holds for all."""
+        """One model's settings: its own, and the common ones for the rest."""
         shared = set(ModelSettings.model_fields) - {"model", "served_model_name"}
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """An engine's configuration. It takes `memory_bytes` at most; None: what is free."""
+        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory."""
         config = model.engine_config(model.model, self.disk_cache_config())
         return replace(config, memory_bytes=memory_bytes)
 
     def _given_to_each(self) -> list[dict[str, Any]]:
-        """What is set for each model alone, in the order of `each_model`."""
+        """The settings given for single models, in the order of `each_model`."""
         names = self.model or (() if self.models else ("",))
         given: list[dict[str, Any]] = [{"model": name} for name in names]
         given += [entry.model_dump(exclude_unset=True) for entry in self.models]

@@ -1,4 +1,4 @@
-"""All settings as one, read from flags, environment and YAML, and what is wrong with them."""
+"""All settings as one, read from flags, environment and YAML, and their error messages."""
 
 import os
 from collections.abc import Collection, Mapping

@@ -112,7 +112,7 @@ def admin_client(endpoint: Endpoint) -> Iterator[Admin]:
 def loaded_model(daemon: Admin, name: str | None) -> str:
     """The name of the model to look into: the given one, or else the first that is loaded.
 
-    Where that is not the daemon's first model, a line on standard error says so. Raises NotLoaded
+    If that is not the daemon's first model, a line on standard error names it. Raises NotLoaded
     where the model, or every model, is not loaded. A name that the daemon does not list is returned
     as it is: the daemon refuses it.
     """

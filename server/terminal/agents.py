@@ -213,8 +213,8 @@ def opencode(target: Target) -> Setup:
 def aider(target: Target) -> Setup:
     """https://aider.chat/docs/config/options.html
 
-    A project's .env replaces variables; what aider sets itself comes later. litellm, below it,
-    asks for OPENAI_BASE_URL before OPENAI_API_BASE.
+    A project's .env replaces variables; what aider sets itself comes later. litellm, which it uses,
+    reads OPENAI_BASE_URL before OPENAI_API_BASE.
     """
     return Setup(
         {

@@ -137,7 +137,7 @@ def id_text(request_id: str) -> str:
 
 
 def state_text(state: str, reason: str | None) -> str:
-    """A request's state, and what it waits for if it waits."""
+    """A request's state, with the reason if it waits."""
     return f"{state}: {reason}" if reason else state
 
 
@@ -190,8 +190,8 @@ MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "process", "in
 
 
 def memory_listing(models: Sequence[tuple[str, ModelMemory]]) -> Table:
-    """What the memory of each model consists of: the first four parts as planned, then what its
-    process takes now, if it has one, and what is charged to a budget.
+    """The parts of each model's memory: four as planned, then the memory of its process, if it has
+    one, and the bytes charged to a budget.
     """
     parts = attrgetter("weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes")
     rows = []

@@ -130,8 +130,8 @@ def _refusing_server() -> Iterator[_RefusingServer]:
 
 
 def _run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
-    """What the command writes. One that cannot be started, or takes longer than SECONDS, has
-    written nothing and failed.
+    """Run the command with its output captured. If it cannot start or takes longer than SECONDS,
+    the output is empty and the status 1.
     """
     try:
         return subprocess.run(

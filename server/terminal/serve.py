@@ -183,7 +183,7 @@ async def serve_models(
 
 
 def page_launch() -> Launch:
-    """What the page's `rootstock launch` lines are made of."""
+    """The data of the page's `rootstock launch` lines."""
     agents = [
         LaunchableAgent(
             name=name, context_tokens=agent.least_context_tokens, calls_tools=agent.calls_tools

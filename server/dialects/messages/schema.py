@@ -86,8 +86,8 @@ def _text_alone() -> PydanticCustomError:
 
 
 class ImageBlockParam(CacheControlled):
-    """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
-    finds the block, takes it out and goes on.
+    """Errors name the block's type in its path, as Anthropic's do: Claude Code finds the block by
+    it, removes it and continues.
     """
 
     type: Literal["image"]
@@ -327,7 +327,7 @@ class CountTokensRequest(CacheControlled):
 
     @property
     def declared_tools(self) -> list[ToolParam]:
-        """Without those that Anthropic's servers would run."""
+        """The tools that the client runs, without those hosted by Anthropic."""
         return [tool for tool in self.tools if not tool.is_hosted]
 
     @property

@@ -230,7 +230,7 @@ async def ps(context: Context) -> OllamaRunningModels:
 
 @models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
 async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
-    """Loads nothing: it says what the model's files say, loaded or not."""
+    """Loads nothing: the answer comes from the model's files."""
     name = named(context.service, body.named)
     model = await context.service.chosen(name, context.record)
     read = partial(described, name or model.name, model.settings, model.card)
@@ -241,8 +241,8 @@ async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
     "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
 async def pull(body: OllamaPullRequest, context: Context) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
-    The name is that of a repository, or of a served model, which may come from a directory.
+    """Downloads like `rootstock pull`. A download continues if the client leaves, and ends when the
+    daemon stops. The name is a repository or a served model, which may be a directory.
     """
     download = await _download(context.service, named(context.service, body.named))
     if body.stream:

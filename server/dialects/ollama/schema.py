@@ -1,4 +1,4 @@
-"""The bodies of Ollama's `/api` routes, and what is sent in answer."""
+"""The bodies and answers of Ollama's `/api` routes."""
 
 import math
 import re
@@ -34,7 +34,7 @@ _MOST_SECONDS = timedelta.max.total_seconds()
 
 
 def _seconds(value: object) -> float:
-    """A number of seconds, or a duration as Go writes it; what is negative has no end."""
+    """A number of seconds, or a duration in Go's notation; a negative one is infinite."""
     if isinstance(value, str):
         value = _read(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -102,9 +102,7 @@ ModelName = Annotated[str, Field(max_length=256)]
 
 
 class OllamaOptions(RequestModel):
-    """What is honoured of them. Others are about how Ollama loads a model, or samplers that are not
-    here, and change nothing.
-    """
+    """The honoured options. Others, about loading in Ollama or other samplers, have no effect."""
 
     num_ctx: int | None = Field(
         None, description="The context is the model's; a longer one is refused."
@@ -203,7 +201,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 
 
 class OllamaShowRequest(RequestModel):
-    """The name of a model. `name` is what the field was called at first."""
+    """The name of a model. `name` is the older name of the field."""
 
     EXAMPLE: ClassVar = {"model": ""}
 
@@ -303,8 +301,9 @@ class OllamaMessage(SparseModel):
 
 
 class OllamaAnswer(SparseModel):
-    """A line of a stream, of which the last is `done`, or the whole answer. Durations are
-    nanoseconds: until the engine was asked, from then to the first token, and from that one on.
+    """A line of a stream (the last has `done`), or the whole answer. Durations in nanoseconds:
+    `load_duration` until the engine has the request, then until the first token, then until the
+    end.
     """
 
     model: str
@@ -379,7 +378,7 @@ class OllamaRunningModels(BaseModel):
 
 
 class OllamaModelInfo(BaseModel):
-    """A model in detail. `parameters` are those that hold where a request is silent."""
+    """A model in detail. `parameters` are the sampling defaults."""
 
     modelfile: str
     parameters: str

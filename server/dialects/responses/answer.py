@@ -177,7 +177,7 @@ class ItemEvent(BaseModel):
 
 
 def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
-    """The model of an event within an item, with these fields beyond those of all such events."""
+    """The model of an event within an item, with these fields in addition to the common ones."""
     return wire_event(name, *types, sequence_number=int, item_id=str, output_index=int, **fields)
 
 

@@ -58,7 +58,7 @@ class StoredResponse:
 
     @property
     def n_bytes(self) -> int:
-        """Its bytes besides those of its conversation."""
+        """Its bytes, without those of its conversation."""
         return len(self.json) + OVERHEAD_BYTES
 
 

@@ -201,7 +201,7 @@ class Item:
             yield self._text_event("delta", "delta", to_json(text), added)
 
     def closed(self, item: StoredItem) -> Iterator[Event]:
-        """The events of its end, of which `item` is the result."""
+        """The events that end the item; `item` is the result."""
         text = self._text()
         if self._kind is KINDS["custom"]:
             yield self._text_event("delta", "delta", text, b"")
@@ -211,7 +211,9 @@ class Item:
         yield self._item_event("response.output_item.done", item.json)
 
     def add_logprobs(self, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """Add those of the next tokens of its text. Returns them as members of a JSON list."""
+        """Add the log-probabilities of the next tokens of its text. Returns them as members of a
+        JSON list.
+        """
         if not logprobs:
             return b""
         self._logprobs.append(to_json(chat_logprobs(self._form.tokenizer, logprobs))[1:-1])
