@@ -144,7 +144,7 @@ class Engine(Protocol):
         ...
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
-        """How much of this prompt is cached now. Changes nothing."""
+        """The number of tokens of this prompt that are cached now. Changes nothing."""
         ...
 
     async def requests(self) -> tuple[RequestInfo, ...]:

@@ -116,8 +116,8 @@ class InFlight:
                 yield "a prefix in flight is listed under other tokens"
 
     def _shared_tokens(self, lease: Lease, end_tokens: int, prompt: QueuedPrompt) -> int:
-        """How many tokens, in whole blocks, both begin with; 0 if the lease has written all of
-        these already.
+        """The tokens of their common prefix in whole blocks; 0 if the lease has already written
+        it.
         """
         end = min(end_tokens, len(prompt.tokens) - 1)  # the last is never adopted
         start = self._whole(lease.written_tokens)

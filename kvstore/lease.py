@@ -91,7 +91,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nothing was handed out: more blocks were needed than were available."""
+    """A refusal without effect: more blocks were needed than were available."""
 
     needed_blocks: int
     available_blocks: int

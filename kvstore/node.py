@@ -79,7 +79,7 @@ NO_MATCH = Match(0, ())
 
 
 class Change(Enum):
-    """What can happen to a node, as far as the disk cache is concerned."""
+    """A change of a node that matters to the disk cache."""
 
     GROWN = auto()  # it has more blocks, or a group has attached a slot to one of them
     SPLIT = auto()  # its end, with all that was below, is now another node

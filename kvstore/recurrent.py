@@ -68,7 +68,9 @@ class RecurrentState(GroupState):
         return self._saving[0][0] if self._saving else NEVER
 
     def can_snapshot(self, start: int, end: int) -> bool:
-        """Not where the step saves a state, which would include the draft tokens."""
+        """Whether a snapshot is possible: not if the step saves a state, which would include the
+        draft tokens.
+        """
         if self._saving or any(start < c <= end for c in self._checkpoints):
             return False
         return self.group.can_save

@@ -336,7 +336,9 @@ class Group(ABC):
         """The op was perhaps not carried out: detach a slot whose content rests on it."""
 
     def stats(self) -> GroupStats:
-        """On any thread: a slot may move between two reads, and the counts add up all the same."""
+        """The counts of slots. Safe on any thread: the counts add up even if a slot moves between
+        two reads.
+        """
         slots = self.slots
         total, free = slots.n_slots, slots.n_free
         cached = min(slots.n_evictable, total - free)

@@ -177,7 +177,7 @@ class TrackedRequest:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the tokens after the first; None before there are some."""
+        """The rate of tokens after the first; None before there are any."""
         if self._first_token is None or self.output_tokens < 2:
             return None
         seconds = (self._last_token or self._clock()) - self._first_token

@@ -77,7 +77,7 @@ class ContextTooLong(ApiError):
         self.limit = limit
 
     def message(self, field: str | None) -> str:
-        """In OpenAI's words, which LiteLLM and others look for."""
+        """The message in OpenAI's words, which LiteLLM and others search for."""
         resulted = f"However, your {field} resulted in {self.tokens} tokens."
         return f"{self.detail}, the answer included. {resulted}"
 

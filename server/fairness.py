@@ -1,4 +1,4 @@
-"""What clients share, so that none takes the part of another: slots for work, and memory."""
+"""Fair shares for clients: slots for work, and memory."""
 
 import math
 from collections import Counter, defaultdict, deque

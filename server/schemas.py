@@ -86,7 +86,9 @@ class FinishedRequest(RequestSummary):
 
 
 class State(StrEnum):
-    """Of one model. Each but `unloaded` and `failed` has a process, and so takes memory."""
+    """The state of a model. In every state but `unloaded` and `failed` it has a process, and takes
+    memory.
+    """
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -153,7 +155,7 @@ class PooledModelInfo(BaseModel):
         description="Until it is unloaded if no other request uses it. Null: it is not loaded, or "
         "stays loaded."
     )
-    pinned: bool = Field(description="Whether the settings say that it is never unloaded.")
+    pinned: bool = Field(description="Whether the settings pin it: it is never unloaded.")
     alarms: list[str] = Field(
         description="What has failed or is slower than it could be, each with what to do about it. "
         "Empty while it is not loaded."

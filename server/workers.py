@@ -120,7 +120,9 @@ class _Call(Generic[T]):
                 _raise_in(self._thread, _Overdue)
 
     def _finish(self) -> None:
-        """From here on the call cannot be ended. Raises _Overdue if it has been."""
+        """Mark the call as finished: it cannot be ended any more. Raises _Overdue if it was
+        ended.
+        """
         with self._lock:
             self._thread = None
         while self._is_overdue:  # until it is raised: it would be raised in the thread's next call

@@ -30,7 +30,7 @@ SequenceId = NewType("SequenceId", int)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a sequence's tokens are sampled, at the time when it enters the batch.
+    """The sampling state of a sequence when it enters the batch.
 
     A draw depends only on the seed, on the token's index in the output and on the row's logits, so
     a sequence that was preempted draws the same tokens again.
@@ -54,7 +54,7 @@ class BatchEntry:
 
 
 class Score(NamedTuple):
-    """Has a prefill row also compute the log-probability of the token after each of its tokens."""
+    """A request for the log-probability of the token after each token of a prefill row."""
 
     next_tokens: tuple[int, ...]  # one after each token of the row, but none after the prompt
     n_top: int  # alternatives to report for each

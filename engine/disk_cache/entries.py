@@ -1,4 +1,4 @@
-"""How blocks, windows and states in memory correspond to the parts of an entry on disk."""
+"""Maps blocks, windows and states in memory to the parts of entries on disk."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

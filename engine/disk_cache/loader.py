@@ -72,7 +72,7 @@ class LoadOutcome(Enum):
 
 @dataclass(slots=True)
 class LoadAttempt:
-    """What earlier requests to load a waiting prompt have found. Kept with it while it waits."""
+    """The results of earlier attempts to load a waiting prompt. Kept while it waits."""
 
     is_settled: bool = False
     n_bytes: int = 0  # that the load would take, for which there was no budget
@@ -133,7 +133,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Loadable:
-    """What of a prompt is worth loading."""
+    """The part of a prompt that is worth loading."""
 
     hashes: Sequence[Digest]
     n_tokens: int
@@ -186,7 +186,7 @@ class DiskLoader:
         return any(load.lease is lease for load in self._loads)
 
     def wait_seconds(self) -> float | None:
-        """Until a load is given up, if nothing else happens; None: there is none."""
+        """The seconds until a load is given up; None: there is no load."""
         deadline = min((load.deadline for load in self._loads), default=None)
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
@@ -243,11 +243,11 @@ class DiskLoader:
         return is_filling
 
     def filled_bytes(self, number: int) -> int:
-        """How much the step fills in."""
+        """The bytes that the step with this number fills in."""
         return sum(n_bytes for _, _, n_bytes in self._fills.get(number, ()))
 
     def fill_seconds(self, number: int) -> float:
-        """How long that is predicted to take."""
+        """The predicted time of the step's fills."""
         return self.pace.seconds(self.filled_bytes(number), self._disk.read_rate)
 
     def commit(self, number: int) -> None:
@@ -291,7 +291,7 @@ class DiskLoader:
         return None
 
     def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Loadable | None:
-        """What of the prompt is worth loading; None: nothing."""
+        """The part of the prompt that is worth loading; None: nothing."""
         if not prompt.hashes or (prompt.namespace.cache_salt and not self._rules.salted):
             return None
         have = self._store.probe(prompt.namespace, prompt.tokens)
@@ -366,7 +366,7 @@ class DiskLoader:
         return True
 
     def _deliver(self, load: _Load, found: ReadRun | ReadFailure) -> None:
-        """On a reader's thread."""
+        """Receive entries. Runs on a reader's thread."""
         if isinstance(found, ReadFailure):
             self._post(partial(self._fail, load))
         else:
@@ -378,11 +378,11 @@ class DiskLoader:
             load.held_bytes += sum(each.n_bytes for each in arrived)
 
     def _fail(self, load: _Load) -> None:
-        """Nothing more will arrive."""
+        """End the load: no more entries will arrive."""
         load.is_cut = True
 
     def _cut(self, load: _Load) -> None:
-        """Nothing after what has been filled is of use."""
+        """Drop the entries after the filled ones, which are of no use."""
         self._fail(load)
         load.arrived.clear()
         if load.ticket is not None:

@@ -1,4 +1,4 @@
-"""How many bytes a step has time to move, and which loads may be under way at once."""
+"""Limits on the bytes that a step moves and on concurrent loads."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class BytePace:
         self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
 
     def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
-        """How much longer a step will take that moves `n_bytes`. `unseen_rate`: bytes a second to
+        """The additional time of a step that moves `n_bytes`. `unseen_rate`: bytes a second to
         assume before the first observation; None: no time.
         """
         return n_bytes * self._per_byte(unseen_rate)
@@ -52,7 +52,7 @@ class BytePace:
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """In bytes. `held`: what loads have pinned blocks for. `ahead`: read and not filled in yet."""
+    """Limits in bytes. `held`: pinned by loads. `ahead`: read and not filled in yet."""
 
     held: int
     ahead: int
@@ -73,7 +73,7 @@ class LoadBudget:
         self._is_full = False
 
     def begin_round(self) -> None:
-        """All waiting loads are tried again."""
+        """Begin a round in which all waiting loads are tried again."""
         self._is_full = False
 
     def takes(self, n_bytes: int) -> bool:

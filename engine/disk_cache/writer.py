@@ -97,7 +97,7 @@ class DiskWriter:
         return frozenset(read.namespace for read in reads if read.reservation is not None)
 
     def wait_seconds(self) -> float | None:
-        """How long until something is due, if nothing else happens; None: never."""
+        """The seconds until the next node is due; None: never."""
         due_at = self._due_at()
         return None if due_at == math.inf else max(due_at - self._clock(), 0.0)
 
@@ -149,7 +149,7 @@ class DiskWriter:
         return [read.candidate.read for read in reads]
 
     def read_bytes(self, number: int) -> int:
-        """How many bytes the step reads."""
+        """The bytes that the step reads."""
         return sum(read.candidate.head.n_bytes for read in self._reads.get(number, ()))
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:

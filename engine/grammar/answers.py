@@ -40,7 +40,7 @@ TRIAL_TOO_COSTLY = (
     "the grammar is too costly: it cannot be compiled, and its first masks made, within "
     f"{TRIAL_SECONDS:g} s of processor time and 1 GiB of memory"
 )
-TOO_COSTLY = "the grammar is too costly: what may follow takes too much time or memory to find out"
+TOO_COSTLY = "the grammar is too costly: computing the allowed tokens takes too much time or memory"
 NOBODY_ANSWERS = Unanswerable(
     "the process that reads grammars does not start, or is ended from outside"
 )

@@ -70,7 +70,7 @@ def faithful(text: str) -> Schema:
     root.pop("$schema", None)
     reached = list(_reached(root))
     if any("$id" in schema for schema in reached[1:]) and any("$ref" in one for one in reached):
-        raise ValueError("$ref is not supported beside an $id within the schema")
+        raise ValueError("$ref is not supported together with an $id within the schema")
     for schema in reached:
         _rewrite(schema)
     return root
@@ -141,7 +141,7 @@ def _rewrite(schema: Schema) -> None:
 
 def _refuse_unfaithful(schema: Schema) -> None:
     if isinstance(schema.get("items"), list) and "prefixItems" in schema:
-        raise ValueError("prefixItems beside a list of items is not supported")
+        raise ValueError("prefixItems together with a list of items is not supported")
     fewest, required = schema.get("minProperties"), schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     if _is_number(fewest) and fewest > max(1, named):

@@ -81,7 +81,7 @@ class Matcher:
 
 @dataclass(eq=False, slots=True)
 class LookAhead:
-    """What may follow a matcher's tokens and the first token of a draft, the first two, and so on.
+    """The masks after a matcher's tokens and the first token of a draft, the first two, and so on.
 
     The `answers` are masks, and perhaps at the end that the grammar is complete. There are fewer
     answers than tokens if the grammar refuses a token, or if to compute more would take too long.
@@ -98,7 +98,7 @@ class LookAhead:
 
     @property
     def answer(self) -> Answer | None:
-        """What may follow the matcher now, if it has accepted tokens of the draft since then."""
+        """The mask after the matcher now, if it has accepted tokens of the draft since then."""
         n_tokens = len(self.matcher.tokens) - self.n_before
         accepted = tuple(self.matcher.tokens[self.n_before :])
         if not 0 < n_tokens <= len(self.answers or ()) or accepted != self.tokens[:n_tokens]:

@@ -167,7 +167,7 @@ def _narrowed(of: str) -> str:
 
 
 def _code(code: int) -> str:
-    """One character, whatever it means elsewhere."""
+    """One literal character."""
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise ValueError(f"pattern: U+{code:04X} is not a character")
     character = chr(code)

@@ -58,8 +58,8 @@ OUT_OF_MEMORY = frozenset({-signal.SIGABRT, EXCEPTION_EXIT})
 
 
 def patience_seconds(limit_seconds: float) -> float:
-    """How long a job may take by the clock. One that takes longer is stuck: what waits and does not
-    compute meets no limit of processor time.
+    """The wall time that a job may take. A longer one is stuck: a job that waits without computing
+    never reaches its limit of processor time.
     """
     return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
 
@@ -209,7 +209,7 @@ class GrammarPool:
                 self._wakes[1].send(b"\0")
 
     def _rest_seconds(self) -> float | None:
-        """How long nothing need be looked at, if no process says anything."""
+        """The time until the next check, if no process reports."""
         if any(worker.process and not worker.process.flush() for worker in self._workers):
             return RETRY_SECONDS
         if self._waiting or any(worker.jobs or worker.sessions for worker in self._workers):
@@ -245,8 +245,8 @@ class GrammarPool:
             worker.process = starting.result()
 
     def _look_at(self, worker: Worker) -> None:
-        """See to a process that starts or works for long or takes too much memory, and to one that
-        is not needed. Raises _Unfit.
+        """Check a process: end it if it starts or works for too long, takes too much memory, or is
+        not needed. Raises _Unfit.
         """
         seconds = self._clock() - worker.since
         if not worker.is_ready:

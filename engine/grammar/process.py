@@ -62,7 +62,7 @@ class Vocabulary:
 
 
 class GrammarProcess:
-    """One `engine.grammar.worker`. No method waits for it, but `end` for a moment."""
+    """One `engine.grammar.worker` process. No method waits for it, except `end` for a moment."""
 
     def __init__(self, vocabulary: BinaryIO) -> None:
         """Raises OSError where no process can be started."""
@@ -104,7 +104,9 @@ class GrammarProcess:
         return [read_report(body) for body in self._frames.add(data)]
 
     def footprint_bytes(self) -> int | None:
-        """Its memory, on macOS, which does not hold a process to RLIMIT_DATA. Elsewhere None."""
+        """The memory of the process on macOS, which does not enforce RLIMIT_DATA. Elsewhere
+        None.
+        """
         return footprint_bytes(self._process.pid)
 
     def yield_to_others(self) -> None:

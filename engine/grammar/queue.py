@@ -134,7 +134,7 @@ class Worker:
         return self.process is None and self.starting is None
 
     def remember(self, grammar: Grammar) -> None:
-        """It has compiled the grammar."""
+        """Note that the worker has compiled the grammar."""
         self.grammars[grammar] = None
         self.grammars.move_to_end(grammar)
         if len(self.grammars) > KEPT_GRAMMARS:

@@ -64,7 +64,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One token that a guided sequence draws in a step."""
+    """A token that a sequence with a grammar samples in a step."""
 
     sequence_id: SequenceId
     choice: Choice

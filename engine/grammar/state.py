@@ -115,7 +115,7 @@ class _Position:
 
 
 class GrammarState:
-    """What one sequence may generate next. The sequence ends once it `is_complete`.
+    """The allowed next tokens of a sequence. The sequence ends once it `is_complete`.
 
         state.accept(token_id)    a token was sampled
         state.matcher             has to be answered now, if there is one
@@ -131,7 +131,7 @@ class GrammarState:
 
     @property
     def choice(self) -> Choice:
-        """What may come next."""
+        """The allowed next tokens."""
         if (position := self._deciding()) is None:
             return None
         phase = position.phase

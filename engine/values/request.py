@@ -33,7 +33,7 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults change nothing about the model's distribution.
+    """Sampling parameters. The defaults leave the model's distribution unchanged.
 
     Order of application: logit_bias and penalties on the logits, then the tokens that are ruled
     out, then temperature, top_k, top_p, min_p. Log-probabilities that are reported come from the
@@ -56,7 +56,7 @@ class SamplingParams:
 
 
 class GrammarKind(StrEnum):
-    """How a grammar is written."""
+    """The notation of a grammar."""
 
     JSON_SCHEMA = "json_schema"  # the schema as JSON text
     REGEX = "regex"  # Rust's syntax, matched as a whole

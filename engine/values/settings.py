@@ -12,7 +12,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class DiskWrites(StrEnum):
-    """What of the cache goes to disk."""
+    """The blocks that are written to disk."""
 
     SELECTIVE = "selective"  # long prefixes that are shared, idle or about to be evicted
     ALL = "all"  # every block, as soon as it is computed

@@ -24,7 +24,7 @@ class DraftSource(StrEnum):
 
 
 class CacheTier(StrEnum):
-    """Where KV is kept."""
+    """A tier of the cache."""
 
     MEMORY = "memory"  # the arena
     DISK = "disk"  # below the arena; see DiskCacheConfig
@@ -178,7 +178,7 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStats:
-    """How steady decodes are computed: "compiled" or "eager", and why, in `why`.
+    """The path of steady decodes, "compiled" or "eager", with the reason in `why`.
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.

@@ -111,7 +111,7 @@ class Catalog:
         self._n_written = 0
 
     def __len__(self) -> int:
-        """How many entries can be read."""
+        """The number of readable entries."""
         return self._n_written
 
     # Look-ups.
@@ -120,11 +120,11 @@ class Catalog:
         return self._records.get(block_hash)
 
     def known(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes of a path, from the first on, can be read."""
+        """The number of leading hashes of a path that can be read."""
         return bisect_left(hashes, True, key=self._is_unreadable)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes of a path, from the first on, are stored or pending."""
+        """The number of leading hashes of a path that are stored or pending."""
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._records)
 
     def _is_unreadable(self, block_hash: Digest) -> bool:
@@ -146,7 +146,7 @@ class Catalog:
         return EntryHead(head.block_hash, head.n_tokens, sizes)
 
     def path_bytes(self, block_hash: Digest) -> int:
-        """Of an entry and all above it; 0 of a root and of an unknown hash."""
+        """The bytes of an entry and its ancestors; 0 for a root or an unknown hash."""
         record = self._records.get(block_hash)
         return record.path_bytes if record else 0
 
@@ -283,7 +283,7 @@ class Catalog:
         return self.remove(extents)
 
     def problems(self) -> Iterator[str]:
-        """What contradicts the invariants. For tests."""
+        """Violations of the invariants. For tests."""
         with self._lock:
             for block_hash, record in self._records.items():
                 above = self._records.get(record.parent)
@@ -383,7 +383,7 @@ class Catalog:
 
 
 def _sizes(pieces: Sequence[Piece]) -> tuple[int | None, ...]:
-    """For each part its size in the first piece that has it."""
+    """The size of each part in the first piece that has it."""
     return tuple(
         next((size for size in each if size is not None), None)
         for each in zip(*(piece.head.sizes for piece in pieces), strict=False)

@@ -206,7 +206,7 @@ def model_of(folder: Path) -> str:
 
 
 class DailyBudget:
-    """How many bytes all processes together may write on one day of UTC.
+    """The bytes that all processes together may still write on one day of UTC.
 
     `DIRECTORY/written` has the day, counted from 1970, and the bytes, as text. For the holder of
     the write lock. What raises OSError changes nothing.

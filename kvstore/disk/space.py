@@ -1,4 +1,6 @@
-"""How much of the disk the directory may take and takes, and what other models could give up."""
+"""The space that the directory may take and takes, and the extents of other models that could be
+evicted.
+"""
 
 import math
 import time
@@ -26,12 +28,12 @@ changed may change again within the tick, so it is measured again."""
 
 
 def longest_path(allowed_bytes: int) -> int:
-    """How many bytes of entries a path may have where the directory may take `allowed_bytes`."""
+    """The bytes of entries that a path may have if the directory may take `allowed_bytes`."""
     return int(max(0, allowed_bytes - SPARE_BYTES) * PATH_SHARE)
 
 
 def holding(path_bytes: int) -> int:
-    """How many bytes a directory must be allowed to take to hold a path of `path_bytes`."""
+    """The limit that a directory needs to hold a path of `path_bytes`."""
     return ceil(path_bytes / PATH_SHARE) + SPARE_BYTES
 
 
@@ -81,7 +83,7 @@ class Space:
 
     @property
     def allowed_bytes(self) -> int:
-        """What all models together may take, on this disk as it is now."""
+        """The bytes that all models together may take on this disk now."""
         return min(self._limits.max_bytes, self.used_bytes + self._free_bytes)
 
     def forget(self) -> None:
@@ -140,8 +142,8 @@ class Space:
         return self._files.read(self._folder / name, offset, n_bytes)
 
     def coldest_of_others(self) -> ColdFile | None:
-        """What another model used longest ago: an extent, or a folder without one that no process
-        has open.
+        """The least recently used item of another model: an extent, or a folder without extents
+        that no process has open.
         """
         while True:
             coldest: ColdFile | None = None

@@ -120,11 +120,11 @@ class DiskStore:
             return cls(held.pop_all(), catalog, space, counters, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
-        """How many of a path's entries, from the first on, can be read."""
+        """The number of leading entries of a path that can be read."""
         return self._catalog.known(hashes)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of a path's entries, from the first on, are stored, pending or reserved."""
+        """The number of leading entries of a path that are stored, pending or reserved."""
         return self._catalog.held(hashes)
 
     def lacks(self, head: EntryHead) -> bool:
@@ -239,7 +239,7 @@ class DiskStore:
         )
 
     def problems(self) -> Iterator[str]:
-        """What does not add up in memory. For tests."""
+        """Contradictions in memory. For tests."""
         return self._catalog.problems()
 
     def close(self) -> None:
@@ -279,11 +279,11 @@ class FolderUse:
 
 @dataclass(frozen=True, slots=True)
 class FolderCheck:
-    """What reading all of a folder has found.
+    """The result of reading a whole folder.
 
     `damaged`: the hashes of entries whose bytes are not what was written, and the names of files
     with a damaged header. `orphans`: extents whose parents are missing. The daemon drops both when
-    it comes upon them.
+    it reads them.
     """
 
     folder: Path
@@ -300,7 +300,7 @@ class FolderCheck:
 
 
 def du(directory: Path) -> list[FolderUse]:
-    """What each model takes, also while a daemon runs. Raises DiskError."""
+    """The size of each model, also while a daemon runs. Raises DiskError."""
     with wrap_errors(directory):
         return [_use_of(folder) for folder in _folders_in(directory)]
 

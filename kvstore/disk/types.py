@@ -1,4 +1,4 @@
-"""What goes into the disk store and comes out of it: hashes, bytes, limits and faults."""
+"""Values of the disk store's interface: hashes, bytes, limits and faults."""
 
 import errno
 import math

@@ -186,7 +186,7 @@ class Writer:
     # The thread.
 
     def run(self) -> None:
-        """Until the writer is closed. A job that fails leaves the next one its chance."""
+        """Run jobs until the writer is closed. A failed job does not affect the next one."""
         while self._wait():
             self.turn()
         self.upkeep()
@@ -243,7 +243,7 @@ class Writer:
             return True
 
     def _ready_in(self) -> float:
-        """In how many seconds the first extent of the queue is to be written."""
+        """The seconds until the first extent of the queue is written."""
         if not self._queue:
             return UPKEEP_SECONDS
         is_long = any(it.n_bytes >= self._limits.extent_bytes for it in self._queue)
@@ -258,7 +258,7 @@ class Writer:
         if waiting.n_bytes > self._budget.left() or not self._make_room(header.end, extent):
             n_refused = self.remove([extent])
             self._counters.refused_entries += n_refused
-            logger.info("disk cache: %d blocks were not written: there is no room", n_refused)
+            logger.info("disk cache: %d blocks were not written for lack of space", n_refused)
             self._allow()
             return
         name = secrets.token_hex(8) + SUFFIX
@@ -398,7 +398,7 @@ class Writer:
         self._changed.notify_all()
 
     def _complete(self, waiting: _Waiting) -> None:
-        """Nothing is to be appended to it any more."""
+        """Close the extent: nothing is appended to it any more."""
         last = waiting.extent.hashes[-1]
         if self._last.get(last) is waiting:
             del self._last[last]

@@ -47,7 +47,7 @@ def _checked_name(name: str) -> str:
 
 
 class ApiKey(BaseModel):
-    """One key, as an entry of the file has it."""
+    """One API key: an entry of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

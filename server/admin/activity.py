@@ -45,7 +45,7 @@ log = logging.getLogger("rootstock.activity")
 
 
 class SeriesPoint(BaseModel):
-    """What happened in an interval, and how things stand at its end."""
+    """The counts of an interval, and the state at its end."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -147,7 +147,9 @@ class SeriesRecord:
 
 
 def _since(last: _Counted, now: _Counted) -> _Counted:
-    """What has been counted since. Counters that are less than they were are a new process's."""
+    """The increase of the counters. A counter that is smaller than before belongs to a new
+    process.
+    """
     if any(count < before for count, before in zip(now, last, strict=True)):
         return now
     return _Counted(*(count - before for count, before in zip(now, last, strict=True)))
@@ -241,7 +243,7 @@ async def cancel_request(id: RequestId, service: ServiceDependency) -> None:
 
 @router.endpoint("GET", "/series")
 async def series(record: SeriesDependency) -> Series:
-    """At once, whatever step is running."""
+    """Answers at once: it does not wait for a step."""
     return Series(interval_seconds=INTERVAL_SECONDS, points=record.points())
 
 
@@ -325,5 +327,5 @@ def _status(tracked: TrackedRequest, infos: Sequence[RequestInfo]) -> LiveStatus
 
 
 def _computed_tokens(sequences: Sequence[RequestInfo]) -> int:
-    """Of the prompt that sequences of one request have in common."""
+    """The computed tokens of the common prompt of a request's sequences."""
     return max((min(info.computed_tokens, info.prompt_tokens) for info in sequences), default=0)

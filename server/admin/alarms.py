@@ -1,4 +1,4 @@
-"""What an operator of a loaded model should know and do: failures, and slower ways of computing."""
+"""Alarms of a loaded model: failures and slow fallbacks, and their remedies."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -48,7 +48,7 @@ MOST_BEGINNINGS = 32
 
 
 class Clearable(StrEnum):
-    """What may be cleared."""
+    """The kinds of data that can be cleared."""
 
     KV = "kv"
     REPLAYS = "replays"
@@ -99,10 +99,10 @@ async def clear_cache(
     tiers: Tiers = None,
     what: What = (Clearable.KV,),
 ) -> ClearResponse:
-    """Of one model, or without `model` of every model; what models that are not loaded have on disk
-    is cleared, too. Blocks that live sequences hold stay with them; only their index is forgotten.
-    Replays and stored responses are kept unless `what` names them; they have neither namespaces nor
-    tiers, and responses are of all models.
+    """Clear the cache of one model, or without `model` of every model, including the disk cache of
+    models that are not loaded. Blocks that live sequences hold stay with them; only their index is
+    forgotten. Replays and stored responses are kept unless `what` names them; they have neither
+    namespaces nor tiers, and responses are of all models.
     """
     _check_scope(namespace, tiers, what)
     known = [service.models.find(model)] if model else list(service.models.known.values())
@@ -187,7 +187,7 @@ def _check_scope(
 
 @router.endpoint("GET", "/stats", errors=(400, 404, 409))
 async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
-    """As of the running step; of an engine that has stopped, as it was then."""
+    """The statistics of the running step; of a stopped engine, the last ones."""
     return CacheStatsResponse.of(await loaded.engine.stats())
 
 
@@ -213,7 +213,7 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
 class NodeText(BaseModel):
-    """One node: as text only where `dashboard_text` is set, and no more than its first tokens."""
+    """The text of the first tokens of a node. Only with `dashboard_text`."""
 
     id: int
     tokens: int
@@ -232,8 +232,8 @@ NodeIds = Annotated[
 
 
 class Beginnings(BaseModel):
-    """How nodes begin, for labels. Empty where `dashboard_text` is not set; nodes that are gone are
-    left out.
+    """The first words of nodes, for labels. Empty without `dashboard_text`; evicted nodes are
+    omitted.
     """
 
     shows_text: bool

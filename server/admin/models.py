@@ -26,7 +26,7 @@ ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One 
 
 @router.endpoint("GET", "")
 async def models(service: ServiceDependency) -> PooledModels:
-    """At once, whatever is being loaded."""
+    """Answers at once: it does not wait for loads."""
     return pooled_models(service, await service.models.stats())
 
 

@@ -48,7 +48,7 @@ class LaunchableAgent(BaseModel):
 
 
 class Launch(BaseModel):
-    """What has to be typed for `rootstock` on the daemon's machine, and the agents it can start."""
+    """The command line of `rootstock` on the daemon's machine, and the agents that it can start."""
 
     command: str
     agents: list[LaunchableAgent]

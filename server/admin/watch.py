@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def event(self) -> bytes:
-        """As a server-sent event."""
+        """The frame as a server-sent event."""
         return sse_data(self.body)
 
 

@@ -1,4 +1,6 @@
-"""What OpenAI's dialects share: usage, chunks, log-probabilities, and the requests of `/render`."""
+"""Common parts of OpenAI's dialects: usage, chunks, log-probabilities, and the requests of
+`/render`.
+"""
 
 import time
 from collections.abc import Sequence
@@ -44,9 +46,7 @@ class CompletionTokensDetails(BaseModel):
     """OpenAI's names. Drafts count whatever they were taken from, a prediction or not."""
 
     reasoning_tokens: int
-    accepted_prediction_tokens: int = Field(
-        description="Of the completion's tokens, those that a draft had right."
-    )
+    accepted_prediction_tokens: int = Field(description="Accepted draft tokens of the completion.")
     rejected_prediction_tokens: int = Field(
         description="Drafted tokens that were wrong. They are in no other count."
     )
@@ -236,7 +236,7 @@ class RenderedRequest(BaseModel):
 
 
 class RenderedRequests(RootModel[list[RenderedRequest]]):
-    """One for each prompt."""
+    """The rendered requests, one for each prompt."""
 
 
 async def check_requests(
@@ -282,7 +282,7 @@ class ChatConversation(Conversation):
     """
 
     functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
-        Field(default_factory=list, description="What was there before tools.")
+        Field(default_factory=list, description="The older form of tools.")
     )
     function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
     chat_template: ModelsTemplate = ""

@@ -146,7 +146,9 @@ class CommonPrefixTracker:
         self._latest = deque[tuple[str, Tokens]](maxlen=REMEMBERED)
 
     def shared_tokens(self, salt: str, texts: Sequence[Tokens]) -> list[int]:
-        """How many tokens of each text are a prefix of another text, of these or of the latest."""
+        """The number of tokens of each text that are a prefix of another text, of these or of the
+        latest.
+        """
         known = [tokens for other, tokens in tuple(self._latest) if other == salt]
         found = _shared([*texts, *known])[: len(texts)]
         self._latest.append((salt, texts[0][:MOST_TOKENS]))

@@ -250,7 +250,7 @@ TAIL_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How one request's answers are constrained, and how they are parsed."""
+    """The constraint and the parser of one request's answers."""
 
     format: AnswerFormat
     functions: Mapping[str, Mapping[str, Any]]  # name to the schema of its parameters

@@ -105,7 +105,7 @@ def of_schema(schema: JsonSchemaText) -> Grammar:
 
 
 def of_choice(choices: list[str]) -> Grammar:
-    """One of some texts, word for word."""
+    """A format that allows exactly one of some texts."""
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Grammar(GrammarKind.LARK, f"start: {' | '.join(quoted)}")
 

@@ -132,7 +132,7 @@ class ChatCustomTool(RequestModel):
         return FunctionDeclaration(**declared)
 
     def for_template(self) -> dict[str, Any]:
-        """As a function."""
+        """The declaration as a function tool."""
         return ChatFunctionTool(type="function", function=self.function).for_template()
 
 

@@ -57,7 +57,7 @@ class WarmRequest(Conversation):
 
 
 class Warmed(BaseModel):
-    """What became of a prompt. Its tokens were either cached before or are computed now."""
+    """The result of warming a prompt. Its tokens were either cached before or are computed now."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -56,7 +56,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedModel:
-    """One stay of a model in memory, from the end of loading on."""
+    """A model in memory, from the end of its load on."""
 
     model: "Model"
     engine: Engine
@@ -131,7 +131,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """The model's own name."""
         return next(iter(self.aliases))
 
     @property
@@ -193,8 +193,8 @@ class Model:
         )
 
     def progress_share(self, now: float) -> float | None:
-        """How much of fetching or loading is done; None if that is not known. A load that takes
-        longer than the last one may take any time.
+        """The finished share of the download or load; None if unknown. A load that takes longer
+        than the last one may take any time.
         """
         if not isinstance(self.state, Loading):
             return self.fetched_share
@@ -202,7 +202,7 @@ class Model:
         return seconds / last_seconds if self.card is not None and seconds < last_seconds else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Until a loaded model that no other request uses is unloaded for its age; None: never."""
+        """The seconds until the idle model is unloaded; None: never."""
         if self.loaded is None or self.is_pinned:
             return None
         running = (lease.keep_seconds for lease in self.loaded.leases)

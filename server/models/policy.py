@@ -1,4 +1,5 @@
-"""Which models are loaded and which must go: a pure function of their states, the budget and time.
+"""Decides which models are loaded and unloaded: a pure function of their states, the budget and
+time.
 
 Loads are FIFO with head-of-line blocking, so small models cannot starve a large one. Memory is
 freed before it is used. Times are of one clock, in seconds.
@@ -119,7 +120,7 @@ Action: TypeAlias = Load | Unload
 
 
 def decide(models: Models, budget_bytes: int, now: float) -> list[Action]:
-    """What to begin at once."""
+    """The actions to start now."""
     resident = {name: model for name, model in models.items() if isinstance(model, Resident)}
     aged = [name for name, model in models.items() if _ends_at(model) <= now]
     staying = {
@@ -174,8 +175,8 @@ def fits_now(models: Models, need: Need, budget_bytes: int) -> bool:
 
 
 def eviction_grace_seconds(queued: Need, victim: Need) -> float:
-    """How long a model queues before one in use is unloaded for it: as long as it takes to load
-    both, so that models that take turns spend no more time on loading than on serving.
+    """The time that a model queues before one in use is unloaded for it: the time to load both, so
+    that alternating models spend no more time on loading than on serving.
     """
     return queued.load_seconds + victim.load_seconds
 

@@ -211,7 +211,7 @@ class DaemonSettings(BaseModel):
         if ANY_ORIGIN in self.cors_origin and not self.keys:
             raise PydanticCustomError(
                 "cors_origin",
-                "cors_origin: * lets every web page that somebody visits ask, which needs API keys",
+                "cors_origin: * allows requests of every visited web page, which needs API keys",
             )
         return self
 

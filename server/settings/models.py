@@ -43,7 +43,7 @@ _ENGINE = EngineConfig(model="")
 
 
 class EngineSettings(BaseModel):
-    """How the engine runs a model."""
+    """Settings of the engine of a model."""
 
     adapters: Adapters = Field(
         {},
@@ -241,7 +241,7 @@ class DiskCacheSettings(EngineSettings):
 
 
 class ConversationSettings(BaseModel):
-    """How prompts of chats are made, and how answers are parsed."""
+    """Settings of chat prompts and of the parsing of answers."""
 
     tool_parser: str = Field(
         "auto",
@@ -367,7 +367,7 @@ def from_json(value: object) -> object:
 
 
 class PoolSettings(BaseModel):
-    """Which models there are, and the memory that they share."""
+    """The models, and the memory that they share."""
 
     model: Texts = Field((), description=f"{MODEL} Several are loaded when requests name them.")
     served_model_name: Texts = Field((), description=NAMES)
@@ -424,7 +424,9 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return self
 
     def each_model(self) -> tuple[ModelSettings, ...]:
-        """Of `model` and of `models`, in this order; the embedded one where there is none."""
+        """The settings of `model` and of `models`, in this order; of the embedded model if there
+        are none.
+        """
         return tuple(map(self.of_model, self._given_to_each()))
 
     def of_model(self, given: dict[str, Any]) -> ModelSettings:

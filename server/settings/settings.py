@@ -163,7 +163,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Where a file is not YAML, and why, as the end of a line that begins with its path."""
+    """The position and reason of a YAML error, as the end of a line that begins with the path."""
     match error:
         case yaml.MarkedYAMLError(problem_mark=yaml.Mark(line=line), problem=str(problem)):
             hint = YAML_HINTS.get(problem)

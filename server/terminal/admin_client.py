@@ -165,7 +165,7 @@ def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
     try:
         return TypeAdapter(model).validate_json(content)
     except ValidationError:
-        raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
+        raise TerminalError(f"not an answer of a Rootstock daemon: {one_line(content)}") from None
 
 
 @contextmanager

@@ -124,7 +124,7 @@ class Screen:
             yield lambda line: status.update(self._status(line))
 
     def _status(self, text: str) -> Text:
-        """As much of the text as fits into the spinner's line."""
+        """The part of the text that fits into the spinner's line."""
         status = Text(printable(text))
         status.truncate(self._notes.width - SPINNER_CELLS, overflow="ellipsis")
         return status

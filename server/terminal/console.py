@@ -83,8 +83,8 @@ def print_error(text: str) -> None:
 
 
 def command_name() -> str:
-    """What has to be typed here to run `rootstock`: its name where the shell finds it by that, else
-    the path of the one of this environment, such as `.venv/bin/rootstock` in a clone.
+    """The command that runs `rootstock` here: its name if the shell finds it, else its path in this
+    environment, such as `.venv/bin/rootstock` in a clone.
     """
     ours = Path(sys.executable).with_name(NAMES[0])
     for name in NAMES:
@@ -142,8 +142,8 @@ def state_text(state: str, reason: str | None) -> str:
 
 
 def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
-    """How full a disk cache is: one model's bytes, of the limit for all models, and the bytes of
-    the other models. `shared_bytes` counts all models.
+    """The use of a disk cache: one model's bytes, the limit for all models, and the bytes of the
+    other models. `shared_bytes` counts all models.
     """
     others = shared_bytes - used_bytes
     others_text = f", other models {bytes_text(others)}" if others >= LEAST_OTHERS_BYTES else ""

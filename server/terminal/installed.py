@@ -1,4 +1,4 @@
-"""What only the installed program of an agent can tell: its flags, and Codex's own instructions."""
+"""Facts from the installed program of an agent: its flags, and Codex's own instructions."""
 
 import json
 import os
@@ -41,7 +41,9 @@ def codex_catalog(program: str, model: str, context_tokens: int | None) -> str |
 
 
 def _codex_entry(model: str, context_tokens: int | None, instructions: str) -> dict[str, object]:
-    """As Codex describes a model that it does not know, but for the context and for images."""
+    """The catalog entry that Codex uses for unknown models, with the real context and without
+    images.
+    """
     entry: dict[str, object] = {
         "slug": model,
         "display_name": model,

@@ -138,8 +138,8 @@ def _used_bytes(folder: Path) -> int:
 
 
 def _model_problems(settings: Settings) -> Iterator[str]:
-    """Which models that are loaded at start are not there, or not whole, as far as that shows
-    without a network: so that none is loaded in vain.
+    """The models to load at start that are missing or incomplete, as far as that shows without a
+    network, so that no model is loaded in vain.
     """
     for model in settings.each_model():
         if model.preload:

@@ -34,7 +34,7 @@ from server.service import Context
 
 
 class ChatForm:
-    """How one request's completions are written. It keeps nothing else of the body."""
+    """Writes one request's completions. It keeps nothing else of the body."""
 
     def __init__(self, body: ChatRequest, model: ServedModel, id: str) -> None:
         self._fields = response_fields("chatcmpl", id, model)

@@ -112,7 +112,7 @@ MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
     wire_event(
         "MessageDelta",
         "message_delta",
-        about="How the message ended, and what it took in all.",
+        about="How the message ended, and its total usage.",
         delta=MessageEnd,
         usage=MessageUsage,
     ),
@@ -126,7 +126,7 @@ SIGNATURE = "cm9vdHN0b2Nr"
 
 
 class MessageForm:
-    """How one request's message is written."""
+    """Writes one request's message."""
 
     def __init__(self, model: str, request: Request, max_tokens: int, *, is_marked: bool) -> None:
         """`max_tokens` is the value that the client requested. If the prompt `is_marked` (has

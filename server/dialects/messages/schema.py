@@ -43,7 +43,9 @@ class RequestPart(RequestModel):
 
 
 class CacheControlled(RequestPart):
-    """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
+    """A block that may have `cache_control`. It is counted and has no effect, because every prompt
+    is cached.
+    """
 
     cache_control: dict[str, Any] | None = None
 
@@ -294,7 +296,7 @@ class OutputConfigParam(RequestModel):
 
 
 class CountTokensRequest(CacheControlled):
-    """All that a prompt is made of."""
+    """The fields that make a prompt."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
 

@@ -163,7 +163,7 @@ async def _unloaded(
 
 @router.generation("/api/embed", answer=OllamaVectors)
 async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
-    """Without a text the model is loaded, and no more."""
+    """Embeds texts. Without a text it only loads the model."""
     arrived_ns = time.perf_counter_ns()
     context.record.keep_alive_seconds = body.keep_alive
 
@@ -180,7 +180,7 @@ async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
 
 @router.generation("/api/embeddings", answer=OllamaVector)
 async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Response:
-    """Without a prompt the model is loaded, and no more."""
+    """Embeds a prompt. Without a prompt it only loads the model."""
     context.record.keep_alive_seconds = body.keep_alive
 
     async def make(model: ServedModel) -> Job | bytes:
@@ -256,7 +256,7 @@ async def pull(body: OllamaPullRequest, context: Context) -> Response:
 
 
 async def _download(service: Service, name: str) -> Download | None:
-    """None for a served model whose files are in a directory: there is nothing to fetch."""
+    """The download of a model; None for a served model in a directory."""
     models = service.models
     if not models.has(name):
         return models.downloads.start(repository(name))

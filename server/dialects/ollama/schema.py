@@ -90,7 +90,7 @@ Think = Annotated[bool | Effort, BeforeValidator(_think)]
 
 
 def _role(value: object) -> object:
-    """As Ollama reads it: in any case."""
+    """The role in lower case: Ollama accepts any case."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -120,7 +120,7 @@ class OllamaOptions(RequestModel):
 
 
 class OllamaGenerationRequest(RequestModel):
-    """What chats and prompts have in common."""
+    """The common fields of chats and prompts."""
 
     model: ModelName = ""
     stream: bool = True
@@ -134,7 +134,7 @@ class OllamaGenerationRequest(RequestModel):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many alternatives of each token; None: no logprobs."""
+        """The number of alternatives for each token; None: no logprobs."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -217,7 +217,7 @@ _NAME: JsonSchemaValue = {"type": "string", "minLength": 1}
 
 
 class OllamaModelRequest(OllamaShowRequest):
-    """The same where there must be one."""
+    """The required name of a model."""
 
     EXAMPLE: ClassVar = {"model": "mlx-community/Qwen3-4B-4bit"}
 
@@ -237,7 +237,7 @@ class OllamaPullRequest(OllamaModelRequest):
 
 
 class OllamaEmbedding(RequestModel):
-    """What both have in common."""
+    """The common fields of both embedding routes."""
 
     model: ModelName = ""
     truncate: bool = Field(True, description="Cut a text at what the model takes, or refuse it.")
@@ -329,7 +329,7 @@ class OllamaGenerateAnswer(OllamaAnswer):
 
 
 class OllamaVersion(BaseModel):
-    """Of the API, not of the daemon: clients ask whether it is late enough."""
+    """The version of the API, not of the daemon, which clients compare with the one they need."""
 
     version: str
 

@@ -70,7 +70,7 @@ def answer_job(
 
 
 class OllamaForm:
-    """How one answer is written, from when its request is submitted to the engine."""
+    """Writes one answer. Its times count from the submission of the request."""
 
     def __init__(self, model: ServedModel, shape: Shape, arrived_ns: int) -> None:
         self.shape = shape
@@ -217,7 +217,7 @@ def vectors_job(
 
 
 class EmbedForm:
-    """How the answer of `/api/embed` is written, from when its request is submitted."""
+    """Writes the answer of `/api/embed`. Its times count from the submission of the request."""
 
     def __init__(self, model: str, arrived_ns: int) -> None:
         self._model = model

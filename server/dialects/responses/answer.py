@@ -1,5 +1,5 @@
-"""What `/v1/responses` sends, as its OpenAPI document describes it: responses, output items, and
-the events of a stream.
+"""The models of `/v1/responses` for the OpenAPI document: responses, output items, and the events
+of a stream.
 
 Answers are written as plain JSON objects (write.py), and no model validates them again.
 """
@@ -99,7 +99,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseBody(SparseModel):
-    """One response, whole."""
+    """A whole response."""
 
     id: str
     object: Literal["response"]

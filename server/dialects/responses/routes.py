@@ -114,7 +114,7 @@ def response_form(
     record: RequestRecord,
     store: ResponseStore,
 ) -> ResponseForm:
-    """How the response is written, and its input as it is stored."""
+    """The form that writes the response, and its input as it is stored."""
     id = f"resp_{record.id}"
     new = [*stored_items(given.items, record.id)] if body.store else []
     return ResponseForm(
@@ -138,8 +138,8 @@ async def input_tokens(
     store: ResponseStore,
     max_bytes: int,
 ) -> int:
-    """How many tokens the prompt of such a response would have. Raises what `responses_job` does
-    for it.
+    """The number of tokens of the prompt of such a response. Raises what `responses_job` does for
+    it.
     """
     named = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, named)
@@ -248,7 +248,7 @@ async def get_response(
 async def delete_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> DeletedResponse:
-    """One that is being made is cancelled."""
+    """Deletes a response. An unfinished one is cancelled."""
     await background.cancel(record.key, id)
     if not store.delete(record.key, id):
         raise _not_found(id)
@@ -259,7 +259,7 @@ async def delete_response(
 async def cancel_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> Response:
-    """One that is complete, or cancelled already, stays as it is."""
+    """Cancels a background response. A finished one is unchanged."""
     await background.cancel(record.key, id)
     stored = _stored(store, record.key, id)
     if not stored.is_background:
