@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 
 UNSUPPORTED = "unsupported"
-"""Code of what the API knows and this daemon lacks; also the type of pydantic's custom error."""
+"""Code of features of the API that this daemon lacks; also the type of pydantic's custom error."""
 
 STOPPED_RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone

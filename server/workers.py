@@ -24,7 +24,7 @@ EACH_AT_ONCE = 1
 """Slots of a kind that one client may hold: another client finds one that is free."""
 
 CALL_BYTES = 4096
-"""What a call costs of its client's turns in addition to the bytes that it reads."""
+"""The cost of a call in its client's turns, in addition to the bytes that it reads."""
 
 WORK_SECONDS = 20.0
 """The longest that one call may take. Bodies of the largest size that is allowed take one or two

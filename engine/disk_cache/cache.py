@@ -38,8 +38,8 @@ FREE_SHARE = 16
 BUFFER_BYTES = 64 * MIB
 
 HELD_PART, AHEAD_PART = 4, 64
-"""Of the arena: what loads pin together, unless one alone is larger, and what is read for them and
-not filled in yet.
+"""Shares of the arena: blocks pinned by all loads together, unless one alone is larger, and
+bytes read ahead for them.
 """
 
 LEAST_AHEAD_BYTES = 16 * MIB

@@ -28,7 +28,7 @@ from kvstore.types import Namespace
 logger = logging.getLogger(__name__)
 
 ComputeSeconds = Callable[[int, int], float]
-"""Predicts how long it takes to compute so many tokens from a position on: (start, n_tokens)."""
+"""Predicts the time to compute tokens from a position on: (start, n_tokens)."""
 
 Post = Callable[[Callable[[], None]], object]
 """Has a function called on the engine thread."""

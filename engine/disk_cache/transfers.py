@@ -13,7 +13,7 @@ until that is committed, in addition to what the next one will fill in.
 """
 
 TICKETS = 2
-"""This many loads share what may be read ahead before others get any: one for each reader."""
+"""The number of loads that share the read-ahead before others get any: one for each reader."""
 
 
 class BytePace:

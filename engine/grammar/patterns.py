@@ -12,7 +12,7 @@ UNSPELLABLE = re.compile(f"[{_UNSPELLABLE}]")
 """Finds one in a text."""
 
 MAX_PATTERN_CHARACTERS = 4096
-"""What compiles slowest takes time by the square of this."""
+"""The slowest patterns take a time that grows with the square of this."""
 
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"

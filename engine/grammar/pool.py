@@ -35,13 +35,13 @@ MOST_FRUITLESS = 3
 """Deaths in a row that are no job's fault, without a report: then grammars do not end workers."""
 
 START_SECONDS = 60.0
-"""Of the clock, until a worker is ready."""
+"""Wall time until a worker is ready."""
 
 STUCK_SECONDS = 30.0
-"""Of the clock, for any job, besides what a busy machine makes of its processor time."""
+"""Wall time for any job, in addition to its processor time on a busy machine."""
 
 BUSY_FACTOR = 30.0
-"""How much longer a job may take on a busy machine: thrice what a worker's niceness says."""
+"""Wall time per processor time on a busy machine: three times the factor of a worker's niceness."""
 
 IDLE_SECONDS = 60.0
 """After this time a worker that has no matchers ends, since it takes memory."""

@@ -37,8 +37,9 @@ STEP_SECONDS = 0.5
 """Processor time that tokens, the mask after them and masks along a draft may take elsewhere."""
 
 TRIAL_SECONDS = 2.0
-"""Processor time to compile a grammar and make its first masks. What people use takes a hundredth
-of it."""
+"""Processor time to compile a grammar and make its first masks. Usual grammars take a hundredth
+of it.
+"""
 
 HOPEFUL_CHARACTERS = 32 * 1024
 """A new grammar up to this length may be tried in the first worker if the others are busy. A JSON

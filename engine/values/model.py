@@ -93,7 +93,7 @@ class ModelCard:
     reranker: Reranker | None = None
     batching: str = ""  # how rows share forwards, and why not in a better way
     slowdowns: tuple[str, ...] = ()
-    """Why steps take longer or reuse less than they could: sentences, each with what to do."""
+    """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -31,7 +31,7 @@ from kvstore.snapshot import NodeView, TreeView
 from kvstore.types import Namespace
 
 IDLE_SECONDS = 5.0
-"""A feed that nobody asks for this long forgets its last snapshot."""
+"""Seconds without a poll after which a feed forgets its last snapshot."""
 
 MAX_MARKS = 32
 """The most saved states, and the most holes, that are shown of one node: the last ones."""

@@ -235,7 +235,7 @@ class DailyBudget:
     def _written(self, today: int) -> int:
         try:
             day, n_bytes = map(int, bytes(self._files.read(self._path, 0, MOST_TEXT)).split())
-        except (FileNotFoundError, ValueError):  # nobody has written yet, or it is damaged
+        except (FileNotFoundError, ValueError):  # not written yet, or damaged
             return 0
         return n_bytes if day == today else 0
 

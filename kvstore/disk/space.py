@@ -16,7 +16,9 @@ from kvstore.disk.folder import EXTENTS, folders, is_open
 from kvstore.disk.types import MIB, Buffer, DiskLimits
 
 PATH_SHARE = 0.75
-"""Of what entries may take in all: the end of a longer path would push its own beginning out."""
+"""The share of the space for entries that one path may take: the end of a longer path would
+evict its own beginning.
+"""
 
 SPARE_BYTES = MIB + 64 * 1024
 """Left for the folders of models that start, so that nothing is evicted for their sake, and for

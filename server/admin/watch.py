@@ -65,7 +65,7 @@ class CacheFeed:
         self._engine = engine
         self._model = model
         self._snapshot: TreeSnapshot | None = None
-        self._frame: Frame | None = None  # of that snapshot, once somebody wants it
+        self._frame: Frame | None = None  # of that snapshot, made on demand
         self._requested_seconds = -math.inf  # when the snapshot was requested
         self._due_seconds = 0.0  # when the engine may be polled again
         self._failure: Callable[[], Exception] | None = None

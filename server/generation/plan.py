@@ -192,7 +192,7 @@ class ConstraintWriter:
         is_promised |= len(functions) < len(chat.conversation.tools)
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
-        # Behind a marker that not each call has, others may follow.
+        # After a marker that not every call has, other calls may follow.
         many = parallel and marker.text not in tools.syntax.begin
         grammars = self._fallback_grammars(tools, functions, many=many, behind=marker.text)
         short = [grammar for grammar in grammars if not grammar.too_long]
@@ -245,7 +245,7 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
 
 
 TAIL_TOKENS = 64
-"""The prompt's last tokens: enough for what a template writes to begin the assistant's turn."""
+"""The number of last prompt tokens that hold the template's beginning of the assistant's turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 
 ROLES = {"developer": "system", "function": "tool"}
-"""What templates call these roles."""
+"""The names of these roles in templates."""
 
 ChatMessage = dict[str, Any]
 """The fields of a Message, which a Conversation validates."""

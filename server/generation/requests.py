@@ -106,8 +106,8 @@ def served_models(
 
 _USE_INSTEAD = {
     Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
-    Task.EMBED: "It embeds: ask /v1/embeddings, or /v1/rerank by similarity.",
-    Task.RERANK: "It reranks: ask /v1/rerank or /v1/score.",
+    Task.EMBED: "It embeds: use /v1/embeddings, or /v1/rerank by similarity.",
+    Task.RERANK: "It reranks: use /v1/rerank or /v1/score.",
 }
 _CANNOT = {
     Task.GENERATE: "writes no answers",
@@ -115,12 +115,12 @@ _CANNOT = {
     Task.RERANK: "does not rerank",
 }
 _ENABLE_BY = {
-    Task.EMBED: " Its checkpoint says nothing of embeddings; the setting pooling (--pooling last, "
-    "or mean) has it embed all the same.",
+    Task.EMBED: " Its checkpoint has no files for embeddings; the setting pooling (--pooling last, "
+    "or mean) makes it embed.",
     Task.RERANK: " The setting reranker (--reranker yes-no) serves a checkpoint such as "
     "Qwen3-Reranker as one.",
 }
-"""What else a model that generates could be."""
+"""Hints for a generating model that is used for other tasks, appended to the error."""
 
 
 def check_task(model: ServedModel, *tasks: Task) -> None:

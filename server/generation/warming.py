@@ -25,7 +25,9 @@ FILE_CLIENT = "warm_prompts"
 """The client of the prompts of a file. They wait for every other client."""
 
 NEXT_USER_TEXTS = ("A", "1")
-"""What a user might say next. What two chats that go on so have in common, every chat has."""
+"""Two different messages of a user. The common prefix of the two continued chats is in every
+continuation.
+"""
 
 log = logging.getLogger("rootstock")
 

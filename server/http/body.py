@@ -32,7 +32,7 @@ MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
 
 OLLAMA_PATHS = "/api/"
 BROWSER_HEADERS = ("origin", "sec-fetch-site")
-"""Browsers send one of them, or both, with what a page posts; pages cannot leave them out."""
+"""Browsers send at least one of these with requests of pages; pages cannot omit them."""
 
 Model = TypeVar("Model", bound=BaseModel)
 

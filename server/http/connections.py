@@ -285,8 +285,8 @@ class AcceptErrors:
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with its headers, of a chunk's framing, or of trailers. What came with the last
-of them in one read is not counted.
+"""Bytes of a request line with its headers, of a chunk's framing, or of trailers. Bytes
+received in the same read after them are not counted.
 """
 
 

@@ -36,7 +36,7 @@ MOST_BACKOFF_SECONDS = 60.0
 """Before a model that has failed is loaded again: doubled each time, until it has served."""
 
 PROGRESS_SECONDS = 5.0
-"""Between two lines of the log on what a load is doing."""
+"""Seconds between two lines of the log about the progress of a load."""
 
 log = logging.getLogger("rootstock")
 

@@ -38,7 +38,7 @@ from server.models.policy import (
 )
 
 ABORT_SECONDS = 5.0
-"""For an engine without leases to end what its clients have left behind."""
+"""Time for an engine without leases to finish the requests of clients that have left."""
 
 log = logging.getLogger("rootstock.pool")
 

@@ -30,7 +30,7 @@ BUDGET_SHARE = 0.8
 """The share of the memory free at start that several models share: other programs grow, too."""
 
 CORRECTION_SECONDS = 1.0
-"""Between two corrections of what models need by what their processes take."""
+"""Seconds between two corrections of the models' needs by the memory of their processes."""
 
 STORAGE_SHARE = 0.25
 """The share of the budget for the KV cache of one model whose settings do not specify its size."""

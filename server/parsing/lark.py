@@ -27,8 +27,9 @@ _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
 
 MAX_WRITTEN_CHARACTERS = 1 << 24
-"""Characters that may be written for one grammar, those that are written twice included: each
-parameter's rule can repeat all definitions of its function."""
+"""Most characters of one grammar, repetitions included: each parameter's rule can repeat all
+definitions of its function.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ _TOKEN_SIGNS = (
     _Signs("kimi_k3", _KIMI_K3_TOKENS),
     _Signs("lfm2", ["<|tool_call_start|>", "<|tool_call_end|>"]),
 )
-"""For templates that do not tell: what the tokenizer has."""
+"""Detects formats by tokens of the tokenizer, for templates that do not show them."""
 
 _REASONING_SIGNS = (
     _Signs("deepseek_r1", ["<think>", "</think>"]),

@@ -33,7 +33,7 @@ Attributes: TypeAlias = Mapping[str, str]
 
 NAME = re.compile(r"[\w.:/-]{1,256}")
 HEAD = re.compile(r"[^<>\n]{1,1024}")
-"""What stands in a tag; the bound is one on the time that reading it takes, too."""
+"""Most characters of a tag, which also bounds the time of reading it."""
 
 _ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+))""")
 

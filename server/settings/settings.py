@@ -56,7 +56,7 @@ MESSAGES = {
     "string_type": "must be a text",
     "tuple_type": "must be a list",
 }
-"""What replaces pydantic's own message, by the type of the error."""
+"""Replacements of pydantic's messages, by the type of the error."""
 
 YAML_HINTS = {
     "mapping values are not allowed here": "is the line indented too far, or a text with a colon "

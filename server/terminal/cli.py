@@ -31,7 +31,7 @@ SUMMARIES = {
     "doctor": "Show this machine and the memory plan of a model, or measure them.",
     "key": "Make an API key.",
 }
-"""What help says of each command, in the order in which help lists them."""
+"""The summary of each command in help, in order."""
 
 SHARED_MODULES = {
     **dict.fromkeys(("ps", "load", "unload"), "daemon"),

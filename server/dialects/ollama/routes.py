@@ -194,7 +194,9 @@ async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Respons
 
 
 API_VERSION = "0.12.11"
-"""Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
+"""The version of Ollama's API: the first one with log-probabilities in chats, the latest
+feature served here.
+"""
 
 
 @models_router.endpoint("GET", "/api/version", errors=None)

@@ -159,7 +159,7 @@ class OllamaWriter(StreamWriter):
             "text": _members(form.shape(_BLANK, "", ())).split(to_json(_BLANK)),
             "reasoning": _members(form.shape("", _BLANK, ())).split(to_json(_BLANK)),
         }
-        """What stands before and after a block's text in the JSON of a line, by its kind."""
+        """The text before and after a block's text in the JSON of a line, by its kind."""
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         """See StreamWriter. The first line has the log-probabilities of all of them."""
