@@ -8,7 +8,7 @@ from load_tests.conditions import observe
 from load_tests.report import Percentiles
 from load_tests.scenarios.arrival import Arrived, Gap
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
-from load_tests.scenarios.kinds import load_scenario
+from load_tests.scenarios.kinds import load_scenario, scenario_names
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.perform import Outcome
 from load_tests.scenarios.restart import ENDINGS, Resent, Restarted
@@ -16,6 +16,8 @@ from load_tests.side_by_side.record import Record, read, write
 from load_tests.side_by_side.rounds import Failure, Rounds
 from load_tests.side_by_side.tables import Ratio, ratio, tables
 
+ROOT = Path(__file__).parents[2]
+NAMES_OF_ROWS = tuple(f"| {name} |" for name in scenario_names())
 PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
 
 
@@ -117,3 +119,12 @@ def test_a_server_that_always_failed_is_left_out() -> None:
     rounds = tuple({"rootstock": played["rootstock"]} for played in found.results.rounds)
     alone = dataclasses.replace(found, results=Rounds(rounds, ()))
     assert [row[1] for table in tables([alone]) for row in table.rows] == ["rootstock"]
+
+
+def test_the_published_tables_are_those_of_the_kept_runs() -> None:
+    kept = read(ROOT / "docs" / "benchmarks", scenario_names())
+    shown = "\n".join(table.markdown() for table in tables(kept)).splitlines()
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8").splitlines()
+    published = [line for line in page if line.startswith(NAMES_OF_ROWS)]
+    assert len(published) > 20
+    assert not [line for line in published if line not in shown]

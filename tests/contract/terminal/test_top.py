@@ -204,7 +204,7 @@ def test_what_is_no_picture(server: CannedServer) -> None:
     server.pages[f"{TREE}?model=tiny"] = b'{"object": "list"}'
     result = run("--url", server.url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == 'error: not what a Rootstock daemon says: {"object": "list"}\n'
+    assert result.stderr == 'error: not an answer of a Rootstock daemon: {"object": "list"}\n'
 
 
 @pytest.mark.usefixtures("interruptible")
