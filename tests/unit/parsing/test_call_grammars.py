@@ -68,7 +68,7 @@ WEATHER: dict[str, Any] = {
         },
     },
 }
-OPTIONAL = {"properties": {"x": {"type": "integer"}, "y": {"type": "boolean"}}}
+OPTIONAL = {"properties": {"x": {"type": "integer"}, "y": {"type": "boolean"}, "z": False}}
 FUNCTIONS = [
     Function("weather", WEATHER, strict=True),
     Function("ping", {}),
