@@ -25,25 +25,6 @@ def test_a_character_comes_with_its_last_byte(detokenizer: WindowDetokenizer) ->
     assert detokenizer.finish() == ""
 
 
-def test_what_is_left_unfinished_comes_at_the_end(detokenizer: WindowDetokenizer) -> None:
-    assert detokenizer.add(ord("a")) == "a"
-    assert detokenizer.add(FOX[0]) == ""
-    assert detokenizer.finish() == "\ufffd"
-    assert detokenizer.finish() == ""
-
-
-def test_invalid_bytes_show_once_they_can_mean_nothing_else(detokenizer: WindowDetokenizer) -> None:
-    assert detokenizer.add(0x80) == ""
-    assert detokenizer.add(ord("a")) == "\ufffda"
-
-
-def test_a_replacement_character_that_the_model_wrote_is_text(
-    detokenizer: WindowDetokenizer,
-) -> None:
-    text = "".join(detokenizer.add(byte) for byte in "\ufffd\ufffd!".encode())
-    assert text + detokenizer.finish() == "\ufffd\ufffd!"
-
-
 @pytest.mark.parametrize("garbage", [b"\x80", b"\xf0", b"\xe4\xbd", b"\xf0\x9f\x98", b"\xff"])
 def test_endless_invalid_bytes_are_shown_and_hide_nothing(
     detokenizer: WindowDetokenizer, garbage: bytes

@@ -13,22 +13,6 @@ def answer_of(start: int, n_tokens: int) -> list[int]:
     return list(range(start, start + n_tokens))
 
 
-def test_an_answer_goes_on_like_another_one() -> None:
-    answers = Answers()
-    answers.add(HERE, answer_of(10, 9))
-    assert answers.propose(HERE, [11, 12, 13], 3) == ((14, 15, 16), 3)
-    assert answers.propose(HERE, [14, 15, 16], 3) == ((17, 18), 3), "no farther than its end"
-    assert answers.propose(HERE, [16, 17, 18], 3) == ((), 0)
-
-
-def test_answers_do_not_run_into_each_other() -> None:
-    answers = Answers()
-    answers.add(HERE, [1, 2])
-    answers.add(HERE, [3, 4, 5])
-    assert answers.propose(HERE, [1, 2, 3], 2) == ((), 0)
-    assert answers.propose(HERE, [2, 3, 4], 2) == ((), 0)
-
-
 def test_the_oldest_go_first() -> None:
     answers = Answers(max_tokens=44)
     for start in (100, 200, 300, 400):

@@ -33,8 +33,7 @@ async def test_a_verdict_is_kept(scene: Scene) -> None:
     asked = await tried(scene, "x")
     (job,) = scene.requests(0)
     assert (job["do"], job["text"], job["seconds"]) == ("try", "x", TRIAL_SECONDS)
-    scene.process(0).verdict(job, "no good", 0.5)
-    scene.turn()
+    scene.verdict(0, job, "no good", 0.5)
     assert await asked == Verdict("no good", 0.5)
     assert await (await tried(scene, "x", "b")) == Verdict("no good", 0.5)
     assert not scene.requests(0)
@@ -46,9 +45,7 @@ async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: S
         await tried(scene, text, client)
         scene.turn()
     for process, seconds in ((1, 0.001), (0, 1.0)):
-        (job,) = scene.requests(process)
-        scene.process(process).verdict(job, seconds=seconds)
-        scene.turn()
+        scene.verdict(process, scene.job(process), seconds=seconds)
     scene.ask(0, "a", matcher(1.0, text="x"))
     scene.ask(1, "b", matcher(text="y"))
     scene.ask(2, "c", matcher(text="y"))
@@ -82,9 +79,7 @@ async def test_the_second_try_alone_may_succeed(scene: Scene) -> None:
     asked = await tried(scene, "x")
     scene.turn()
     scene.lose(0, CRASH)
-    (job,) = scene.requests(1)
-    scene.process(1).verdict(job)
-    scene.turn()
+    scene.verdict(1, scene.job(1))
     assert (await asked).error is None
 
 
@@ -99,23 +94,17 @@ async def test_a_process_that_is_killed_from_outside_says_nothing_of_the_grammar
     with pytest.raises(NoGrammars):
         await asked
     again = await tried(scene, "x")
-    (job,) = scene.requests(MOST_FRUITLESS)
-    scene.process(MOST_FRUITLESS).verdict(job, seconds=0.1)
-    scene.turn()
+    scene.verdict(MOST_FRUITLESS, scene.job(MOST_FRUITLESS), seconds=0.1)
     assert await again == Verdict(None, 0.1)
 
 
 async def test_one_that_was_killed_between_two_trials_is_replaced(scene: Scene) -> None:
     asked = await tried(scene, "x")
-    (job,) = scene.requests(0)
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, scene.job(0))
     await asked
     scene.lose(0)
     again = await tried(scene, "y")
-    (job,) = scene.requests(1)
-    scene.process(1).verdict(job)
-    scene.turn()
+    scene.verdict(1, scene.job(1))
     assert (await again).error is None
 
 
@@ -126,13 +115,11 @@ async def test_a_client_has_one_trial_at_a_time_and_another_goes_beside_it(scene
     scene.turn()
     (quick,) = scene.requests(1)
     assert quick["text"] == "z"
-    scene.process(1).verdict(quick)
-    scene.turn()
+    scene.verdict(1, quick)
     assert (await other).error is None
     assert not scene.requests(1)
     assert not second.done()
-    scene.process(0).verdict(slow, seconds=0.2)
-    scene.turn()
+    scene.verdict(0, slow, seconds=0.2)
     assert (await first).seconds == 0.2
     second.cancel()
 
@@ -143,13 +130,11 @@ async def test_who_has_gone_is_tried_no_more(scene: Scene) -> None:
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, job)
     await first
     (job,) = scene.requests(0)
     assert job["text"] == "z"
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, job)
     await last
     assert not scene.trials._waiting, "the grammar may be long"
     assert not scene.pool._waiting
@@ -161,16 +146,13 @@ async def test_the_verdict_of_a_trial_whose_client_has_gone_is_kept(scene: Scene
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    scene.process(0).verdict(job, "no good")
-    scene.turn()
+    scene.verdict(0, job, "no good")
     assert (await (await tried(scene, "x"))).error == "no good"
 
 
 async def test_what_is_asked_for_twice_is_tried_once(scene: Scene) -> None:
     first, second = await tried(scene, "x"), await tried(scene, "x")
-    (job,) = scene.requests(0)
-    scene.process(0).verdict(job, "no good")
-    scene.turn()
+    scene.verdict(0, scene.job(0), "no good")
     assert (await first).error == (await second).error == "no good"
     assert not scene.requests(0)
 
