@@ -1,6 +1,7 @@
 """Trials of grammars, in workers that a test speaks for."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -54,48 +55,85 @@ async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: S
     assert len(scene.starts.started) == 2
 
 
-async def test_a_grammar_that_meets_its_full_limit_is_too_costly_for_good(scene: Scene) -> None:
-    asked = await tried(scene, "x")
+Fate = Callable[[Scene, int, Message], None]
+"""What becomes of a worker that tries a grammar: given its number and its job."""
+
+
+def dies(exit_code: int) -> Fate:
+    return lambda scene, life, job: scene.lose(life, exit_code)
+
+
+def says(said: Said) -> Fate:
+    def report(scene: Scene, life: int, job: Message) -> None:
+        scene.process(life).report(Report(said, job["id"]))
+        scene.turn()
+
+    return report
+
+
+def is_stuck(scene: Scene, life: int, job: Message) -> None:
+    """It has as long as a trial takes on a busy machine."""
+    scene.now += patience_seconds(TRIAL_SECONDS)
     scene.turn()
-    scene.lose(0, LIMIT)
-    assert await asked == COSTLY
-    assert await (await tried(scene, "x")) == COSTLY
-    assert len(scene.starts.started) == 1
+    assert not scene.process(life).is_over
+    scene.now += 1
+    scene.turn()
+    assert scene.process(life).is_over
 
 
-async def test_a_grammar_that_ends_a_worker_is_tried_again_alone_and_then_refused(
-    scene: Scene,
+def succeeds(scene: Scene, life: int, job: Message) -> None:
+    scene.verdict(life, job, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fates", "verdict"),
+    [
+        pytest.param([dies(LIMIT)], COSTLY, id="meets its full limit"),
+        pytest.param([dies(CRASH), dies(CRASH)], COSTLY, id="crashes twice, then alone"),
+        pytest.param([dies(CRASH), succeeds], Verdict(None, 0.1), id="succeeds alone"),
+        pytest.param([is_stuck, is_stuck], COSTLY, id="is stuck twice"),
+        *(
+            pytest.param([fate] * MOST_FRUITLESS, None, id=name)
+            for name, fate in {
+                "is killed from outside": dies(OUTSIDE),
+                "says complete": says(Said.COMPLETE),
+                "says a mask": says(Said.MASK),
+                "says it is ready": says(Said.READY),
+            }.items()
+        ),
+    ],
+)
+async def test_what_becomes_of_a_trial_whose_workers_end(
+    scene: Scene, fates: list[Fate], verdict: Verdict | None
 ) -> None:
+    """A grammar that ends workers is too costly for good. Where it is not to blame, it is tried
+    again until no worker has succeeded too often, and anew for who asks later.
+    """
     asked = await tried(scene, "x")
-    scene.turn()
-    scene.lose(0, CRASH)
-    assert texts(scene.requests(1)) == ["x"]
-    assert not asked.done()
-    scene.lose(1, CRASH)
-    assert await asked == COSTLY
-
-
-async def test_the_second_try_alone_may_succeed(scene: Scene) -> None:
-    asked = await tried(scene, "x")
-    scene.turn()
-    scene.lose(0, CRASH)
-    scene.verdict(1, scene.job(1))
-    assert (await asked).error is None
-
-
-async def test_a_process_that_is_killed_from_outside_says_nothing_of_the_grammar(
-    scene: Scene,
-) -> None:
-    asked = await tried(scene, "x")
-    for life in range(MOST_FRUITLESS):
-        assert texts(scene.requests(life)) == ["x"]
+    for life, fate in enumerate(fates):
         assert not asked.done()
-        scene.lose(life, OUTSIDE)
+        job = scene.job(life)
+        assert job["text"] == "x"
+        fate(scene, life, job)
+    if verdict is None:
+        with pytest.raises(NoGrammars):
+            await asked
+    else:
+        assert await asked == verdict
+    again = await tried(scene, "x")
+    if verdict is None:
+        scene.verdict(len(fates), scene.job(len(fates)), seconds=0.1)
+    assert await again == (verdict or Verdict(None, 0.1))
+    assert len(scene.starts.started) == len(fates) + (verdict is None)
+
+
+async def test_where_no_process_starts_nobody_waits(scene: Scene) -> None:
+    scene.starts.is_possible = False
+    asked = await tried(scene, "x")
+    for _ in range(MOST_FRUITLESS):
+        scene.turn()
     with pytest.raises(NoGrammars):
         await asked
-    again = await tried(scene, "x")
-    scene.verdict(MOST_FRUITLESS, scene.job(MOST_FRUITLESS), seconds=0.1)
-    assert await again == Verdict(None, 0.1)
 
 
 async def test_one_that_was_killed_between_two_trials_is_replaced(scene: Scene) -> None:
@@ -155,41 +193,6 @@ async def test_what_is_asked_for_twice_is_tried_once(scene: Scene) -> None:
     scene.verdict(0, scene.job(0), "no good")
     assert (await first).error == (await second).error == "no good"
     assert not scene.requests(0)
-
-
-async def test_a_trial_has_as_long_as_it_takes_on_a_busy_machine(scene: Scene) -> None:
-    asked = await tried(scene, "x")
-    scene.turn()
-    scene.now = patience_seconds(TRIAL_SECONDS)
-    scene.turn()
-    assert not scene.process(0).is_over
-    scene.now += 1
-    scene.turn()
-    assert scene.process(0).is_over
-    scene.turn()
-    scene.now += patience_seconds(TRIAL_SECONDS) + 1
-    scene.turn()
-    assert await asked == COSTLY
-
-
-@pytest.mark.parametrize("said", [Said.COMPLETE, Said.MASK, Said.READY])
-async def test_a_process_that_makes_no_sense_is_no_verdict(scene: Scene, said: Said) -> None:
-    asked = await tried(scene, "x")
-    for life in range(MOST_FRUITLESS):
-        (job,) = scene.requests(life)
-        scene.process(life).report(Report(said, job["id"]))
-        scene.turn()
-    with pytest.raises(NoGrammars):
-        await asked
-
-
-async def test_where_no_process_starts_nobody_waits(scene: Scene) -> None:
-    scene.starts.is_possible = False
-    asked = await tried(scene, "x")
-    for _ in range(MOST_FRUITLESS):
-        scene.turn()
-    with pytest.raises(NoGrammars):
-        await asked
 
 
 async def test_closed_it_tries_nothing_more(scene: Scene) -> None:
