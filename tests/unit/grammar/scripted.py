@@ -167,6 +167,13 @@ class Scene:
         (job,) = self.requests(process)
         return job
 
+    def opened(
+        self, matcher: Matcher, *, sequence: int = 0, client: str = "a", process: int = 0
+    ) -> Message:
+        """Ask for a matcher's mask. Returns the job that a process is sent for it."""
+        self.ask(sequence, client, matcher)
+        return self.job(process)
+
     def mask(self, process: int, job: Message, n_tokens: int, *args: Any, **fields: Any) -> None:
         """A process answers a job with a mask, and the pool takes a turn."""
         self.process(process).mask(job, n_tokens, *args, **fields)

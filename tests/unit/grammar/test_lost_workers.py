@@ -85,8 +85,7 @@ def test_a_worker_that_has_others_matchers_is_emptied_for_a_job_that_runs_alone(
     assert len(scene.requests(3)) == 1
     assert (scene.process(0).is_over, scene.process(1).is_over) == (True, False)
     others[0].accept(7)
-    scene.ask(0, "b", others[0])
-    (again,) = scene.requests(1)
+    again = scene.opened(others[0], client="b", process=1)
     assert (again["text"], again["tokens"]) == ("x", [7])
 
 
@@ -191,8 +190,7 @@ def test_who_goes_while_his_job_runs_is_blamed_all_the_same(scene: Scene) -> Non
 
 
 def test_a_job_has_as_long_as_it_takes_on_a_busy_machine(scene: Scene) -> None:
-    scene.ask(0, "a", matcher(1.0))
-    (opened,) = scene.requests(0)
+    opened = scene.opened(matcher(1.0))
     scene.now = patience_seconds(opened["seconds"])
     scene.turn()
     assert not scene.process(0).is_over
@@ -249,8 +247,7 @@ def test_memory_that_the_system_does_not_bound_is_bounded_by_the_daemon(scene: S
 
 def test_who_holds_the_memory_is_blamed_and_not_whose_job_finds_none(scene: Scene) -> None:
     large, small = matcher(text="x"), matcher(text="x")
-    scene.ask(0, "a", large)
-    (first,) = scene.requests(0)
+    first = scene.opened(large)
     scene.process(0).mask(first, 0, bytes_left=MEMORY // 10)
     scene.ask(1, "b", small)
     assert len(scene.requests(0)) == 1

@@ -82,8 +82,7 @@ def test_a_short_matcher_that_a_long_job_keeps_waiting_moves_to_the_first_worker
         (job,) = scene.requests(process)
         scene.verdict(process, job)
     one = matcher(text="a")
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     scene.process(0).mask(opened, 0)
     for client in "cd":
         try_grammar(scene, client, client)
