@@ -86,19 +86,6 @@ def test_numbers_are_multiples_of_2_to_the_minus_24_above_zero() -> None:
     assert np.all(numbers * 2**24 == np.round(numbers * 2**24))
 
 
-def test_a_rows_numbers_are_the_same_alone_and_compiled() -> None:
-    keys = params_of(SamplingParams(), range(5), output_index=3).keys
-
-    def numbers(keys: mx.array) -> mx.array:
-        return draws._random_bits(keys, 7)
-
-    together = numbers(keys)
-    compiled = mx.compile(numbers)(keys)
-    for row in range(5):
-        alone = numbers(keys[row : row + 1])
-        assert together[row].tolist() == alone[0].tolist() == compiled[row].tolist()
-
-
 SEEDS, TOKENS = 200, 200
 
 
