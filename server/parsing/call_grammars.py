@@ -45,6 +45,8 @@ def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
     needed, declared = required(function.parameters), properties(function.parameters)
     expressions = []
     for key, schema in declared.items():
+        if schema is False and key not in needed:
+            continue
         values = [
             f"{lark.text(tags.opening(key, kind))} {value} {lark.text(tags.line)}"
             for kind, value in _values(lark, function, tags, schema)

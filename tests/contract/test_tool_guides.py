@@ -1,12 +1,15 @@
-"""Calls that nobody has asked to be strict, by the embedded model, in each dialect: what it would
-write against a schema is not sampled, once a call has begun."""
+"""Calls and answers with schemas, by the embedded model, in each dialect: what it would write
+against a schema is not sampled, in calls that nobody has asked to be strict once they have begun.
+"""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import httpx
+import jsonschema
 import pytest
 
 from engine.values.settings import EngineConfig
@@ -16,14 +19,39 @@ from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
-QUESTION = "Get the weather in Paris."
+CALLING, SPEAKING = "Get the weather in Paris.", "Pick one: red, blue"
 DESCRIPTION = "Get the current weather."
 MARKER = "1022"
 """The token <tool_call> of the embedded model."""
 
-Calls = list[tuple[str, Any]]
-Ask = Callable[[httpx.Client, dict[str, Any], bool], Calls]
-"""The calls of an answer to the question, streamed or not, with a tool of these parameters."""
+COLOR = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+    "required": ["color", "sure"],
+    "additionalProperties": False,
+}
+"""A schema for an answer."""
+
+
+@dataclass
+class Asked:
+    """A question, with a tool of these parameters, and a schema for the answer perhaps."""
+
+    parameters: dict[str, Any]
+    question: str = CALLING
+    stream: bool = False
+    strict: bool = False
+    answer: dict[str, Any] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class Answer(NamedTuple):
+    text: str
+    calls: list[tuple[str, Any]]
+
+
+Ask = Callable[[httpx.Client, Asked], Answer]
+"""In one dialect."""
 
 
 def parameters(**city: Any) -> dict[str, Any]:
@@ -63,62 +91,97 @@ def posted(http: httpx.Client, path: str, body: dict[str, Any], stream: bool) ->
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def chat(http: httpx.Client, schema: dict[str, Any], stream: bool, **more: Any) -> Calls:
-    function = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
+def chat(http: httpx.Client, asked: Asked) -> Answer:
+    function = {
+        "name": "get_weather",
+        "description": DESCRIPTION,
+        "parameters": asked.parameters,
+        **({"strict": True} if asked.strict else {}),
+    }
     body = {
         "tools": [{"type": "function", "function": function}],
-        "messages": [{"role": "user", "content": QUESTION}],
-        **more,
+        "messages": [{"role": "user", "content": asked.question}],
+        **asked.more,
     }
-    said = dict[int, tuple[str, str]]()
-    for event in posted(http, "/v1/chat/completions", body, stream):
+    if asked.answer:
+        named = {"name": "color", "schema": asked.answer}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    text, said = "", dict[int, tuple[str, str]]()
+    for event in posted(http, "/v1/chat/completions", body, asked.stream):
         for choice in event["choices"]:
             message = choice.get("delta") or choice.get("message") or {}
+            text += message.get("content") or ""
             for index, call in enumerate(message.get("tool_calls") or ()):
                 name, arguments = said.get(at := call.get("index", index), ("", ""))
                 function = call["function"]
                 name += function.get("name") or ""
                 said[at] = (name, arguments + (function.get("arguments") or ""))
-    return [(name, json.loads(arguments)) for name, arguments in said.values()]
+    return Answer(text, [(name, json.loads(arguments)) for name, arguments in said.values()])
 
 
-def responses(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
-    tool = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
-    body = {"tools": [{"type": "function", **tool, "strict": False}], "input": QUESTION}
-    last = posted(http, "/v1/responses", body, stream)[-1]
-    items = (last["response"] if stream else last)["output"]
+def responses(http: httpx.Client, asked: Asked) -> Answer:
+    tool = {"name": "get_weather", "description": DESCRIPTION, "parameters": asked.parameters}
+    tools = [{"type": "function", **tool, "strict": asked.strict}]
+    body: dict[str, Any] = {"tools": tools, "input": asked.question}
+    if asked.answer:
+        body["text"] = {"format": {"type": "json_schema", "name": "color", "schema": asked.answer}}
+    last = posted(http, "/v1/responses", body, asked.stream)[-1]
+    items = (last["response"] if asked.stream else last)["output"]
     called = [item for item in items if item["type"] == "function_call"]
-    return [(call["name"], json.loads(call["arguments"])) for call in called]
+    said = [item["content"][0]["text"] for item in items if item["type"] == "message"]
+    calls = [(call["name"], json.loads(call["arguments"])) for call in called]
+    return Answer("".join(said), calls)
 
 
-def messages(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
-    tool = {"name": "get_weather", "description": DESCRIPTION, "input_schema": schema}
-    body = {
-        "tools": [tool],
-        "messages": [{"role": "user", "content": QUESTION}],
+def messages(http: httpx.Client, asked: Asked) -> Answer:
+    tool = {"name": "get_weather", "description": DESCRIPTION, "input_schema": asked.parameters}
+    body: dict[str, Any] = {
+        "tools": [{**tool, **({"strict": True} if asked.strict else {})}],
+        "messages": [{"role": "user", "content": asked.question}],
         "max_tokens": 200,
     }
-    events = posted(http, "/v1/messages", body, stream)
-    if not stream:
-        blocks = [block for block in events[0]["content"] if block["type"] == "tool_use"]
-        return [(block["name"], block["input"]) for block in blocks]
+    if asked.answer:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": asked.answer}}
+    events = posted(http, "/v1/messages", body, asked.stream)
+    if not asked.stream:
+        blocks = events[0]["content"]
+        calls = [(one["name"], one["input"]) for one in blocks if one["type"] == "tool_use"]
+        return Answer("".join(one["text"] for one in blocks if one["type"] == "text"), calls)
     begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
-    text = "".join(delta.get("partial_json", "") for delta in deltas)
-    return [(block["name"], json.loads(text)) for block in begun if block["type"] == "tool_use"]
+    text = "".join(delta.get("text", "") for delta in deltas)
+    json_text = "".join(delta.get("partial_json", "") for delta in deltas)
+    called = [block["name"] for block in begun if block["type"] == "tool_use"]
+    return Answer(text, [(name, json.loads(json_text)) for name in called])
+
+
+ALL = pytest.mark.parametrize("ask", [chat, responses, messages])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@ALL
+def test_a_schema_for_the_answer_leaves_the_model_its_tools(
+    http: httpx.Client, ask: Ask, strict: bool
+) -> None:
+    """As coding agents ask for both. What the model says where it does not call conforms."""
+    both = Asked(parameters(), strict=strict, answer=COLOR)
+    assert ask(http, both) == Answer("", [("get_weather", {"city": "Paris"})])
+    text, calls = ask(http, replace(both, question=SPEAKING))
+    jsonschema.validate(json.loads(text), COLOR)
+    assert not calls
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("ask", [chat, responses, messages])
+@ALL
 def test_arguments_follow_their_schema_once_a_call_has_begun(
     http: httpx.Client, strict_only: httpx.Client, ask: Ask, stream: bool
 ) -> None:
-    ((name, arguments),) = ask(http, parameters(pattern="^R"), stream)
+    asked = Asked(parameters(pattern="^R"), stream=stream)
+    ((name, arguments),) = ask(http, asked).calls
     assert name == "get_weather"
     assert arguments["city"].startswith("R")
-    old = ask(strict_only, parameters(pattern="^R"), stream)
-    assert old == [("get_weather", {"city": "Paris"})]
+    assert ask(strict_only, asked).calls == [("get_weather", {"city": "Paris"})]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -126,20 +189,18 @@ def test_what_begins_as_a_call_becomes_one_of_what_is_offered(
     http: httpx.Client, strict_only: httpx.Client, stream: bool
 ) -> None:
     """The marker comes by force wherever it may, to a question that asks for no call."""
-    question = {"messages": [{"role": "user", "content": "Who are you?"}]}
-    forced = {**question, "logit_bias": {MARKER: 100}, "max_tokens": 45}
-    schema = parameters(enum=["Rome"])
-    calls = chat(http, schema, stream, **forced)
-    assert calls == [("get_weather", {"city": "Rome"})] * 2
-    assert chat(strict_only, schema, stream, **forced) == []
+    forced = {"logit_bias": {MARKER: 100}, "max_tokens": 45}
+    asked = Asked(parameters(enum=["Rome"]), "Who are you?", stream, more=forced)
+    assert chat(http, asked).calls == [("get_weather", {"city": "Rome"})] * 2
+    assert chat(strict_only, asked).calls == []
 
 
-@pytest.mark.parametrize("ask", [chat, responses, messages])
+@ALL
 def test_a_schema_that_no_grammar_can_be_made_of_fails_no_request(
     http: httpx.Client, ask: Ask
 ) -> None:
     """The function's name and those of its parameters still hold."""
-    ((name, arguments),) = ask(http, parameters(pattern="[A-Z"), False)
+    ((name, arguments),) = ask(http, Asked(parameters(pattern="[A-Z"))).calls
     assert name == "get_weather"
     assert set(arguments) == {"city"}
 
@@ -161,7 +222,7 @@ def test_a_function_that_does_not_ask_to_be_strict_fails_no_response(
         {"type": "function", "name": "f", "parameters": schema, **strict},
         {"type": "namespace", "name": "more", "tools": [inner]},
     ]
-    answer = http.post("/v1/responses", json={"input": QUESTION, "tools": tools})
+    answer = http.post("/v1/responses", json={"input": CALLING, "tools": tools})
     if strict.get("strict"):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         return
@@ -175,7 +236,7 @@ def test_a_strict_function_is_held_to_its_schema_or_refused(strict_only: httpx.C
         function = {"name": "f", "parameters": schema, "strict": True}
         body: dict[str, Any] = {
             "tools": [{"type": "function", "function": function}],
-            "messages": [{"role": "user", "content": QUESTION}],
+            "messages": [{"role": "user", "content": CALLING}],
             "max_tokens": 1,
         }
         answer = strict_only.post("/v1/chat/completions", json=body)

@@ -1,4 +1,4 @@
-"""Which source makes a draft, and how each source follows the generated tokens."""
+"""Where drafts come from: predictions, the prefix cache, a sequence's own text, other answers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,177 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.sources import LOOKUP_TOKENS, Draft, Drafter
-from engine.drafts.suffix_index import EXTRA_TOKENS, Match, SortedText, SuffixIndex
+from engine.drafts.sources import (
+    LOOKUP_TOKENS,
+    MAX_SKIPPED_TOKENS,
+    Answers,
+    Draft,
+    Drafter,
+    Prediction,
+)
+from engine.drafts.suffix_index import (
+    EXTRA_TOKENS,
+    MIN_MATCH,
+    Match,
+    SortedText,
+    SuffixIndex,
+    TokenIds,
+)
 from engine.values.stats import DraftSource
+from kvstore.types import Namespace
+
+PREDICTED = tuple(range(1, 40))
+
+
+def after(predicted: Iterable[int], output: Sequence[int], most: int = 3) -> TokenIds:
+    """Return what is proposed after an output that the prediction has not seen any of."""
+    prediction = Prediction(tuple(predicted))
+    proposed = prediction.propose(output, most)
+    assert prediction.propose(output, most) == proposed, "a proposal changes nothing"
+    return proposed[0]
+
+
+def test_it_is_followed_from_its_start() -> None:
+    assert after(PREDICTED, []) == (1, 2, 3)
+    assert after(PREDICTED, [1, 2]) == (3, 4, 5)
+    assert after(PREDICTED, range(1, 39)) == (39,)
+
+
+def test_it_goes_on_where_three_tokens_are_the_same_again() -> None:
+    assert after(PREDICTED, [1, 99, 3, 4]) == ()
+    assert after(PREDICTED, [1, 99, 3, 4, 5]) == (6, 7, 8), "another token in place of one"
+    assert after(PREDICTED, [1, 99, 2, 3, 4]) == (5, 6, 7), "one more"
+    assert after(PREDICTED, [1, 20, 21, 22]) == (23, 24, 25), "many left out"
+
+
+def test_what_lies_elsewhere_is_found_by_the_longest_match() -> None:
+    moved = [*range(20, 40), *range(1, 20)]
+    assert after(moved, [1, 2, 3, 4]) == (5, 6, 7)
+    assert after(moved, [*range(1, 20), 20, 21, 22]) == (23, 24, 25), "before the place it is at"
+    far = [*range(1, 10), *[0] * MAX_SKIPPED_TOKENS, 5, 6, 7, 8]
+    assert after(far, [1, 2, 99, 5, 6, 7]) == (8, 9, 0)
+
+
+class Slow:
+    """The same place, by looking at each in turn."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens, self.at, self.is_followed = list(tokens), 0, True
+
+    def accept(self, output: Sequence[int]) -> None:
+        if self.is_followed and self.tokens[self.at : self.at + 1] == [output[-1]]:
+            self.at += 1
+            return
+        last = list(output[-MIN_MATCH:])
+        stop = min(len(self.tokens), self.at + MAX_SKIPPED_TOKENS)
+        ends = range(self.at + MIN_MATCH, stop + 1)
+        places = [end for end in ends if self.tokens[end - MIN_MATCH : end] == last]
+        self.is_followed = bool(places)
+        self.at = places[0] if places else self.at
+
+    def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
+        if self.is_followed:
+            return tuple(self.tokens[self.at : self.at + most])
+        return SuffixIndex(self.tokens).propose(output, most)[0]
+
+
+ids = st.sampled_from([0, 1, 256, 65536])
+"""Some of whose bytes look like other tokens, where they are not read from a token's first."""
+
+
+@given(st.lists(ids, max_size=40), st.lists(ids, max_size=30), st.integers(1, 5), st.integers(1, 4))
+def test_it_is_where_looking_everywhere_says(
+    predicted: list[int], output: list[int], most: int, every: int
+) -> None:
+    """However many tokens come between two proposals."""
+    prediction, slow = Prediction(tuple(predicted)), Slow(predicted)
+    for n_tokens in range(1, len(output) + 1):
+        slow.accept(output[:n_tokens])
+        if n_tokens % every == 0:
+            proposed, _ = prediction.propose(output[:n_tokens], most)
+            assert proposed == slow.propose(output[:n_tokens], most)
+
+
+HERE, THERE = Namespace("m"), Namespace("m", cache_salt="tenant")
+
+
+def answer_of(start: int, n_tokens: int) -> list[int]:
+    return list(range(start, start + n_tokens))
+
+
+def test_the_oldest_go_first() -> None:
+    answers = Answers(max_tokens=44)
+    for start in (100, 200, 300, 400):
+        answers.add(HERE, answer_of(start, 10))
+    assert len(answers) == 44
+    answers.add(HERE, answer_of(500, 10))
+    found = [answers.propose(HERE, answer_of(start, 3), 1)[1] for start in range(100, 600, 100)]
+    assert found == [0, 0, 3, 3, 3]
+
+
+def test_the_longer_occurrence_counts_then_the_newer() -> None:
+    answers = Answers(max_tokens=20)
+    answers.add(HERE, [7, 1, 2, 3, 4, 6, 6, 6])
+    answers.add(HERE, [8, 1, 2, 3, 5, 6, 6, 6])
+    assert answers.propose(HERE, [7, 1, 2, 3], 1) == ((4,), 4)
+    assert answers.propose(HERE, [1, 2, 3], 1) == ((5,), 3)
+
+
+def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
+    answers = Answers(max_tokens=20)
+    answers.add(HERE, answer_of(0, 100))
+    assert len(answers) == 10
+    assert answers.propose(HERE, [91, 92, 93], 9) == ((94, 95, 96, 97, 98, 99), 3)
+    assert answers.propose(HERE, [90, 91, 92], 9) == ((), 0)
+
+
+def test_nothing_is_kept_where_there_is_no_room() -> None:
+    answers = Answers(max_tokens=0)
+    answers.add(HERE, answer_of(0, 100))
+    assert len(answers) == 0
+
+
+tokens = st.lists(st.integers(0, 3), max_size=12)
+
+
+@given(st.lists(tokens), st.lists(tokens), st.data())
+def test_nothing_crosses_a_namespace(
+    ours: list[list[int]], theirs: list[list[int]], data: st.DataObject
+) -> None:
+    """What others have added changes nothing, except that it makes older answers go."""
+    alone, shared = Answers(), Answers()
+    added = [(HERE, one) for one in ours] + [(THERE, one) for one in theirs]
+    for namespace, one in data.draw(st.permutations(added)):
+        shared.add(namespace, one)
+        if namespace == HERE:
+            alone.add(namespace, one)
+    last = data.draw(tokens)
+    assert shared.propose(HERE, last, 9) == alone.propose(HERE, last, 9)
+    assert shared.propose(Namespace("other"), last, 9) == ((), 0)
+    shared.clear(THERE)
+    assert len(shared) == len(alone)
+    assert shared.propose(THERE, last, 9) == ((), 0)
+    assert shared.propose(HERE, last, 9) == alone.propose(HERE, last, 9)
+    shared.clear()
+    assert (len(shared), shared.propose(HERE, last, 9)) == (0, ((), 0))
+
+
+@given(st.integers(0, 40), st.lists(st.tuples(st.sampled_from([HERE, THERE]), tokens)), tokens)
+def test_what_is_proposed_stands_in_one_of_the_latest_answers_of_the_namespace(
+    most_tokens: int, added: list[tuple[Namespace, list[int]]], last: list[int]
+) -> None:
+    answers = Answers(most_tokens)
+    for namespace, one in added:
+        answers.add(namespace, one)
+        assert len(answers) <= most_tokens
+    proposed, matched = answers.propose(HERE, last, 9)
+    if matched:
+        run = [*last[-matched:], *proposed]
+        own = [one for namespace, one in added if namespace == HERE]
+        assert any(
+            one[at : at + len(run)] == run for one in own for at in range(len(one) - len(run) + 1)
+        )
+
 
 PROMPT = tuple(range(100, 140))
 
