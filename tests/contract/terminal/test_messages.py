@@ -150,13 +150,6 @@ def test_a_configuration_that_is_not_yaml(text: str, problem: str, tmp_path: Pat
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_file_without_keys_says_how_one_is_made() -> None:
-    result = serve("--api-keys-file", "/dev/null")
-    assert result.stderr == (
-        "error: api_keys_file: /dev/null has no keys; `rootstock key NAME >> /dev/null` adds one\n"
-    )
-
-
 def test_help_has_every_setting_in_one_section() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(set(grouped)) == len(grouped)
