@@ -217,9 +217,16 @@ class Scheduler:
         )
 
     def plan(self) -> Step | None:
-        """Plan the next step and allocate its blocks, preempting sequences if blocks are short.
-        Return None if there is nothing to compute, to load or to read.
+        """Plan the next step and allocate its blocks, preempting sequences if blocks are short, and
+        unpinning prefixes if nothing else can make room. Return None if there is nothing to
+        compute, to load or to read.
         """
+        while (step := self._plan()) is None:
+            if self.running or not self._admission.refused or not self.pins.drop_oldest():
+                return None
+        return step
+
+    def _plan(self) -> Step | None:
         n_foreground = self.sequences.n_foreground
         batch_rows = min(max(n_foreground, len(self.running)), self._limits.max_running)
         step = Step(
@@ -244,8 +251,6 @@ class Scheduler:
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
         if not (step.sequences or step.is_loading or step.is_reading):
-            if not self.running and self._admission.refused and self.pins.drop_oldest():
-                return self.plan()  # nothing else can make room
             return None
         step.plan.ops = self.store.take_ops()
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []

@@ -143,6 +143,8 @@ async def _clear(
         cleared = await loaded.engine.clear_cache(namespace, tiers)
     except EngineStopped as error:
         failure = str(error)
+    if CacheTier.MEMORY in tiers:
+        loaded.forget_texts()  # of all namespaces: what they find is found again soon
     return ClearedModel(
         id=loaded.model.name,
         blocks_freed=cleared.blocks,

@@ -130,16 +130,10 @@ def same_json(known: object, other: object) -> bool:
 
 Tokens = tuple[int, ...]
 
-
 REMEMBERED = 32
-
-
 """First texts that a CommonPrefixTracker keeps."""
 
-
 MOST_TOKENS = 4096
-
-
 """Tokens that it keeps of each."""
 
 
@@ -157,6 +151,10 @@ class CommonPrefixTracker:
         found = _shared([*texts, *known])[: len(texts)]
         self._latest.append((salt, texts[0][:MOST_TOKENS]))
         return found
+
+    def clear(self) -> None:
+        """Forget all texts. The next ones share a prefix with those of their request alone."""
+        self._latest.clear()
 
 
 def _shared(texts: Sequence[Tokens]) -> list[int]:

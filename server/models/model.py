@@ -92,6 +92,11 @@ class LoadedModel:
         }
         return stats
 
+    def forget_texts(self) -> None:
+        """Forget the texts to embed or to rank that are kept to find prefixes in later ones."""
+        for served in self.served.values():
+            served.prefixes.clear()
+
     async def drain(self, timeout_seconds: float) -> None:
         """Let requests end, and free the memory. Errors are logged."""
         self.warming.cancel()

@@ -51,6 +51,21 @@ def test_one_engine_request_for_each_text(http: httpx.Client, engine: FakeEngine
     assert (answer["object"], answer["model"]) == ("list", "test/bytes")
 
 
+def test_a_clear_forgets_the_texts_that_later_ones_are_compared_with(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    shared = []
+    for text in ("prefix 1", "prefix 2"):
+        http.post("/v1/embeddings", json={"input": text}).raise_for_status()
+        shared += [request.shared_tokens for request in submitted(engine)]
+    http.post("/admin/cache/clear", params={"tiers": "disk"}).raise_for_status()
+    http.post("/v1/embeddings", json={"input": "prefix 3"}).raise_for_status()
+    http.post("/admin/cache/clear").raise_for_status()
+    http.post("/v1/embeddings", json={"input": "prefix 4"}).raise_for_status()
+    shared += [request.shared_tokens for request in submitted(engine)]
+    assert shared == [0, 7, 7, 0]
+
+
 def test_many_texts_come_back_in_their_order(base_url: str) -> None:
     """To openai's client, which asks for base64; a strict one would not take what it asked for."""
     texts = [f"text {i}" for i in range(700)]

@@ -1,6 +1,7 @@
 """What clients send: prompts that meet and diverge, come back, and are sometimes impossible."""
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -72,12 +73,8 @@ class Workload:
     def _background_request(self, prompt: list[int], client: str) -> Request:
         """A prompt that is computed while nothing else is, and perhaps kept from eviction."""
         random = self._background
-        return Request(
-            id=str(random.getrandbits(64)),
-            prompt=tuple(prompt),
-            max_tokens=0,
-            client=client,
-            cache_salt="salt" if random.random() < self._salt_rate else "",
+        return replace(
+            self._without_answer(prompt, client, random),
             adapter=random.choice(self._adapters),
             is_background=True,
             pin=random.random() < 0.3,
@@ -86,14 +83,19 @@ class Workload:
     def _pooled_request(self, prompt: list[int], client: str) -> Request:
         """A text to embed, of which others begin like some, or, for all that is known, none."""
         random = self._random
+        return replace(
+            self._without_answer(prompt, client, random),
+            pooling=random.choice(list(Pooling)),
+            shared_tokens=random.choice([None, 0, random.randint(0, len(prompt) + 3)]),
+        )
+
+    def _without_answer(self, prompt: list[int], client: str, random: Random) -> Request:
         return Request(
             id=str(random.getrandbits(64)),
             prompt=tuple(prompt),
             max_tokens=0,
             client=client,
             cache_salt="salt" if random.random() < self._salt_rate else "",
-            pooling=random.choice(list(Pooling)),
-            shared_tokens=random.choice([None, 0, random.randint(0, len(prompt) + 3)]),
         )
 
     def tokens(self, least: int, most: int) -> list[int]:

@@ -37,6 +37,7 @@ class Harness:
         step_tokens: int = 32,
         max_running: int = 16,
         max_waiting: int = 64,
+        max_context_tokens: int = 200,
         eos_token_ids: frozenset[int] = frozenset(),
         row_fault: Callable[[SequenceId], bool] = lambda sequence_id: False,
         groups: Sequence[Group] = (),
@@ -52,7 +53,7 @@ class Harness:
         )
         self.limits = Limits(
             vocab_size=VOCAB_SIZE,
-            max_context_tokens=200,
+            max_context_tokens=max_context_tokens,
             arena_tokens=n_blocks * block_size,
             max_running=max_running,
             max_waiting=max_waiting,

@@ -1,12 +1,16 @@
 """What is computed in the background, and what is pinned: nobody else waits for it."""
 
+import inspect
+import sys
+
 import pytest
 
 from engine.api import InvalidRequest
+from engine.core import pins
 from engine.values.output import FinishReason
 from kvstore import invariants
 from kvstore.window import WindowGroup
-from tests.unit.engine_harness import Harness, prompt, row_tokens
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt, row_tokens
 
 
 def warm(harness: Harness, tokens: list[int], *, pin: bool = False) -> str:
@@ -178,6 +182,25 @@ def test_a_request_that_only_fits_without_the_pins_gets_their_blocks() -> None:
     harness = Harness(n_blocks=50)
     warm(harness, prompt(1, 42), pin=True)
     request = harness.serve(prompt(2, 180))
+    assert harness.reason(request) is FinishReason.LENGTH
+    assert harness.scheduler.pins.n_blocks == 0
+
+
+def test_more_pins_than_calls_can_be_nested_are_given_up_for_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pins, "PINNED_SHARE", 1.0)
+    n_pins = 250
+    harness = Harness(n_blocks=n_pins, max_context_tokens=4 * n_pins, step_tokens=1024)
+    for i in range(n_pins):
+        warm(harness, [*divmod(i, VOCAB_SIZE), 1, 2], pin=True)
+    assert harness.scheduler.pins.n_blocks == n_pins
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + n_pins // 2)
+    try:
+        request = harness.serve(prompt(3, 4 * n_pins - 6))
+    finally:
+        sys.setrecursionlimit(limit)
     assert harness.reason(request) is FinishReason.LENGTH
     assert harness.scheduler.pins.n_blocks == 0
 

@@ -18,10 +18,12 @@ from engine.mlx_backend import assembly
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode import choice, kernels
-from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS, DecodePath
+from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS, HALF_TOLERANCE, DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.selfcheck import tolerance
 from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import AdapterConfig, EngineConfig
 from engine.values.stats import DecodeStats
@@ -121,6 +123,20 @@ def test_other_logits(model: CachedModel, monkeypatch: pytest.MonkeyPatch) -> No
     path = chosen(model)
     assert path.compiled is None
     assert path.why == "eager: its logits are wrong by 50.0% of their size"
+
+
+@pytest.mark.usefixtures("compiled_is_faster")
+def test_in_float32_they_differ_by_no_more_than_the_check_at_load_allows(
+    model: CachedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times as much is nothing in half precision."""
+    patch_forward(monkeypatch, lambda logits: logits * 1.001)
+    assert chosen(model).why == "eager: its logits are wrong by 0.1% of their size"
+
+
+def test_in_half_precision_they_differ_by_more() -> None:
+    layout = Layout((), mx.bfloat16, vocab_size=8)
+    assert tolerance(layout, HALF_TOLERANCE) == HALF_TOLERANCE > tolerance(layout)
 
 
 @pytest.mark.usefixtures("compiled_is_faster")

@@ -68,9 +68,10 @@ SAMPLED = (
 """One of each kind of draw, and edited logits: other parameters use the same kernels, or few more.
 """
 
-TOLERANCE_TIMES = 2
-"""Of the error that the check at load allows. A rehearsal's K and V are random and of unit size, so
-that a token attends to few others, and rounding to half precision changes more than in a text.
+HALF_TOLERANCE = 0.1
+"""The largest error of a rehearsal's logits in half precision, relative to their size: twice what
+the check at load allows. A rehearsal's K and V are random and of unit size, so that a token attends
+to few others, and rounding changes more than in a text: on an H200 by up to 5.4%.
 """
 
 BUILD_AFTER_STEPS = 64
@@ -274,7 +275,7 @@ class Rehearsal:
         """Raise Unfit where the logits of compiled steps differ from those of eager steps, or
         another token is the likeliest. Also raises whatever the model raises.
         """
-        largest = TOLERANCE_TIMES * tolerance(self._model.layout)
+        largest = tolerance(self._model.layout, HALF_TOLERANCE)
         for blocks in (NARROW, WIDE):
             self.begin(blocks)
             compiled_steps = [self.compiled() for _ in range(STEPS)]

@@ -30,8 +30,8 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     empty, or the embedded default's name, it is the embedded default.
 
     A `model` that begins with `/`, `.` or `~` is a directory. Without `download` a repository must
-    been fetched before. Code in repositories is neither fetched nor run. Raises ModelError, whose
-    message leaves the model's name to the caller, also when a file is missing or not whole.
+    have been fetched before. Code in repositories is neither fetched nor run. Raises ModelError,
+    whose message leaves the model's name to the caller, also when a file is missing or not whole.
     """
     if (found := local_checkpoint(model)) is not None:
         return found

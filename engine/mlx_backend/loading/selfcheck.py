@@ -171,10 +171,12 @@ def _sparse_early(model: Module) -> Iterator[None]:
             attributes.update(before)
 
 
-def tolerance(layout: Layout) -> float:
-    """The largest error of a correct model's logits, relative to their size."""
+def tolerance(layout: Layout, in_half: float = _HALF_TOLERANCE) -> float:
+    """The largest error of a correct model's logits, relative to their size; `in_half` is that of a
+    model in half precision.
+    """
     if {*layout.dtypes, layout.logits_dtype} != {mx.float32}:
-        return _HALF_TOLERANCE
+        return in_half
     return _CPU_TOLERANCE if mx.default_device() == mx.cpu else GPU_TOLERANCE
 
 
