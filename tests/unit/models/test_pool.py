@@ -223,17 +223,6 @@ async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
     assert house.state("b") is State.READY
 
 
-async def test_a_model_that_nobody_uses_ages(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    async with house.using("a"):
-        house.pass_time(100.0)
-        assert house.state("a") is State.READY
-    house.pass_time(29.0)
-    assert house.state("a") is State.READY
-    house.pass_time(1.0)
-    await house.until("a", State.UNLOADED)
-
-
 async def use(house: House, key: str = "", keep_seconds: float | None = None) -> None:
     async with house.using("a", key, keep_seconds):
         pass
@@ -247,17 +236,6 @@ async def test_the_longest_wish_keeps_a_model(house: House) -> None:
     house.pass_time(99.0)
     assert house.state("a") is State.READY
     assert house.seconds_left("a") == 1.0
-    house.pass_time(1.0)
-    await house.until("a", State.UNLOADED)
-
-
-async def test_a_wish_to_keep_nothing_unloads_at_once_and_once_only(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", 0.0)
-    await house.until("a", State.UNLOADED)
-    await use(house, "y")
-    house.pass_time(29.0)
-    assert house.state("a") is State.READY, "the wish was one of the earlier residency"
     house.pass_time(1.0)
     await house.until("a", State.UNLOADED)
 
@@ -292,16 +270,6 @@ async def test_a_load_that_no_request_awaits_any_more_has_the_default_wish(house
     house.pass_time(29.0)
     assert house.state("a") is State.READY
     house.pass_time(1.0)
-    await house.until("a", State.UNLOADED)
-
-
-async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", math.inf)
-    await use(house, "y", 50.0)
-    house.pool.withdraw(house.pool.models["a"], "x")
-    assert house.seconds_left("a") == 50.0
-    house.pool.withdraw(house.pool.models["a"], "y")
     await house.until("a", State.UNLOADED)
 
 
