@@ -100,29 +100,36 @@ def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
 LOOKS = [("cache", "stats"), ("top",)]
 
 
-@pytest.mark.parametrize("command", LOOKS)
-def test_without_a_model_the_first_loaded_one_is_shown(
-    url: str, engines: Engines, command: tuple[str, ...]
-) -> None:
+def test_without_a_model_the_first_loaded_one_is_shown(url: str) -> None:
     assert run("load", "two", "--url", url).exit_code == 0
-    shown = run(*command, "--url", url)
-    assert (shown.exit_code, shown.stderr) == (0, "")
+    for command in LOOKS:
+        shown = run(*command, "--url", url)
+        assert (shown.exit_code, shown.stderr) == (0, "")
     assert run("unload", "one", "--url", url).exit_code == 0
-    shown = run(*command, "--url", url)
-    assert (shown.exit_code, shown.stderr) == (0, "one is not loaded; showing two\n")
-    assert shown.stdout
+    for command in LOOKS:
+        shown = run(*command, "--url", url)
+        assert (shown.exit_code, shown.stderr) == (0, "one is not loaded; showing two\n")
+        assert shown.stdout
 
 
-@pytest.mark.parametrize("command", [*LOOKS, ("cache", "clear")])
-def test_where_no_model_is_loaded_a_sentence_says_so(url: str, command: tuple[str, ...]) -> None:
+def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(url: str) -> None:
+    def refused(*arguments: str) -> str:
+        result = run(*arguments, "--url", url)
+        assert (result.exit_code, result.stdout) == (1, "")
+        return result.stderr
+
+    commands = (*LOOKS, ("cache", "clear"))
+    for command in commands:
+        assert refused(*command, "--model", "two") == "error: two is not loaded; loaded: one\n"
+        unknown = "error: The model 'four' does not exist; there is 'one', 'uno'"
+        assert refused(*command, "--model", "four").startswith(unknown)
     assert run("unload", "one", "--url", url).exit_code == 0
-    result = run(*command, "--url", url)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
-    )
-    result = run(*command, "--model", "one", "--url", url)
-    assert result.stderr == "error: one is not loaded; `rootstock load one` loads it\n"
+    for command in commands:
+        assert refused(*command) == (
+            "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
+        )
+        named = "error: one is not loaded; `rootstock load one` loads it\n"
+        assert refused(*command, "--model", "one") == named
 
 
 def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None:
@@ -132,20 +139,6 @@ def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None
     assert shown.exit_code == 0
     assert f"two at {url}" in shown.stdout
     assert [engine.looks for engine in engines.made] == [1, 1]
-
-
-@pytest.mark.parametrize("command", [("cache", "stats"), ("cache", "clear"), ("top",)])
-def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(
-    url: str, command: tuple[str, ...]
-) -> None:
-    unloaded = run(*command, "--model", "two", "--url", url)
-    assert (unloaded.exit_code, unloaded.stdout) == (1, "")
-    assert unloaded.stderr == "error: two is not loaded; loaded: one\n"
-    unknown = run(*command, "--model", "four", "--url", url)
-    assert unknown.exit_code == 1
-    assert unknown.stderr.startswith(
-        "error: The model 'four' does not exist; there is 'one', 'uno'"
-    )
 
 
 def test_a_directory_has_no_model(tmp_path: object) -> None:

@@ -66,15 +66,11 @@ def test_rm_deletes_every_revision_when_it_is_told_to(put: Put) -> None:
     assert (kept / "snapshots" / ("a" * 40) / "config.json").exists()
 
 
-@pytest.mark.parametrize("typed", ["n\n", "\n", ""])
-def test_rm_asks_first(typed: str, put: Put) -> None:
-    home = put("model", "org/small", 1)
-    assert run("rm", "org/small", typed=typed).exit_code == 1
-    assert home.exists()
-
-
-def test_rm_need_not_ask(put: Put) -> None:
+def test_rm_asks_first_and_need_not(put: Put) -> None:
     homes = [put("model", name, 1) for name in ("org/small", "org/copy")]
+    for typed in ("n\n", "\n", ""):
+        assert run("rm", "org/small", typed=typed).exit_code == 1
+        assert homes[0].exists()
     assert run("rm", "org/small", "org/copy", "--yes").stdout == "2 bytes freed\n"
     assert not any(home.exists() for home in homes)
 

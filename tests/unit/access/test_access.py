@@ -206,13 +206,14 @@ async def test_what_goes_on_behind_its_request_keeps_its_place() -> None:
     await ask(one)
 
 
-async def test_a_request_that_fails_gives_its_place_back() -> None:
-    one = limits(concurrency=1)
-    for _ in range(3):
+async def test_a_request_that_fails_gives_its_place_back_and_pays_for_what_it_had() -> None:
+    both = limits(concurrency=1, tokens_per_minute=10)
+    for tokens in (4, 4, 4):
+        record = RequestRecord("r", Principal("a"), tokens=tokens)
         with pytest.raises(ZeroDivisionError):
-            async with held(one, RequestRecord("r", Principal("a"))):
+            async with held(both, record):
                 raise ZeroDivisionError
-    await ask(one)
+    assert (await refusal(both)).limit == "tokens_per_minute"
 
 
 async def test_so_many_a_minute() -> None:
@@ -233,15 +234,6 @@ async def test_tokens_are_charged_at_the_end_and_let_in_while_any_are_left() -> 
     assert spent.limit == "tokens_per_minute"
     assert 1 <= retry_after_seconds(spent) <= 60
     assert "10 tokens a minute" in str(spent)
-
-
-async def test_a_request_that_fails_pays_for_what_it_had() -> None:
-    ten = limits(tokens_per_minute=10)
-    record = RequestRecord("r", Principal("a"), tokens=10)
-    with pytest.raises(ZeroDivisionError):
-        async with held(ten, record):
-            raise ZeroDivisionError
-    await refusal(ten)
 
 
 async def test_who_is_refused_for_one_limit_does_not_pay_for_another() -> None:

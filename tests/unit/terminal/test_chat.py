@@ -258,25 +258,27 @@ def typed() -> Iterator[Typed]:
         yield typed
 
 
-def test_enter_sends_and_alt_enter_breaks_the_line(typed: Typed) -> None:
-    assert typed(f"one{ENTER}") == "one"
-    assert typed(f"one{ALT_ENTER}two{ENTER}") == "one\ntwo"
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (f"one{ENTER}", "one"),
+        (f"one{ALT_ENTER}two{ENTER}", "one\ntwo"),
+        (f"see: \x1b[200~one\r\n/exit\rthree\x1b[201~{ENTER}", "see: one\n/exit\nthree"),
+        (f"one{ALT_ENTER}two{CTRL_C}three{ENTER}", "three"),
+        (f"one{CTRL_D}{ENTER}", "one"),
+    ],
+    ids=["enter", "alt-enter", "a paste", "ctrl-c takes back", "ctrl-d in a line"],
+)
+def test_keys_are_a_line(typed: Typed, keys: str, line: str) -> None:
+    assert typed(keys) == line
 
 
-def test_a_paste_is_one_text_whatever_its_line_breaks(typed: Typed) -> None:
-    assert typed(f"see: \x1b[200~one\r\n/exit\rthree\x1b[201~{ENTER}") == "see: one\n/exit\nthree"
-
-
-def test_ctrl_c_takes_back_what_is_typed_and_leaves_where_nothing_is(typed: Typed) -> None:
-    assert typed(f"one{ALT_ENTER}two{CTRL_C}three{ENTER}") == "three"
-    with pytest.raises(KeyboardInterrupt):
-        typed(CTRL_C)
-
-
-def test_ctrl_d_leaves_where_nothing_is_typed(typed: Typed) -> None:
-    assert typed(f"one{CTRL_D}{ENTER}") == "one"
-    with pytest.raises(EOFError):
-        typed(CTRL_D)
+@pytest.mark.parametrize(("key", "left"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
+def test_ctrl_c_and_ctrl_d_leave_where_nothing_is_typed(
+    typed: Typed, key: str, left: type[BaseException]
+) -> None:
+    with pytest.raises(left):
+        typed(key)
 
 
 def test_the_history_is_for_its_owner_alone(typed: Typed, tmp_path: Path) -> None:
