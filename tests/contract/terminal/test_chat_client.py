@@ -19,9 +19,9 @@ from server.terminal.console import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.terminal.commands import ANSWER
 
 WAIT_SECONDS = 20
-ANSWER = "Hello, wörld!"
 
 
 class Chat:
@@ -51,11 +51,6 @@ class Chat:
 def chatting(url: str, shown: StringIO) -> Iterator[Chat]:
     with chat_client(Endpoint(url), None, {}) as client:
         yield Chat(client, shown)
-
-
-@pytest.fixture
-def url(base_url: str) -> str:
-    return f"{base_url}/v1"
 
 
 @pytest.fixture

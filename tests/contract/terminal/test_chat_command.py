@@ -11,33 +11,26 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from engine.api import QueueFull
 from server.settings import Settings
-from server.terminal.cli import app
 from server.terminal.client import Endpoint
 from server.terminal.console import TerminalError
 from server.terminal.local_daemon import STOP_SECONDS, local_daemon
 from server.terminal.records import running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.terminal.pseudo_terminal import read_until, terminal
+from tests.contract.terminal.commands import ANSWER, read_until, run, terminal
 
 pytestmark = pytest.mark.process
 
 WAIT_SECONDS = 30
 PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
-ANSWER = "Hello, wörld!"
 
 
 def piped(text: str, *arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, ["chat", *arguments], input=text, env=environment)
-
-
-@pytest.fixture
-def url(base_url: str, engine: FakeEngine) -> str:
-    return f"{base_url}/v1"
+    return run("chat", *arguments, typed=text, **environment)
 
 
 def test_a_pipe_gets_the_answers_alone_on_standard_output(url: str) -> None:

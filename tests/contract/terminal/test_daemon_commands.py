@@ -6,24 +6,19 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from openai import OpenAI
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from engine.values.request import WaitReason
 from engine.values.stats import CacheTier
 from server.schemas import LiveRequest
 from server.settings import Settings
 from server.terminal.admin_client import Admin
-from server.terminal.cli import app
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.terminal.commands import run
 
 WAIT_SECONDS = 20
-
-
-@pytest.fixture
-def url(base_url: str, engine: FakeEngine) -> str:
-    return f"{base_url}/v1"
 
 
 @pytest.fixture
@@ -31,10 +26,6 @@ def keyed_url() -> Iterator[str]:
     """Of a daemon that asks for the key `k`."""
     with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
         yield f"{base_url}/v1"
-
-
-def run(*arguments: str, typed: str | bytes = "", **variables: str) -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "100", **variables})
 
 
 def lines_of(result: Result) -> list[list[str]]:

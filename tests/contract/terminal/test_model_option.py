@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from server.models.registry import ModelRegistry
-from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate
-from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
+from tests.contract.terminal.commands import WAIT_SECONDS, read_until, run, terminal
 from tests.contract.test_several_models import Engines, needs, settings_of
 
 
@@ -27,21 +25,12 @@ def url(engines: Engines) -> Iterator[str]:
         yield f"{base_url}/v1"
 
 
-def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "200"})
-
-
 def test_a_chat_is_with_the_model_that_is_named(url: str, engines: Engines) -> None:
     for model, answer in (("uno", "I am load 1\n"), ("two", "I am load 2\n")):
         assert run("chat", "--url", url, "--model", model, typed="hi\n").stdout == answer
-    joined = run_joined(url, "chat", "--model", "two", typed="hi\n")
+    port = url.removesuffix("/v1").rpartition(":")[2]  # at which commands find it without a URL
+    joined = run("chat", "--model", "two", typed="hi\n", ROOTSTOCK_PORT=port)
     assert (joined.stdout, len(engines.started)) == ("I am load 2\n", 2)
-
-
-def run_joined(url: str, *arguments: str, typed: str) -> Result:
-    """On the daemon that runs at the port of the settings."""
-    port = url.removesuffix("/v1").rpartition(":")[2]
-    return CliRunner().invoke(app, arguments, input=typed, env={"ROOTSTOCK_PORT": port})
 
 
 def test_the_cache_is_that_of_the_model_that_is_named(url: str, engines: Engines) -> None:

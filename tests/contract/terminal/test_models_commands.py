@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from typer.testing import CliRunner, Result
 
-from server.terminal.cli import app
+from tests.contract.terminal.commands import run
 
 Put = Callable[..., Path]
 
@@ -31,10 +30,6 @@ def put(hub: Path) -> Put:
         return home
 
     return put
-
-
-def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "100"})
 
 
 def test_ls_shows_models_and_nothing_else(put: Put) -> None:
