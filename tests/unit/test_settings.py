@@ -373,24 +373,38 @@ def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "problem"),
     [
-        "port: [",
-        "- port",
-        "8000",
-        "\x00",
-        "port: 1\nprot: 2",
-        "8000: port",
-        "no: 1",
-        "config: a.yaml",
+        (
+            "port: 1\n   model: x\n",
+            "bad.yaml, line 2: mapping values are not allowed here (is the line indented too far, "
+            "or a text with a colon not in quotes?)",
+        ),
+        (
+            "model:\n\t- x\n",
+            "bad.yaml, line 2: found character '\\t' that cannot start any token (indent with "
+            "spaces)",
+        ),
+        ("model: [x\nport: 1\n", "bad.yaml, line 2: expected ',' or ']', but got ':'"),
+        (
+            "a: \0",
+            "bad.yaml is not valid YAML: unacceptable character #x0000: special characters are not "
+            "allowed in",
+        ),
+        ("port: [", "bad.yaml, line 1"),
+        ("- port", "bad.yaml must map setting names to values"),
+        ("8000", "bad.yaml must map setting names to values"),
+        ("port: 1\nprot: 2", "prot"),
+        ("8000: port", "bad.yaml must map setting names to values"),
+        ("no: 1", "bad.yaml must map setting names to values"),
+        ("config: a.yaml", "config"),
     ],
 )
-def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str) -> None:
+def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str, problem: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content)
-    with pytest.raises(SettingsError) as caught:
-        load_settings({"config": path})
-    assert len(str(caught.value).splitlines()) == 1
+    (line,) = lines_of_error({"config": path})
+    assert problem in line
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])

@@ -34,9 +34,6 @@ pytestmark = pytest.mark.process
     [
         (["--port", "65536"], "port: "),
         (["--kv-cache-bytes", "4 pounds"], "kv_cache_bytes: "),
-        (["--attention", "flash"], "attention: "),
-        (["--host", "0.0.0.0"], "host: "),
-        (["--config", "/no/such.yaml"], "config: "),
         (["--adapter", "folder"], "adapters: "),
         (["--max-running", "64", "--step-tokens", "8", "--no-prefix-cache"], "step_tokens: "),
     ],

@@ -293,14 +293,6 @@ def test_a_models_name_is_no_option_of_the_agent() -> None:
             assert "--yolo" not in shlex.split(line), agent
 
 
-def test_no_daemon_runs() -> None:
-    with running(FakeEngine(), Settings(port=0)) as gone:
-        pass
-    result = shown("claude", ROOTSTOCK_PORT=gone.rpartition(":")[2])
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: no daemon runs at {gone}/v1; `rootstock serve` ")
-
-
 def test_an_agent_that_is_not_installed(url: str) -> None:
     result = shown("codex", "--url", url, PATH="/no/such")
     assert result.exit_code == 1

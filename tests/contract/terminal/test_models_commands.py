@@ -80,28 +80,10 @@ def test_rm_of_what_is_not_there_deletes_nothing(put: Put) -> None:
     assert data.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("no such/name", "is neither a directory nor a repository"),
-        (
-            "org/small",
-            "org/small: there is no directory ",
-        ),
-        (
-            "org/small",
-            ", the Hugging Face cache does not have it, and huggingface.co cannot be reached "
-            "(HF_HUB_OFFLINE is set)\n",
-        ),
-        ("./small", "there is no directory "),
-    ],
-)
-def test_pull_says_why_there_is_no_model(
-    name: str, problem: str, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pull_says_why_there_is_no_model(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    result = run("pull", name)
+    result = run("pull", "org/small")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: cannot fetch {name}: ")
-    assert problem in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: cannot fetch org/small: there is no directory ")
+    assert line.endswith("huggingface.co cannot be reached (HF_HUB_OFFLINE is set)")

@@ -186,16 +186,6 @@ def test_what_shows_no_picture_is_a_line(server: CannedServer) -> None:
             assert (result.exit_code, result.stdout, result.stderr) == (1, "", problem)
 
 
-def test_a_key_that_is_refused() -> None:
-    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
-        result = run("--url", f"{base_url}/v1", "--api-key", "other")
-    assert (result.exit_code, result.stdout) == (1, "")
-    needed = "error: A valid API key is needed: --api-key KEY, or ROOTSTOCK_CLIENT_API_KEY"
-    assert result.stderr.startswith(needed)
-    assert result.stderr.endswith(f"(HTTP 401 from {base_url}{MODELS})\n")
-    assert len(result.stderr.splitlines()) == 1
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_at_a_terminal_it_follows_until_ctrl_c(server: CannedServer, tmp_path: Path) -> None:
     server.pages[STREAM] = events(picture(), picture(requests=[]))
