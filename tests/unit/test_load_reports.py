@@ -20,9 +20,9 @@ from load_tests.conditions import observe
 from load_tests.grafana.command import empty, unhealthy
 from load_tests.grafana.dashboard import Choice, Query, choices, queries
 from load_tests.grafana.dashboard import read as read_dashboard
-from load_tests.grafana.prometheus import CONFIGURATION, Rule, configuration
+from load_tests.grafana.prometheus import Rule
 from load_tests.peers.catalogue import Peer, mlx_lm, rootstock, serving, vllm_mlx
-from load_tests.report import Percentiles, Table, percentile
+from load_tests.report import Percentiles, percentile
 from load_tests.scenarios.arrival import Arrived, Gap
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
 from load_tests.scenarios.kinds import load_scenario
@@ -159,13 +159,12 @@ async def answering(answer: bytes) -> Heard:
     return heard
 
 
-async def test_a_stream_is_heard_to_its_end() -> None:
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 503 Busy\r\n\r\nno room", b"nothing"])
+async def test_a_stream_is_heard_to_its_end_and_one_that_is_refused_is_an_error(
+    answer: bytes,
+) -> None:
     heard = await answering(b"HTTP/1.1 200 OK\r\n\r\ndata: thethe\n\n")
     assert [count for _, count in heard.reads] == [2]
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 503 Busy\r\n\r\nno room", b"nothing"])
-async def test_a_stream_that_is_refused_is_an_error(answer: bytes) -> None:
     with pytest.raises(TargetError):
         await answering(answer)
 
@@ -197,13 +196,6 @@ async def test_a_crowd_begins_anew_when_its_connections_end(
     assert set(came) == {("127.0.1.1", b"POST"), ("127.0.1.2", b"GET")}
 
 
-def test_the_table_of_a_crowd() -> None:
-    phase = crowd.Phase("beside the crowd", 2000, Percentiles(0.05, 0.06, 0.07), 0.17, 232 << 20)
-    assert crowd.table([phase]).rows == (
-        ("beside the crowd", "2000", "50.0", "60.0", "70.0", "0.17", "232"),
-    )
-
-
 def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Answer:
     return Answer(
         wave=0,
@@ -217,10 +209,6 @@ def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Ans
         cached_tokens=cached_tokens,
         completion_tokens=len(gaps) + 1,
     )
-
-
-def test_the_conditions_tell_the_versions_of_the_daemon_and_of_what_it_stands_on() -> None:
-    assert {"rootstock-serve", "mlx", "mlx-lm"} <= set(observe(0, (), "").versions)
 
 
 def test_the_percentile_of_one_value_or_none() -> None:
@@ -244,11 +232,6 @@ def test_a_summary_adds_up_the_answers() -> None:
     assert found.gap_seconds.p50 == pytest.approx(0.2)
     assert found.gap_seconds.max == 0.3
     assert found.latency_seconds.max == pytest.approx(1.7)
-
-
-def test_markdown_aligns_figures_to_the_right() -> None:
-    table = Table(("scenario", "wall s"), (("burst", "1.00"),))
-    assert table.markdown() == "| scenario | wall s |\n| --- | ---: |\n| burst | 1.00 |"
 
 
 PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
@@ -398,11 +381,3 @@ def test_an_alert_must_have_been_evaluated() -> None:
     assert list(unhealthy([Rule("fine", "ok", "")])) == []
     assert list(unhealthy([Rule("bad", "err", "why")])) == ["the alert bad is err: why"]
     assert list(unhealthy([])) == ["there are no alerts"]
-
-
-def test_the_configuration_is_ours_but_for_the_daemon_and_the_haste() -> None:
-    written = configuration("127.0.0.1:9")
-    (job,) = written["scrape_configs"]
-    assert (job["job_name"], job["scrape_interval"]) == ("rootstock", "1s")
-    assert job["static_configs"] == [{"targets": ["127.0.0.1:9"]}]
-    assert written["rule_files"] == [str(CONFIGURATION.parent / "alerts.yml")]

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -353,25 +354,37 @@ RESTART = Restart(
 )
 
 
-async def test_a_daemon_is_asked_again_by_whom_it_was_and_after_each_of_its_ends() -> None:
-    lives = list[tuple[Path, Process]]()
+Lives = list[tuple[Path, Process]]
+Play = Callable[[Callable[[Path], AbstractContextManager[Server]]], Any]
+
+
+async def daemons_of(play: Play) -> tuple[Lives, list[Body], Any]:
+    """What a scenario starts, the bodies that it sends there, and what it finds."""
+    lives = Lives()
     async with served(honest) as (fake, target):
 
         @contextmanager
         def start(home: Path) -> Iterator[Server]:
+            (home / "kv").mkdir(exist_ok=True)
+            (home / "kv" / LOCK).touch()
             with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as it:
                 lives.append((home, it))
                 yield Server(target, it)
 
-        found = await asyncio.to_thread(play_restart, RESTART, 0, start)
+        found = await asyncio.to_thread(play, start)
+    return lives, fake.bodies, found
+
+
+async def test_a_daemon_is_asked_again_by_whom_it_was_and_after_each_of_its_ends() -> None:
+    lives, bodies, found = await daemons_of(partial(play_restart, RESTART, 0))
     homes = [home for home, _ in lives]
     assert homes[1] == homes[2] != homes[3] == homes[4] != homes[0]
     ends = [process.returncode for _, process in lives]
     assert (ends[1], ends[3]) == (-signal.SIGTERM, -signal.SIGKILL)
-    system, conversation = (body["messages"] for body in fake.bodies[:2])
+    system, conversation = (body["messages"] for body in bodies[:2])
     assert [one["role"] for one in conversation] == ["user", "assistant", "user"]
     assert (len(system), sum(len(one["content"].split()) for one in conversation)) == (2, 12)
-    assert [body["messages"] for body in fake.bodies] == [system, conversation] * 6
+    assert [body["messages"] for body in bodies] == [system, conversation] * 6
     assert [(one.prompt, one.ending) for one in found.resent] == [
         (prompt, ending) for ending in ENDINGS for prompt in ("system prompt", "conversation")
     ]
@@ -395,23 +408,12 @@ COMEBACK = Comeback(
 
 
 async def test_prompts_come_back_to_the_next_daemon_alone_and_as_a_crowd() -> None:
-    lives = list[tuple[Path, Process]]()
-    async with served(honest) as (fake, target):
-
-        @contextmanager
-        def start(home: Path) -> Iterator[Server]:
-            (home / "kv").mkdir(exist_ok=True)
-            (home / "kv" / LOCK).touch()
-            with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as it:
-                lives.append((home, it))
-                yield Server(target, it)
-
-        found = await asyncio.to_thread(play_comeback, COMEBACK, 0, start)
+    lives, bodies, found = await daemons_of(partial(play_comeback, COMEBACK, 0))
     homes = [home for home, _ in lives]
     assert homes[0] == homes[1] != homes[2] == homes[3]
     ends = [process.returncode for _, process in lives]
     assert (ends[0], ends[2]) == (-signal.SIGTERM, -signal.SIGKILL)
-    asked = [body["messages"][0]["content"] for body in fake.bodies]
+    asked = [body["messages"][0]["content"] for body in bodies]
     first, second, third, fourth = (asked[n : n + 7] for n in range(0, 28, 7))
     assert (first[:4], third[:4]) == (second[:4], fourth[:4])
     assert (set(first), set(third)) == (set(second), set(fourth))
