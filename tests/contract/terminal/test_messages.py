@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from server.settings import Settings
 from server.terminal.cli import app
 from server.terminal.flags import GROUPS
+from server.terminal.records import running_records
 
 pytestmark = pytest.mark.process
 
@@ -126,7 +127,11 @@ def test_help_has_every_setting_in_one_section() -> None:
 MOST_LINES = 8
 
 
-def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so() -> None:
+def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, which has a record from the time it listens."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
     lines = list[str]()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -135,8 +140,12 @@ def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so() -
             lines.append(line.split(maxsplit=3)[3])
             if "ready on " in line:
                 break
+        (record,) = running_records()
+        assert (record.pid, record.models) == (process.pid, ("rootstock-demo",))
+        assert f"ready on {record.url}\n" in line
         process.terminate()
         last = [line.split(maxsplit=3)[3] for line in process.stderr.read().splitlines()]
+    assert running_records() == []
     assert len(lines) <= MOST_LINES, lines
     of_model = [line.removeprefix("rootstock: rootstock-demo: ") for line in lines]
     assert [line.partition(" ")[0] for line in of_model if line not in lines] == [

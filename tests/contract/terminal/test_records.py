@@ -142,19 +142,3 @@ def test_a_port_that_another_daemon_has(caplog: pytest.LogCaptureFixture) -> Non
         f"port {port} is taken by a Rootstock (pid {record.pid}) at {url} (tiny): use that one, or "
         "start this one with --port "
     )
-
-
-def test_serve_has_a_record_from_the_time_it_listens() -> None:
-    """A process of its own, because the signal that ends it is for a whole process."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "ready on " in line:
-                break
-        (record,) = running_records()
-        assert (record.pid, record.models) == (process.pid, ("rootstock-demo",))
-        assert f"ready on {record.url}\n" in line
-        process.terminate()
-        process.stderr.read()
-    assert running_records() == []
