@@ -62,6 +62,13 @@ def refusal(plan: MemoryPlan) -> str:
     return str(refused.value)
 
 
+def most_of(plan: MemoryPlan, words: str) -> int:
+    """The bytes that the plan's refusal says would fit, before these words."""
+    found = re.search(rf"at most (\w+){words}", refusal(plan))
+    assert found is not None
+    return int(TypeAdapter(ByteSize).validate_python(found[1]))
+
+
 def test_the_figures_and_what_would_fit_are_said() -> None:
     assert refusal(configured(PLAN, kv_cache_bytes=900 * GIB)) == (
         "kv_cache_bytes of 900.0 GiB does not fit: of 24.0 GiB of free memory the weights take "
@@ -75,9 +82,7 @@ def test_the_figures_and_what_would_fit_are_said() -> None:
 def test_what_is_said_to_fit_together_does(left_bytes: int) -> None:
     plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
     plan = configured(plan, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
-    found = re.search(r"at most (\w+) together", refusal(plan))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(plan, " together")
     assert configured(plan, kv_cache_bytes=largest).sizes.n_blocks == largest // MIB
 
 
@@ -85,9 +90,7 @@ def test_what_is_said_to_fit_together_does(left_bytes: int) -> None:
 def test_saved_states_fit_beside_the_largest_cache(left_bytes: int, prefix_cache: bool) -> None:
     plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
     plan = configured(plan, prefix_cache=prefix_cache, kv_cache_bytes=900 * GIB)
-    found = re.search(r"at most (\w+)", refusal(plan))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(plan, "")
     room_bytes = left_bytes - MACHINE.most_bytes + ROOM_BYTES
     assert largest > (room_bytes - 5 * 4 * HYBRID.state_bytes) * 0.75
     assert configured(plan, kv_cache_bytes=largest).sizes.states is not None
@@ -233,9 +236,7 @@ def test_the_longest_sequence_of_the_default_has_room_to_attend(
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB))
 def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
     plan = with_memory(replace(PLAN, workspace=HUNGRY), left_bytes)
-    found = re.search(r"at most (\w+) would", refusal(configured(plan, kv_cache_bytes=900 * GIB)))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(configured(plan, kv_cache_bytes=900 * GIB), " would")
     assert configured(plan, kv_cache_bytes=largest).memory.total_bytes <= left_bytes
     refusal(configured(plan, kv_cache_bytes=largest * 5 // 4))
 

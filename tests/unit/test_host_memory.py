@@ -42,24 +42,24 @@ def _group_v2(path: str, limit: str, used: int) -> dict[str, str]:
     }
 
 
-def test_a_machine_without_groups_is_all_ours(tmp_path: Path) -> None:
-    assert within_cgroups(MACHINE, tmp_path) == MACHINE
-
-
 @pytest.mark.parametrize(
-    ("limit", "expected"), [("max", MACHINE), ("500", HostMemory(500, 200)), ("2000", MACHINE)]
+    ("limits", "expected"),
+    [
+        ({"": "max"}, MACHINE),
+        ({"": "500"}, HostMemory(500, 200)),
+        ({"": "2000"}, MACHINE),
+        ({"/user.slice": "500", "/user.slice/ours": "max"}, HostMemory(500, 200)),
+    ],
 )
-def test_a_container_has_less_memory_than_its_machine(
-    tmp_path: Path, limit: str, expected: HostMemory
+def test_the_limits_of_a_container_and_of_a_group_above_it_count(
+    tmp_path: Path, limits: dict[str, str], expected: HostMemory
 ) -> None:
-    _write(tmp_path, {"proc/self/cgroup": "0::/\n", **_group_v2("", limit, 420)})
+    assert within_cgroups(MACHINE, tmp_path) == MACHINE
+    for group, limit in limits.items():
+        _write(tmp_path, _group_v2(group, limit, 420))
+    *_, own = limits
+    _write(tmp_path, {"proc/self/cgroup": f"0::{own or '/'}\n"})
     assert within_cgroups(MACHINE, tmp_path) == expected
-
-
-def test_the_limit_of_a_group_above_counts(tmp_path: Path) -> None:
-    files = _group_v2("/user.slice", "500", 420) | _group_v2("/user.slice/ours", "max", 5)
-    _write(tmp_path, {"proc/self/cgroup": "0::/user.slice/ours\n", **files})
-    assert within_cgroups(MACHINE, tmp_path) == HostMemory(500, 200)
 
 
 def test_the_first_version_of_groups_is_read_as_well(tmp_path: Path) -> None:

@@ -35,13 +35,10 @@ def keys_of(path: Path, text: str) -> tuple[ApiKey, ...]:
     return read_keys(file)
 
 
-def test_an_entry_needs_a_name_and_a_digest(tmp_path: Path) -> None:
+def test_an_entry_needs_a_name_and_a_digest_and_json_is_yaml(tmp_path: Path) -> None:
     (key,) = keys_of(tmp_path, f"- name: alice\n  sha256: {DIGEST}\n")
     assert key == ApiKey(name="alice", sha256=DIGEST, role=Role.USER)
     assert (key.concurrency, key.requests_per_minute, key.tokens_per_minute) == (None, None, None)
-
-
-def test_json_is_yaml(tmp_path: Path) -> None:
     text = (
         f'[{{"name": "alice", "sha256": "{DIGEST}", "role": "admin", "concurrency": 1}},\n'
         f' {{"name": "bob", "sha256": "{OTHER_DIGEST}", "tokens_per_minute": 2}}]'

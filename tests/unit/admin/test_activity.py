@@ -74,23 +74,16 @@ async def test_changes_add_up_to_the_whole() -> None:
     assert engine.sent == [TreeSnapshot] + [TreeChanges] * 4
 
 
-async def test_an_engine_that_has_forgotten_sends_all_again() -> None:
+async def test_an_engine_or_a_server_that_has_forgotten_has_all_sent_again() -> None:
     engine = ChangingEngine()
     feed = CacheFeed(engine, "m")
     await feed.fresh()
     engine.earlier.clear()
     engine.picture = grown(PICTURE)
     assert nodes_of(await feed.fresh()) == shown(engine.picture.nodes)
-    assert engine.sent == [TreeSnapshot, TreeSnapshot]
-
-
-async def test_a_server_that_has_forgotten_asks_for_all_again() -> None:
-    engine = ChangingEngine()
-    feed = CacheFeed(engine, "m")
-    await feed.fresh()
     feed.forget()
-    assert nodes_of(await feed.fresh()) == shown(PICTURE.nodes)
-    assert engine.sent == [TreeSnapshot, TreeSnapshot]
+    assert nodes_of(await feed.fresh()) == shown(engine.picture.nodes)
+    assert engine.sent == [TreeSnapshot] * 3
 
 
 async def test_an_engine_that_does_not_answer_soon_is_shown_as_it_was() -> None:
@@ -122,24 +115,17 @@ async def test_who_waits_gets_the_next_version_and_the_end() -> None:
             await waiting
 
 
-async def test_a_costly_snapshot_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SHARE", 0.001)
-    engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
-    feed = CacheFeed(engine, "m")
-    await feed.poll()
-    await feed.poll()
-    assert engine.looks == 1
-
-
-async def test_one_that_took_long_by_chance_delays_the_next_by_seconds_at_most(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("most_seconds", "looks"), [(60.0, 1), (0.0, 2)])
+async def test_a_costly_snapshot_is_made_less_often_and_delays_the_next_by_seconds_at_most(
+    most_seconds: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MAX_CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "SHARE", 0.001)
+    monkeypatch.setattr(watch, "MAX_CACHE_SECONDS", most_seconds)
     engine = ChangingEngine(picture=replace(PICTURE, cost_seconds=1.0))
     feed = CacheFeed(engine, "m")
     await feed.poll()
     await feed.poll()
-    assert engine.looks == 2
+    assert engine.looks == looks
 
 
 class Engine:
