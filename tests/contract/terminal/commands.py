@@ -1,4 +1,4 @@
-"""A command of `rootstock` in a terminal of its own."""
+"""Commands of `rootstock`: in this process, and in a terminal of their own."""
 
 import os
 import pty
@@ -11,12 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from server.terminal.cli import app
+
+ANSWER = "Hello, wörld!"
+"""What the fake engine says."""
+
 WAIT_SECONDS = 120
 """A test that fails takes so long. None that passes does, on however busy a machine."""
 
 SIZE = (40, 100)  # lines and columns
 ELSEWHERE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """What the environment of the tests may say of a terminal, which is not this one."""
+
+
+def run(*arguments: str | Path, typed: str | bytes = "", **variables: str) -> Result:
+    """A command in this process, with lines that are long enough for all that it shows."""
+    variables = {"COLUMNS": "200", **variables}
+    return CliRunner().invoke(app, [*map(str, arguments)], input=typed, env=variables)
 
 
 @contextmanager
