@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.contract.conftest import strict_client
+from tests.contract.scripted import strict_client
 from tools.demo_model.sentences import code_word
 from tools.demo_model.tasks.knowledge import FACTS
 from tools.demo_model.tasks.tool_use import ParallelCalls

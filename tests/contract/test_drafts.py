@@ -5,8 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.conftest import ChatBody
 from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.scripted import StrictClient
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER = "Hello, wörld!"

@@ -9,9 +9,9 @@ import pytest
 from ollama import Client
 
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
 
 LINE_ENDS = "\x85\u2028\u2029"
 TEXT = f"one{LINE_ENDS}two"

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
+from tests.contract.scripted import CLIENT_SECONDS
 
 TYPES = {
     "css": "text/css",

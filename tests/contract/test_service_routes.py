@@ -10,17 +10,18 @@ from pathlib import Path
 import httpx
 import pytest
 from anyio import fail_after, to_thread
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 import server
 from engine.values.model import ModelCard
 from engine.values.stats import CacheTier, Histogram, Latency
 from server.app import create_app
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
-from tests.contract.daemon import eventually, registry_of, running
+from tests.contract.conftest import ChatBody
+from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import CARD, DECODE, DISK, FakeEngine, Gate, Script, observed
+from tests.contract.metrics import metric_families, value
+from tests.contract.scripted import CLIENT_SECONDS, StrictClient
+from tests.polling import until
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
@@ -424,7 +425,7 @@ def test_load_is_what_has_not_ended(
     gate = Gate()
     engine.script = Script(gate=gate)
     nothing = {"server_load": 0, "running": 0, "waiting": 0}
-    eventually(lambda: http.get("/load").json(), nothing)  # of clients of other tests, which left
+    until(lambda: http.get("/load").json() == nothing)  # of clients of other tests, which left
     with ThreadPoolExecutor(1) as pool:
         url = f"{base_url}/v1/chat/completions"
         answer = pool.submit(httpx.post, url, json=chat(n=3), timeout=WAIT_SECONDS)
@@ -441,20 +442,6 @@ def test_admin_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = Script(dead=True)
     assert http.get("/admin/requests").status_code == 503
     assert http.get("/admin/cache/stats").json() == before
-
-
-def metric_families(text: str) -> dict[str, Metric]:
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
-def value(text: str, name: str, **labels: str) -> float:
-    (found,) = [
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
-    return found
 
 
 def test_metrics_follow_promtools_rules(http: httpx.Client) -> None:

@@ -14,13 +14,8 @@ from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.answering import QWEN3
 from tests.checkpoints import SHALLOW, write_family
-from tests.contract.conftest import (
-    AnthropicClient,
-    StrictClient,
-    anthropic_client,
-    strict_client,
-)
 from tests.contract.daemon import running
+from tests.contract.scripted import AnthropicClient, StrictClient, anthropic_client, strict_client
 from tests.hosting import loaded
 
 pytestmark = pytest.mark.process

@@ -17,9 +17,9 @@ from tests.contract.access.helpers import (
     secret_of,
     status_of,
 )
-from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
+from tests.contract.scripted import strict_client
 
 KEY = "sk-local-123"
 USERS_PATHS = [

@@ -12,11 +12,10 @@ from openai import RateLimitError
 
 from engine.api import QueueFull
 from server.settings import Settings
-from tests.contract.access.helpers import CHAT, client_of, key_file, refusals, secret_of
-from tests.contract.conftest import CLIENT_SECONDS, strict_client
+from tests.contract.access.helpers import CHAT, client_of, key_file, line_with, refusals, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_access_log import line_with
+from tests.contract.scripted import CLIENT_SECONDS, strict_client
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import pytest
 from server.admin.cache import MOST_BEGINNINGS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import PICTURE, FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
 
 PATHS = ("/admin/cache/tree", "/admin/cache/tree/stream", "/admin/cache/nodes/1")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.conftest import AnthropicClient, anthropic_client
+from tests.contract.scripted import AnthropicClient, anthropic_client
 from tools.demo_model.tasks.knowledge import FACTS
 
 pytestmark = pytest.mark.process

@@ -10,8 +10,8 @@ import pytest
 
 from engine.values.settings import EngineConfig
 from server.settings import Settings
-from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
+from tests.contract.scripted import StrictClient, strict_client
 from tests.contract.test_tool_loop import LOOK, qwen3_shaped
 from tests.hosting import loaded
 

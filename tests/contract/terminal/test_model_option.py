@@ -10,8 +10,8 @@ from server.models.registry import ModelRegistry
 from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate
+from tests.contract.several import Engines, needs, settings_of
 from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
-from tests.contract.test_several_models import Engines, needs, settings_of
 
 
 @pytest.fixture
