@@ -86,11 +86,6 @@ def when_unused(client: httpx.Client, model: str) -> dict[str, Any]:
     return until(entry, lambda found: not found["requests"])
 
 
-def n_waiting(client: httpx.Client) -> int:
-    """Requests that wait for the second model."""
-    return int(client.get("/admin/models").json()["models"][1]["waiting"])
-
-
 def test_each_name_has_its_model(serve: Serve, engines: Engines) -> None:
     client = serve()
     assert states(client) == {"one": "ready", "two": "unloaded", "three": "unloaded"}
@@ -215,26 +210,6 @@ def test_an_unknown_name_is_no_other_model(serve: Serve, engines: Engines) -> No
     assert answer.status_code == 404
     assert "'one', 'uno', 'two', 'three'" in answer.json()["error"]["message"]
     assert len(engines.started) == 1
-
-
-def test_sixteen_first_requests_are_one_load(serve: Serve, engines: Engines) -> None:
-    client = serve()
-    engines.gate = Gate()
-
-    async def ask_all() -> list[httpx.Response]:
-        body = {"model": "two", "messages": [HI]}
-        async with httpx.AsyncClient(base_url=client.base_url, timeout=30) as http:
-            asked = [
-                asyncio.create_task(http.post("/v1/chat/completions", json=body)) for _ in range(16)
-            ]
-            await asyncio.to_thread(until, lambda: n_waiting(client) == 16)
-            assert engines.gate is not None
-            engines.gate.open()
-            return list(await asyncio.gather(*asked))
-
-    answers = asyncio.run(ask_all())
-    assert {answer.status_code for answer in answers} == {200}
-    assert len(engines.started) == 2
 
 
 def test_a_stream_has_comments_while_its_model_is_loaded(serve: Serve, engines: Engines) -> None:
@@ -388,12 +363,8 @@ def test_a_keep_alive_of_zero_is_one_requests_own(serve: Serve) -> None:
     assert 0 < when_unused(client, "two")["seconds_left"] <= 600
 
 
-def test_the_longest_keep_alive_holds_in_all_dialects(serve: Serve) -> None:
+def test_a_keep_alive_without_an_end_has_no_time_left(serve: Serve) -> None:
     client = serve(settings_of(ttl_seconds=600))
-    ollama(client, "two", keep_alive="2h")
-    assert chat(client, "two").status_code == 200
-    ollama(client, "two", keep_alive="1s")
-    assert 6000 < when_unused(client, "two")["seconds_left"] <= 7200
     ollama(client, "two", keep_alive=-1)
     assert chat(client, "two").status_code == 200
     assert when_unused(client, "two")["seconds_left"] is None
@@ -529,17 +500,6 @@ def test_a_model_that_is_loaded_again_is_no_secret_of_health(
     engines.gate.open()
     assert chat(client, "one").status_code == 200
     assert client.get("/health").json() == {"status": "ok"}
-
-
-def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
-    serve: Serve, engines: Engines
-) -> None:
-    client = serve()
-    assert chat(client, "two").status_code == 200
-    engines.made[1].die("SIGKILL")
-    until(lambda: states(client)["two"] == "failed")
-    assert chat(client, "one").status_code == 200
-    assert said(chat(client, "two")) == "I am load 3"
 
 
 def test_a_fault_in_an_engines_figures_ends_nothing_else(

@@ -1,12 +1,14 @@
 """Responses that are asked for again: by id, as what another continues, item by item."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError
 
+from tests.contract.access.helpers import client_of, key_file
 from tests.contract.responses.conftest import Created
 from tests.contract.scripted import Daemon
 
@@ -194,3 +196,20 @@ def test_what_is_only_named_may_have_no_more_parts_than_a_body(
     with pytest.raises(BadRequestError) as refused:
         create(input=[reference] * 40)
     assert "100000 objects" in refused.value.message
+
+
+def test_nobody_finds_the_responses_of_another_key(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, alice={}, bob={})
+    with (
+        Daemon.serving(api_keys_file=keys) as made,
+        client_of(made.url, "alice") as alice,
+        client_of(made.url, "bob") as bob,
+    ):
+        id = alice.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+        stored = f"/v1/responses/{id}"
+        assert bob.get(stored).status_code == 404
+        assert bob.get(f"{stored}/input_items").status_code == 404
+        assert bob.delete(stored).status_code == 404
+        followed = bob.post("/v1/responses", json={"input": "Hi"} | {"previous_response_id": id})
+        assert followed.json()["error"]["code"] == "previous_response_not_found"
+        assert alice.get(stored).status_code == 200

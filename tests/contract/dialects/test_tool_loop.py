@@ -1,9 +1,11 @@
-"""An agent's loop: each request sends all that was said, and only what is new is computed."""
+"""An agent's loop in each dialect: each request sends all that was said, and only what is new is
+computed.
+"""
 
 import json
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
-STEPS = 10
 MARK = {"cache_control": {"type": "ephemeral"}}
 LOOK: dict[str, Any] = {
     "type": "function",
@@ -84,21 +85,143 @@ def options(client: StrictClient) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.slow
-def test_each_step_adopts_all_of_the_one_before_but_its_last_token(client: StrictClient) -> None:
-    messages: list[Any] = [{"role": "user", "content": "Look everywhere."}]
-    expected = None
-    for step in range(STEPS):
-        completion = client.chat.completions.create(messages=messages, seed=step, **options(client))
+class Loop(ABC):
+    """An agent of one dialect, whose model calls a tool in each step."""
+
+    @abstractmethod
+    def step(self, number: int) -> tuple[int, int]:
+        """Send what is new; the tokens that were cached, and those of prompt and answer."""
+
+
+class ChatLoop(Loop):
+    def __init__(self, client: StrictClient) -> None:
+        self._client = client
+        self._asked = options(client)
+        self._messages: list[Any] = [{"role": "user", "content": "Look everywhere."}]
+
+    def step(self, number: int) -> tuple[int, int]:
+        create = self._client.chat.completions.create
+        completion = create(messages=self._messages, seed=number, **self._asked)
         usage, (choice,) = completion.usage, completion.choices
-        assert choice.finish_reason == "tool_calls", f"step {step}"
-        if expected is not None:
-            assert usage.prompt_tokens_details.cached_tokens >= expected, f"step {step}"
-        expected = usage.prompt_tokens + usage.completion_tokens - 1
+        assert choice.finish_reason == "tool_calls"
         (call,) = choice.message.tool_calls
         assert set(json.loads(call.function.arguments)) == {"place", "depth"}
-        messages.append(choice.message.model_dump(exclude_none=True))
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": f"nothing, {step}"})
+        result = {"role": "tool", "tool_call_id": call.id, "content": f"nothing, {number}"}
+        self._messages += [choice.message.model_dump(exclude_none=True), result]
+        return usage.prompt_tokens_details.cached_tokens, usage.total_tokens
+
+
+class MessagesLoop(Loop):
+    """Its blocks come back as they were sent, and the mark moves on as Claude Code moves it."""
+
+    def __init__(self, client: AnthropicClient, *, stream: bool) -> None:
+        self._client, self._stream = client, stream
+        function = LOOK["function"]
+        self._asked = {
+            "model": client.models.list().data[0].id,
+            "tools": [{"name": function["name"], "input_schema": function["parameters"]}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "max_tokens": 200,
+            "extra_body": {"temperature": 1},
+        }
+        self._reasons = self._asked["model"] == "reasoning"
+        if self._reasons:
+            self._asked["thinking"] = {"type": "enabled", "budget_tokens": 6}
+            self._asked["extra_body"] |= {"chat_template_kwargs": {"opens": True}}
+        self._messages: list[Any] = []
+        self._new: dict[str, Any] = {"type": "text", "text": f"Look everywhere, {stream}."}
+
+    def step(self, number: int) -> tuple[int, int]:
+        marked = {"role": "user", "content": [self._new | MARK]}
+        answer = self._answer(messages=[*self._messages, marked], **self._asked)
+        usage = answer.usage
+        assert (answer.stop_reason, usage.input_tokens) == ("tool_use", 0)
+        *thinking, call = (block for block in answer.content if block.type != "text")
+        assert [block.type for block in thinking] == ["thinking"] * self._reasons
+        assert set(call.input) == {"place", "depth"}
+        self._messages.append({"role": "user", "content": [self._new]})
+        self._messages.append({"role": "assistant", "content": answer.model_dump()["content"]})
+        content = f"nothing, {number}"
+        self._new = {"type": "tool_result", "tool_use_id": call.id, "content": content}
+        prompt_tokens = usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+        return usage.cache_read_input_tokens, prompt_tokens + usage.output_tokens
+
+    def _answer(self, **asked: Any) -> Any:
+        if not self._stream:
+            return self._client.messages.create(**asked)
+        with self._client.messages.stream(**asked) as stream:
+            return stream.get_final_message()
+
+
+class ResponsesLoop(Loop):
+    """The server has what was said, or the client carries it and the server stores nothing."""
+
+    def __init__(
+        self, client: StrictClient, tool: dict[str, Any], *, carries: bool, summary: bool = False
+    ) -> None:
+        self._client, self._carries = client, carries
+        self._asked = options(client) | {"tools": [tool], "extra_body": {}}
+        self._asked["max_output_tokens"] = self._asked.pop("max_tokens")
+        self._asked["extra_body"] = options(client).get("extra_body", {})
+        if tool["type"] == "custom":  # whose text would go on for long
+            base_url = str(client.base_url).removesuffix("/v1/")
+            tokens = httpx.post(f"{base_url}/tokenize", json={"prompt": '"'}).json()["tokens"]
+            self._asked["extra_body"] |= {"logit_bias": {str(token): 15 for token in tokens}}
+        if summary:
+            self._asked["reasoning"] = {"summary": "auto"}
+        if carries:
+            self._asked |= {"store": False, "include": ["reasoning.encrypted_content"]}
+        first = f"Look: {tool['name']}, {carries}."
+        self._items: list[Any] = [{"role": "user", "content": first}]
+        self._previous: str | None = None
+
+    def step(self, number: int) -> tuple[int, int]:
+        asked = self._asked | {"input": self._items, "previous_response_id": self._previous}
+        asked["extra_body"] = {**asked["extra_body"], "seed": number}
+        response = self._client.responses.create(**asked)
+        assert response.status == "completed"
+        call = response.output[-1]
+        if call.type == "function_call":
+            assert set(json.loads(call.arguments)) == {"place", "depth"}
+        output = {"call_id": call.call_id, "output": f"nothing, {number}"}
+        news = [{"type": f"{call.type}_output", **output}]
+        if self._carries:
+            self._items += [item.model_dump(exclude_none=True) for item in response.output]
+            self._items += news
+        else:
+            self._items, self._previous = news, response.id
+        return response.usage.input_tokens_details.cached_tokens, response.usage.total_tokens
+
+
+LOOK_TOOL = {"type": "function", "strict": False, **LOOK["function"]}
+NOTE_TOOL = {"type": "custom", "name": "note", "description": "Note something down."}
+SPIED = {"type": "namespace", "name": "spies", "description": "Spies.", "tools": [LOOK_TOOL]}
+LOOPS: dict[str, Callable[[StrictClient, AnthropicClient], Loop]] = {
+    "chat": lambda openai, anthropic: ChatLoop(openai),
+    "messages": lambda openai, anthropic: MessagesLoop(anthropic, stream=False),
+    "messages streamed": lambda openai, anthropic: MessagesLoop(anthropic, stream=True),
+    "responses by id": lambda openai, anthropic: ResponsesLoop(openai, LOOK_TOOL, carries=False),
+    "responses carried": lambda openai, anthropic: ResponsesLoop(openai, LOOK_TOOL, carries=True),
+    "responses, a namespace and a summary": lambda openai, anthropic: ResponsesLoop(
+        openai, SPIED, carries=True, summary=True
+    ),
+    "responses, a custom tool": lambda openai, anthropic: ResponsesLoop(
+        openai, NOTE_TOOL, carries=True
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("chat", marks=pytest.mark.slow), *sorted(LOOPS.keys() - {"chat"})]
+)
+def test_each_step_adopts_all_of_the_one_before_but_its_last_token(
+    client: StrictClient, messages_client: AnthropicClient, name: str
+) -> None:
+    loop, expected = LOOPS[name](client, messages_client), 0
+    for step in range(10 if name == "chat" else 4):
+        cached_tokens, n_tokens = loop.step(step)
+        assert cached_tokens >= expected, f"step {step}"
+        expected = n_tokens - 1
 
 
 def test_a_render_is_what_each_step_computes(client: StrictClient) -> None:
@@ -152,52 +275,6 @@ def test_of_two_tools_the_allowed_one_is_called(client: StrictClient) -> None:
         completion = client.chat.completions.create(messages=messages, seed=seed, **asked)
         (call,) = completion.choices[0].message.tool_calls
         assert call.function.name == "touch", f"seed {seed}"
-
-
-def messages_options(client: AnthropicClient) -> dict[str, Any]:
-    """The same for Anthropic's client."""
-    function = LOOK["function"]
-    tool = {"name": function["name"], "input_schema": function["parameters"]}
-    choice = {"type": "any", "disable_parallel_tool_use": True}
-    model = client.models.list().data[0].id
-    options = {"model": model, "tools": [tool], "tool_choice": choice, "max_tokens": 200}
-    options["extra_body"] = {"temperature": 1}
-    if model == "reasoning":
-        options["thinking"] = {"type": "enabled", "budget_tokens": 6}
-        options["extra_body"] |= {"chat_template_kwargs": {"opens": True}}
-    return options
-
-
-def streamed(client: AnthropicClient, **asked: Any) -> Any:
-    with client.messages.stream(**asked) as stream:
-        return stream.get_final_message()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_each_step_in_messages_adopts_as_much(
-    messages_client: AnthropicClient, stream: bool
-) -> None:
-    """Its blocks come back as they were sent, and the mark moves on as Claude Code moves it."""
-    options, expected = messages_options(messages_client), 0
-    ask = partial(streamed, messages_client) if stream else messages_client.messages.create
-    messages: list[Any] = []
-    new = {"type": "text", "text": f"Look everywhere, {stream}."}
-    for step in range(STEPS):
-        marked = {"role": "user", "content": [new | MARK]}
-        answer = ask(messages=[*messages, marked], **options)
-        usage = answer.usage
-        assert answer.stop_reason == "tool_use", f"step {step}"
-        assert usage.cache_read_input_tokens >= expected, f"step {step}"
-        assert usage.input_tokens == 0
-        prompt_tokens = usage.cache_creation_input_tokens + usage.cache_read_input_tokens
-        expected = prompt_tokens + usage.output_tokens - 1
-        *thinking, call = (block for block in answer.content if block.type != "text")
-        reasons = options["model"] == "reasoning"
-        assert [block.type for block in thinking] == ["thinking"] * reasons
-        assert set(call.input) == {"place", "depth"}
-        messages.append({"role": "user", "content": [new]})
-        messages.append({"role": "assistant", "content": answer.model_dump()["content"]})
-        new = {"type": "tool_result", "tool_use_id": call.id, "content": f"nothing, {step}"}
 
 
 def test_reasoning_is_counted_and_ends_within_its_budget(client: StrictClient) -> None:
