@@ -16,17 +16,11 @@ from server.json_model import RequestModel
 from server.record import RequestRecord
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.wire import WAIT_SECONDS, posted
 from tests.polling import until
 
-BODIES: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/responses": {"input": "Hi", "store": False},
-    "/api/chat": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-}
 CHAT = "/v1/chat/completions"
 HELD = (RequestRecord, RequestModel, Reservation, Connection)
 

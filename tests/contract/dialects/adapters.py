@@ -5,8 +5,9 @@ What the answers mean is the same in all of them, which `test_promises` holds th
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import httpx
@@ -18,6 +19,19 @@ from tests.contract.scripted import TOOLS, Daemon
 
 ENOUGH_TOKENS = 450
 Event = Mapping[str, Any]
+Functions = Sequence[Mapping[str, Any]]
+WEATHER_AND_PING: Functions = [tool["function"] for tool in TOOLS]  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What any dialect can ask: functions as in a chat's tools, and a schema for the answer."""
+
+    text: str = "Hi"
+    max_tokens: int = ENOUGH_TOKENS
+    functions: Functions = ()
+    schema: Mapping[str, Any] | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +55,12 @@ class Dialect(ABC):
     finishes: ClassVar[Mapping[str, str]]
     has_tools: ClassVar[bool] = True
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     @abstractmethod
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        """A request for an answer in one piece."""
+    def body_of(self, question: Question) -> dict[str, Any]:
+        """A request for an answer in one piece. Completions have neither functions nor schemas."""
 
     @abstractmethod
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
@@ -69,24 +84,44 @@ class Dialect(ABC):
     def is_ping(self, event: Event | None) -> bool:
         """Whether an event only keeps the connection open. Comments are None."""
 
-    def stream_body(self, **request: Any) -> dict[str, Any]:
-        """A request for a stream that ends with its usage."""
-        return {**self.body(**request), "stream": True}
+    def body(self, **asked: Any) -> dict[str, Any]:
+        question = Question(**asked)
+        body = self.body_of(question)
+        if question.temperature is not None:
+            body["temperature"] = question.temperature
+        return body
 
-    def ask(self, daemon: Daemon, *, stream: bool, **request: Any) -> Answer:
+    def stream_body(self, **question: Any) -> dict[str, Any]:
+        """A request for a stream that ends with its usage."""
+        return {**self.body(**question), "stream": True}
+
+    def ask(self, daemon: Daemon, *, stream: bool, **question: Any) -> Answer:
         """By the official client, which checks the types."""
-        body = self.stream_body(**request) if stream else self.body(**request)
-        found = self._ask(daemon, body)
-        if stream:
-            return self.streamed([event.model_dump() for event in found])
-        return self.whole(found.model_dump())
+        if not stream:
+            return self.whole(self._ask(daemon, self.body(**question)).model_dump())
+        events = self._ask(daemon, self.stream_body(**question))
+        return self.streamed([event.model_dump() for event in events])
 
     def post(
-        self, http: httpx.Client, *, stream: bool = False, headers: Any = None, **request: Any
+        self,
+        http: httpx.Client,
+        *,
+        stream: bool = False,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+        **question: Any,
     ) -> httpx.Response:
-        """As a client that knows no types."""
-        body = self.stream_body(**request) if stream else self.body(**request)
-        return http.post(self.path, json=body, headers=headers)
+        """As a client that knows no types, with more fields of the body."""
+        body = self.stream_body(**question) if stream else self.body(**question)
+        return http.post(self.path, json={**body, **more}, headers=headers)
+
+    def read(self, answer: httpx.Response) -> Answer:
+        """Of a stream or in one piece, by what it says that it is."""
+        assert answer.status_code == 200, answer.text
+        if answer.headers["content-type"] == "application/json":
+            return self.whole(answer.json())
+        events = self.events(answer.text.splitlines())
+        return self.streamed([event for event in events if event is not None])
 
     def events(self, lines: Iterable[str]) -> Iterator[Event | None]:
         """Those of a stream as they come: JSON objects, and None for comments."""
@@ -95,6 +130,11 @@ class Dialect(ABC):
                 yield None
             elif (data := line.removeprefix("data: ")).startswith("{"):
                 yield json.loads(data)
+
+
+def messages_of(question: Question) -> dict[str, Any]:
+    """Of the model that the daemon has."""
+    return {"model": "", "messages": [{"role": "user", "content": question.text}]}
 
 
 class OpenAIDialect(Dialect):
@@ -120,20 +160,22 @@ class OpenAIDialect(Dialect):
 class UsageOnRequest(OpenAIDialect):
     """Its streams have no usage unless it is asked for."""
 
-    def stream_body(self, **request: Any) -> dict[str, Any]:
-        return {**super().stream_body(**request), "stream_options": {"include_usage": True}}
+    def stream_body(self, **question: Any) -> dict[str, Any]:
+        return {**super().stream_body(**question), "stream_options": {"include_usage": True}}
 
 
 class Chat(UsageOnRequest):
     path = "/v1/chat/completions"
     finishes = {"stop": "stop", "length": "length", "calls": "tool_calls"}  # noqa: RUF012
 
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        messages = [{"role": "user", "content": text}]
-        found = {"model": "bytes", "messages": messages, "max_tokens": max_tokens}
-        return found | ({"tools": TOOLS} if tools else {})
+    def body_of(self, question: Question) -> dict[str, Any]:
+        body = {**messages_of(question), "max_tokens": question.max_tokens}
+        if question.functions:
+            body["tools"] = [{"type": "function", "function": each} for each in question.functions]
+        if question.schema is not None:
+            format = {"name": "answer", "schema": question.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": format}
+        return body
 
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
         return daemon.openai.chat.completions.create(**body)
@@ -175,10 +217,8 @@ class Completions(UsageOnRequest):
     finishes = {"stop": "stop", "length": "length"}  # noqa: RUF012
     has_tools = False
 
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        return {"model": "bytes", "prompt": text, "max_tokens": max_tokens}
+    def body_of(self, question: Question) -> dict[str, Any]:
+        return {"model": "", "prompt": question.text, "max_tokens": question.max_tokens}
 
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
         """Not strict: its types forbid the nulls that the API has in chunks."""
@@ -211,12 +251,15 @@ class Responses(OpenAIDialect):
     path = "/v1/responses"
     finishes = {"stop": "completed", "length": "incomplete", "calls": "completed"}  # noqa: RUF012
 
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        found = {"model": "bytes", "input": text, "max_output_tokens": max_tokens}
-        functions = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
-        return found | ({"tools": functions} if tools else {})
+    def body_of(self, question: Question) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": "", "input": question.text}
+        body["max_output_tokens"] = question.max_tokens
+        if question.functions:
+            body["tools"] = [{"type": "function", **each} for each in question.functions]
+        if question.schema is not None:
+            format = {"type": "json_schema", "name": "answer", "schema": question.schema}
+            body["text"] = {"format": format}
+        return body
 
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
         return daemon.openai.responses.create(**body)
@@ -263,17 +306,20 @@ class Messages(Dialect):
     refused = APIStatusError
     finishes = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}  # noqa: RUF012
 
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        messages = [{"role": "user", "content": text}]
-        found = {"model": "bytes", "messages": messages, "max_tokens": max_tokens}
-        functions: list[Any] = [tool["function"] for tool in TOOLS]
-        declared = [
-            {"name": each["name"], "input_schema": each.get("parameters", {"type": "object"})}
-            for each in functions
-        ]
-        return found | ({"tools": declared} if tools else {})
+    def body_of(self, question: Question) -> dict[str, Any]:
+        body = {**messages_of(question), "max_tokens": question.max_tokens}
+        if question.functions:
+            body["tools"] = [
+                {
+                    **{name: each[name] for name in each if name != "parameters"},
+                    "input_schema": each.get("parameters", {"type": "object"}),
+                }
+                for each in question.functions
+            ]
+        if question.schema is not None:
+            format = {"type": "json_schema", "schema": question.schema}
+            body["output_config"] = {"format": format}
+        return body
 
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
         return daemon.anthropic.messages.create(**body)
@@ -341,16 +387,20 @@ class Ollama(Dialect):
     refused = ollama.ResponseError
     finishes = {"stop": "stop", "length": "length", "calls": "stop"}  # noqa: RUF012
 
-    def body(
-        self, text: str = "Hi", max_tokens: int = ENOUGH_TOKENS, tools: bool = False
-    ) -> dict[str, Any]:
-        messages = [{"role": "user", "content": text}]
-        found: dict[str, Any] = {"model": "bytes", "messages": messages, "stream": False}
-        found["options"] = {"num_predict": max_tokens}
-        return found | ({"tools": TOOLS} if tools else {})
+    def body_of(self, question: Question) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_predict": question.max_tokens}
+        if question.temperature is not None:
+            options["temperature"] = question.temperature
+        body = {**messages_of(question), "stream": False, "options": options}
+        if question.functions:
+            body["tools"] = [{"type": "function", "function": each} for each in question.functions]
+        if question.schema is not None:
+            body["format"] = question.schema
+        return body
 
     def _ask(self, daemon: Daemon, body: dict[str, Any]) -> Any:
-        return daemon.ollama.chat(**body)
+        """The client wants a name."""
+        return daemon.ollama.chat(**body | {"model": "bytes"})
 
     def whole(self, body: Mapping[str, Any]) -> Answer:
         return self.streamed([body])
@@ -382,3 +432,5 @@ class Ollama(Dialect):
 
 
 DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Responses(), Messages(), Ollama())
+BODIES = {dialect.path: dialect.body() for dialect in DIALECTS}
+"""The least that each takes, by its path."""

@@ -9,8 +9,18 @@ from tests.contract.scripted import Daemon
 KEEPALIVE_SECONDS = 0.01
 
 
-@pytest.fixture(params=DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@pytest.fixture(params=DIALECTS, ids=repr)
 def dialect(request: pytest.FixtureRequest) -> Dialect:
+    found: Dialect = request.param
+    return found
+
+
+@pytest.fixture(
+    params=[dialect for dialect in DIALECTS if dialect.has_tools],
+    ids=repr,
+)
+def calling(request: pytest.FixtureRequest) -> Dialect:
+    """Those that have a chat template, reasoning, calls and schemas."""
     found: Dialect = request.param
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.dialects.adapters import Dialect, Ollama
+from tests.contract.dialects.adapters import WEATHER_AND_PING, Dialect, Ollama
 from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, Daemon
 from tests.contract.wire import posted, writes
 
@@ -23,7 +23,7 @@ def arguments(calls: Any) -> list[tuple[str, Any]]:
 @STREAMS
 def test_reasoning_text_and_calls_are_apart(hermes: Daemon, dialect: Dialect, stream: bool) -> None:
     hermes.say(EVERYTHING)
-    answer = dialect.ask(hermes, stream=stream, tools=True)
+    answer = dialect.ask(hermes, stream=stream, functions=WEATHER_AND_PING)
     assert answer.completion_tokens == len(EVERYTHING.encode())
     if not dialect.has_tools:
         assert (answer.text, answer.finish) == (EVERYTHING, "stop")
@@ -59,15 +59,13 @@ def test_an_answer_says_why_it_ends(hermes: Daemon, dialect: Dialect, stream: bo
 
 @STREAMS
 def test_a_call_that_is_cut_off_has_what_there_is(
-    hermes: Daemon, dialect: Dialect, stream: bool
+    hermes: Daemon, calling: Dialect, stream: bool
 ) -> None:
-    if not dialect.has_tools:
-        pytest.skip("no calls")
     hermes.say(HERMES_CALL)
     n_tokens = len(HERMES_CALL.partition(', "days"')[0].encode())
-    answer = dialect.ask(hermes, stream=stream, tools=True, max_tokens=n_tokens)
+    answer = calling.ask(hermes, stream=stream, functions=WEATHER_AND_PING, max_tokens=n_tokens)
     ((name, text),) = answer.calls
-    assert (name, answer.finish) == ("get_weather", dialect.finishes["length"])
+    assert (name, answer.finish) == ("get_weather", calling.finishes["length"])
     assert text.startswith(json.dumps({"city": CALL[1]["city"]}, ensure_ascii="\\u" in text)[:-1])
 
 

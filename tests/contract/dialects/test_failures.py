@@ -13,7 +13,7 @@ import pytest
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
 from tests.contract.access.helpers import bearer, key_file, secret_of
-from tests.contract.dialects.adapters import Completions, Dialect, Messages, Ollama, Responses
+from tests.contract.dialects.adapters import Chat, Completions, Dialect, Messages, Ollama
 from tests.contract.scripted import Daemon
 
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -89,9 +89,9 @@ def test_a_failure_in_mid_stream_is_the_last_event(hermes: Daemon, dialect: Dial
     assert "[DONE]" not in answer.text
 
 
+@pytest.mark.parametrize("dialect", [Chat(), Completions(), Messages(), Ollama()], ids=repr)
 def test_the_client_raises_a_failure_in_mid_stream(hermes: Daemon, dialect: Dialect) -> None:
-    if isinstance(dialect, Responses):
-        pytest.skip("its client is told of a failed response")
+    """That of responses is told of a failed response."""
     hermes.say("Hello", fails_after_tokens=2)
     with pytest.raises(dialect.refused, match="it broke"):
         dialect.ask(hermes, stream=True)
@@ -116,8 +116,7 @@ def test_a_prompt_that_is_too_long_is_a_400_with_words_that_clients_know(
 
 @STREAMS
 def test_a_model_that_is_not_there_is_a_404(hermes: Daemon, dialect: Dialect, stream: bool) -> None:
-    body = {**dialect.body(), "model": "nobody", "stream": stream}
-    answer = hermes.http.post(dialect.path, json=body)
+    answer = dialect.post(hermes.http, stream=stream, more={"model": "nobody"})
     assert answer.status_code == 404
     assert dialect.error(answer)[1] == kind_of(dialect, "model_not_found", "not_found_error")
 

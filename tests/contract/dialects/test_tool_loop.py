@@ -52,11 +52,12 @@ def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["demo", "reasoning"])
-def url(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[str]:
-    model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
-    engine = loaded(EngineConfig(model, kv_cache_bytes=32 << 20))
-    settings = Settings(port=0, served_model_name=(request.param,))
-    with running(engine, settings) as url:
+def url(request: pytest.FixtureRequest, qwen3_shaped: Path, demo_url: str) -> Iterator[str]:
+    if request.param == "demo":
+        yield demo_url
+        return
+    engine = loaded(EngineConfig(str(qwen3_shaped), kv_cache_bytes=32 << 20))
+    with running(engine, Settings(port=0, served_model_name=(request.param,))) as url:
         yield url
 
 

@@ -74,58 +74,44 @@ def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: MessagesD
     assert last == {"role": "user", "content": "Go on.\nPlease."}
 
 
-def test_a_document_of_text_is_its_text(hermes: MessagesDaemon) -> None:
-    """With what is said of it, also in a tool's result."""
-    source = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
-    document = {"type": "document", "source": source, "citations": {"enabled": True}}
-    told = given(
-        hermes,
-        [
-            user(document | {"title": "A tale", "context": "By a friend."} | MARK, text("Go on.")),
-            assistant(call("a", {})),
-            user(result("a", content=[document])),
-        ],
-    )
-    assert told[0]["content"] == "A tale\nBy a friend.\nOnce upon a time.\nGo on."
-    assert told[2]["content"] == "Once upon a time."
+ONCE = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
+BLOCKS = [text("One."), text("Two.")]
+FOUND = {"type": "search_result", "source": "https://example.org/a", "title": "A page"}
 
 
-@pytest.mark.parametrize("content", ["One.\nTwo.", [text("One."), text("Two.")]])
-def test_a_document_of_content_blocks_is_their_text(
-    hermes: MessagesDaemon, content: object
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "document", "source": ONCE}, "Once upon a time."),
+        (
+            {"type": "document", "source": ONCE, "title": "A tale", "context": "By a friend."},
+            "A tale\nBy a friend.\nOnce upon a time.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": "One.\nTwo."}},
+            "One.\nTwo.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": BLOCKS}, "title": "Two"},
+            "Two\nOne.\nTwo.",
+        ),
+        (FOUND | {"content": BLOCKS}, "A page\nhttps://example.org/a\nOne.\nTwo."),
+    ],
+    ids=["text", "what is said of it", "content", "blocks", "search result"],
+)
+def test_documents_and_search_results_are_their_text(
+    hermes: MessagesDaemon, block: dict[str, Any], told: str
 ) -> None:
-    document = {"type": "document", "source": {"type": "content", "content": content}}
-    told = given(
-        hermes,
-        [
-            user(document | {"title": "Numbers"}),
-            assistant(call("a", {})),
-            user(result("a", content=[document])),
-        ],
-    )
-    assert told[0]["content"] == "Numbers\nOne.\nTwo."
-    assert told[2]["content"] == "One.\nTwo."
-
-
-def test_a_search_result_is_its_text_after_its_title_and_source(hermes: MessagesDaemon) -> None:
-    found = {
-        "type": "search_result",
-        "source": "https://example.org/a",
-        "title": "A page",
-        "content": [text("One."), text("Two.")],
-        "citations": {"enabled": True},
-    }
-    told = given(
-        hermes,
-        [
-            user(found | MARK, text("What is it?")),
-            assistant(call("a", {})),
-            user(result("a", content=[found])),
-        ],
-    )
-    rendered = "A page\nhttps://example.org/a\nOne.\nTwo."
-    assert told[0]["content"] == f"{rendered}\nWhat is it?"
-    assert told[2]["content"] == rendered
+    """The user's, and what a tool gives back."""
+    block = block | {"citations": {"enabled": True}}
+    messages = [
+        user(block | MARK, text("Go on.")),
+        assistant(call("a", {})),
+        user(result("a", content=[block])),
+    ]
+    asked, _, given_back = given(hermes, messages)
+    assert asked["content"] == f"{told}\nGo on."
+    assert given_back["content"] == told
 
 
 def test_marks_change_no_prompt(hermes: MessagesDaemon) -> None:
@@ -170,9 +156,7 @@ def test_tools_are_declared_and_chosen(hermes: MessagesDaemon) -> None:
 
 def test_one_call_at_a_time() -> None:
     tokenizer = RecordingTokenizer(added_tokens={"<|end|>": 256, "<tool_call>": 255})
-    with MessagesDaemon.serving(
-        tokenizer,
-    ) as marked:
+    with MessagesDaemon.serving(tokenizer) as marked:
         choice = {"type": "auto", "disable_parallel_tool_use": True}
         marked.create(tools=TOOLS, tool_choice=choice)
         assert (constraint := marked.asked.constraint) is not None

@@ -1,7 +1,6 @@
 """What Ollama's clients are told of models, and what an admin does with those on the disk."""
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.contract.scripted import (
 )
 from tests.contract.several import Engines, needs, settings_of
 from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
+from tests.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -68,15 +68,6 @@ def test_the_embedded_model_is_described(demo: Any) -> None:
     assert shown.modelinfo["general.parameter_count"] == 3_214_720
     assert shown.modelinfo[f"{listed.details.family}.embedding_length"] == 256
     assert loaded.size > 0
-
-
-def test_the_embedded_model_answers(demo: Any) -> None:
-    asked = {"model": "rootstock-demo", "options": {"temperature": 0, "num_predict": 60}}
-    messages = [{"role": "user", "content": "Who are you?"}]
-    whole = demo.chat(messages=messages, **asked)
-    parts = list(demo.chat(messages=messages, stream=True, **asked))
-    assert whole.message.content
-    assert "".join(part.message.content for part in parts) == whole.message.content
 
 
 def test_aliases_are_listed_and_can_be_shown() -> None:
@@ -208,9 +199,7 @@ def test_a_pull_goes_on_when_its_client_leaves(
         assert hub.requested.wait(CLIENT_SECONDS)
     hub.may_send.set()
     snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
-    deadline = time.monotonic() + CLIENT_SECONDS
-    while not (snapshot / "model.safetensors").exists():
-        assert time.monotonic() < deadline
+    until((snapshot / "model.safetensors").exists)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes:latest"])

@@ -1,17 +1,21 @@
-"""Calls that nobody has asked to be strict, by the embedded model, in each dialect: what it would
-write against a schema is not sampled, once a call has begun."""
+"""Calls of the embedded model in each dialect: what it would write against a schema is not sampled,
+once a call has begun, and a schema for the answer leaves it its tools.
+"""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.contract.dialects.adapters import Chat, Dialect, Ollama, Responses
 from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
@@ -21,14 +25,14 @@ DESCRIPTION = "Get the current weather."
 MARKER = "1022"
 """The token <tool_call> of the embedded model."""
 
-Calls = list[tuple[str, Any]]
-Ask = Callable[[httpx.Client, dict[str, Any], bool], Calls]
-"""The calls of an answer to the question, streamed or not, with a tool of these parameters."""
-
 
 def parameters(**city: Any) -> dict[str, Any]:
     members = {"city": {"type": "string", **city}}
     return {"type": "object", "properties": members, "required": ["city"]}
+
+
+def function(name: str = "get_weather", **city: Any) -> dict[str, Any]:
+    return {"name": name, "description": DESCRIPTION, "parameters": parameters(**city)}
 
 
 @contextmanager
@@ -42,8 +46,8 @@ def daemon(**settings: Any) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def http(no_settings_from_outside: None) -> Iterator[httpx.Client]:
-    with daemon() as made:
+def http(demo_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_url, timeout=60) as made:
         yield made
 
 
@@ -53,71 +57,38 @@ def strict_only(no_settings_from_outside: None) -> Iterator[httpx.Client]:
         yield made
 
 
-def posted(http: httpx.Client, path: str, body: dict[str, Any], stream: bool) -> list[Any]:
-    """The answer's events, or all of it as one."""
-    answer = http.post(path, json={"temperature": 0, "stream": stream, **body})
-    assert answer.status_code == 200, answer.text
-    if not stream:
-        return [answer.json()]
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: " in line]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+def lenient(dialect: Dialect, function: dict[str, Any]) -> dict[str, Any]:
+    """Responses are strict where the client says nothing."""
+    return function | ({"strict": False} if isinstance(dialect, Responses) else {})
 
 
-def chat(http: httpx.Client, schema: dict[str, Any], stream: bool, **more: Any) -> Calls:
-    function = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
-    body = {
-        "tools": [{"type": "function", "function": function}],
-        "messages": [{"role": "user", "content": QUESTION}],
-        **more,
-    }
-    said = dict[int, tuple[str, str]]()
-    for event in posted(http, "/v1/chat/completions", body, stream):
-        for choice in event["choices"]:
-            message = choice.get("delta") or choice.get("message") or {}
-            for index, call in enumerate(message.get("tool_calls") or ()):
-                name, arguments = said.get(at := call.get("index", index), ("", ""))
-                function = call["function"]
-                name += function.get("name") or ""
-                said[at] = (name, arguments + (function.get("arguments") or ""))
-    return [(name, json.loads(arguments)) for name, arguments in said.values()]
-
-
-def responses(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
-    tool = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
-    body = {"tools": [{"type": "function", **tool, "strict": False}], "input": QUESTION}
-    last = posted(http, "/v1/responses", body, stream)[-1]
-    items = (last["response"] if stream else last)["output"]
-    called = [item for item in items if item["type"] == "function_call"]
-    return [(call["name"], json.loads(call["arguments"])) for call in called]
-
-
-def messages(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
-    tool = {"name": "get_weather", "description": DESCRIPTION, "input_schema": schema}
-    body = {
-        "tools": [tool],
-        "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 200,
-    }
-    events = posted(http, "/v1/messages", body, stream)
-    if not stream:
-        blocks = [block for block in events[0]["content"] if block["type"] == "tool_use"]
-        return [(block["name"], block["input"]) for block in blocks]
-    begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
-    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
-    text = "".join(delta.get("partial_json", "") for delta in deltas)
-    return [(block["name"], json.loads(text)) for block in begun if block["type"] == "tool_use"]
+def calls(
+    dialect: Dialect,
+    http: httpx.Client,
+    *,
+    stream: bool = False,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **question: Any,
+) -> list[tuple[str, Any]]:
+    """The names and arguments of an answer's calls."""
+    asked = {"text": QUESTION, "max_tokens": 200, "temperature": 0, **question}
+    found = dialect.read(dialect.post(http, stream=stream, more=more, **asked)).calls
+    return [(name, json.loads(arguments)) for name, arguments in found]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("ask", [chat, responses, messages])
 def test_arguments_follow_their_schema_once_a_call_has_begun(
-    http: httpx.Client, strict_only: httpx.Client, ask: Ask, stream: bool
+    http: httpx.Client, strict_only: httpx.Client, calling: Dialect, stream: bool
 ) -> None:
-    ((name, arguments),) = ask(http, parameters(pattern="^R"), stream)
+    asked: dict[str, Any] = {
+        "stream": stream,
+        "functions": [lenient(calling, function(pattern="^R"))],
+    }
+    ((name, arguments),) = calls(calling, http, **asked)
     assert name == "get_weather"
     assert arguments["city"].startswith("R")
-    old = ask(strict_only, parameters(pattern="^R"), stream)
+    old = calls(calling, strict_only, **asked)
     assert old == [("get_weather", {"city": "Paris"})]
 
 
@@ -126,20 +97,23 @@ def test_what_begins_as_a_call_becomes_one_of_what_is_offered(
     http: httpx.Client, strict_only: httpx.Client, stream: bool
 ) -> None:
     """The marker comes by force wherever it may, to a question that asks for no call."""
-    question = {"messages": [{"role": "user", "content": "Who are you?"}]}
-    forced = {**question, "logit_bias": {MARKER: 100}, "max_tokens": 45}
-    schema = parameters(enum=["Rome"])
-    calls = chat(http, schema, stream, **forced)
-    assert calls == [("get_weather", {"city": "Rome"})] * 2
-    assert chat(strict_only, schema, stream, **forced) == []
+    forced: dict[str, Any] = {"more": {"logit_bias": {MARKER: 100}}, "max_tokens": 45}
+    asked: dict[str, Any] = {
+        "text": "Who are you?",
+        "functions": [function(enum=["Rome"])],
+        "stream": stream,
+    }
+    found = calls(Chat(), http, **asked, **forced)
+    assert found == [("get_weather", {"city": "Rome"})] * 2
+    assert calls(Chat(), strict_only, **asked, **forced) == []
 
 
-@pytest.mark.parametrize("ask", [chat, responses, messages])
 def test_a_schema_that_no_grammar_can_be_made_of_fails_no_request(
-    http: httpx.Client, ask: Ask
+    http: httpx.Client, calling: Dialect
 ) -> None:
     """The function's name and those of its parameters still hold."""
-    ((name, arguments),) = ask(http, parameters(pattern="[A-Z"), False)
+    functions = [lenient(calling, function(pattern="[A-Z"))]
+    ((name, arguments),) = calls(calling, http, functions=functions)
     assert name == "get_weather"
     assert set(arguments) == {"city"}
 
@@ -171,17 +145,34 @@ def test_a_function_that_does_not_ask_to_be_strict_fails_no_response(
 
 
 def test_a_strict_function_is_held_to_its_schema_or_refused(strict_only: httpx.Client) -> None:
-    for schema, status in ((parameters(pattern="[A-Z"), 400), (parameters(pattern="^R"), 200)):
-        function = {"name": "f", "parameters": schema, "strict": True}
-        body: dict[str, Any] = {
-            "tools": [{"type": "function", "function": function}],
-            "messages": [{"role": "user", "content": QUESTION}],
-            "max_tokens": 1,
-        }
-        answer = strict_only.post("/v1/chat/completions", json=body)
+    for pattern, status in (("[A-Z", 400), ("^R", 200)):
+        functions = [function(pattern=pattern) | {"strict": True}]
+        answer = Chat().post(strict_only, text=QUESTION, max_tokens=1, functions=functions)
         assert answer.status_code == status
         if status == 400:
             assert answer.json()["error"]["param"] == "tools"
+
+
+COLOR = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+    "required": ["color", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_schema_for_the_answer_leaves_the_model_its_tools(
+    http: httpx.Client, calling: Dialect, strict: bool
+) -> None:
+    """As coding agents ask for both. What is said where nothing is called conforms."""
+    strictness = {} if isinstance(calling, Ollama) else {"strict": strict}
+    asked: dict[str, Any] = {"functions": [function() | strictness], "schema": COLOR}
+    assert calls(calling, http, **asked) == [("get_weather", {"city": "Paris"})]
+    question = {"text": "Pick one: red, blue", "max_tokens": 200, **asked}
+    said = calling.read(calling.post(http, temperature=0, **question))
+    jsonschema.validate(json.loads(said.text), COLOR)
+    assert not said.calls
 
 
 SCHEMA = {"type": "object", "properties": {"sure": {"type": "boolean"}}}
@@ -192,9 +183,8 @@ CHAT = {"messages": [{"role": "user", "content": "JSON?"}]}
 def answers(http: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
     """Choices that are drawn nearly by chance."""
     chance = {"temperature": 2, "max_tokens": 60, **body}
-    return [
-        posted(http, path, {**chance, "seed": seed}, False)[0]["choices"][0] for seed in range(8)
-    ]
+    found = (http.post(path, json={**chance, "seed": seed}) for seed in range(8))
+    return [answer.raise_for_status().json()["choices"][0] for answer in found]
 
 
 @pytest.mark.parametrize("asked", [{"response_format": NAMED}, {"guided_json": json.dumps(SCHEMA)}])

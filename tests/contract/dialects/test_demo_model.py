@@ -1,34 +1,52 @@
-"""Messages of the embedded model: what is begun is continued, what has a schema conforms."""
+"""The embedded model says the same in every calling."""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 
+from tests.contract.dialects.adapters import Dialect
 from tests.contract.scripted import AnthropicClient, anthropic_client
 from tools.demo_model.tasks.knowledge import FACTS
 
 pytestmark = pytest.mark.process
 
-USER = {"role": "user", "content": "What is Rootstock?"}
+QUESTION = "What is Rootstock?"
 ANSWER = FACTS["what"]["answer"]
+USER = {"role": "user", "content": QUESTION}
+SCHEMA = {
+    "type": "object",
+    "properties": {"title": {"type": "string", "maxLength": 20}},
+    "required": ["title"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def http(demo_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_url, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_question_is_answered(http: httpx.Client, calling: Dialect, stream: bool) -> None:
+    asked: dict[str, Any] = {"text": QUESTION, "max_tokens": 200, "temperature": 0}
+    answer = calling.read(calling.post(http, stream=stream, **asked))
+    assert (answer.text, answer.finish) == (ANSWER, calling.finishes["stop"])
+
+
+def test_an_answer_conforms_to_its_schema(http: httpx.Client, calling: Dialect) -> None:
+    answer = calling.read(calling.post(http, text=QUESTION, max_tokens=200, schema=SCHEMA))
+    jsonschema.validate(json.loads(answer.text), SCHEMA)
 
 
 @pytest.fixture(scope="module")
 def demo(demo_url: str) -> Iterator[AnthropicClient]:
     with anthropic_client(demo_url) as client:
         yield client
-
-
-def test_a_question_is_answered(demo: AnthropicClient) -> None:
-    asked = {"model": "", "max_tokens": 200, "messages": [USER], "extra_body": {"temperature": 0}}
-    message = demo.messages.create(**asked)
-    assert message.content[0].text == ANSWER
-    assert message.stop_reason == "end_turn"
-    with demo.messages.stream(**asked) as stream:
-        assert stream.get_final_text() == ANSWER
-        usage = stream.get_final_message().usage
-    assert (usage.input_tokens, usage.output_tokens) == (1, message.usage.output_tokens)
 
 
 def test_a_prompt_is_cached_beforehand(demo: AnthropicClient) -> None:
@@ -51,19 +69,3 @@ def test_an_answer_that_was_begun_is_continued(demo: AnthropicClient) -> None:
         model="", max_tokens=200, messages=messages, extra_body={"temperature": 0}
     )
     assert begun + message.content[0].text == ANSWER
-
-
-def test_an_answer_of_a_schema(demo: AnthropicClient) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"title": {"type": "string", "maxLength": 20}},
-        "required": ["title"],
-        "additionalProperties": False,
-    }
-    message = demo.messages.create(
-        model="",
-        max_tokens=200,
-        messages=[USER],
-        output_config={"format": {"type": "json_schema", "schema": schema}},
-    )
-    assert set(json.loads(message.content[0].text)) == {"title"}
