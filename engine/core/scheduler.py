@@ -217,9 +217,8 @@ class Scheduler:
         )
 
     def plan(self) -> Step | None:
-        """Plan the next step and allocate its blocks, preempting sequences if blocks are short, and
-        unpinning prefixes if nothing else can make room. Return None if there is nothing to
-        compute, to load or to read.
+        """Plan the next step and allocate its blocks. If blocks are short, sequences are preempted;
+        if no sequence runs, prefixes are unpinned. Return None if there is nothing to do.
         """
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
@@ -227,13 +226,9 @@ class Scheduler:
         return step
 
     def _plan(self) -> Step | None:
-        n_foreground = self.sequences.n_foreground
-        batch_rows = min(max(n_foreground, len(self.running)), self._limits.max_running)
-        step = Step(
-            StepPlan(next(self._numbers)),
-            StepBudget(self.costs, self._limits.step_stretch, batch_rows),
-            self._limits.step_tokens,
-        )
+        limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
+        budget = StepBudget(self.costs, limits.step_stretch, min(n_rows, limits.max_running))
+        step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
         self._admission.waiting.begin_step()
         if self.sequences.n_background:
             self._preempt_background(step)
