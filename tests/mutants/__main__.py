@@ -6,35 +6,37 @@ hour); `run DIRECTORY RESULTS` tries a sample of mutants, about two seconds each
 """
 
 import json
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 
-from tests.mutants import children, reach
-from tests.mutants.draw import PACKAGES, Mutant, draw
-from tests.mutants.trial import Result, trials
+from tests.mutants import reach
+from tests.mutants.draw import PACKAGES, Mutant, draw, sites
+from tests.mutants.trial import Result, Trial, Trials
 
-PARTS = ("unit", "property", "golden", "simulation", "contract", "conformance", "hostile")
+PARTS = [
+    f"tests/{part}"
+    for part in ("unit", "property", "golden", "simulation", "contract", "conformance", "hostile")
+]
 
 app = typer.Typer(help=__doc__)
 Directory = Annotated[Path, typer.Argument(help="Holds which tests reach which lines.")]
+Parts = Annotated[list[str], typer.Option("--part", help="Files and folders of tests.")]
 Tree = Annotated[Path, typer.Option(help="The checkout whose source and tests are meant.")]
 
 
 @app.command(name="reach")
-def find_reach(
-    directory: Directory,
-    parts: Annotated[list[str] | None, typer.Option("--part", help="Of tests/.")] = None,
-    tree: Tree = Path(),
-) -> None:
+def find_reach(directory: Directory, parts: Parts = PARTS, tree: Tree = Path()) -> None:
     """Run the fast tests once, noting what each reaches."""
-    children.import_libraries()
-    for part in parts or PARTS:
-        code = reach.measure(tree.resolve(), f"tests/{part}", directory.resolve(), 3600.0)
-        print(f"{part}: exit code {code}", flush=True)
-    for package, percent in reach.branch_coverage(tree.resolve(), directory.resolve()).items():
+    directory = directory.resolve()
+    _enter(tree)
+    for package, percent in reach.measure(parts, directory).items():
         print(f"{package}: {percent:.1f} % of lines and branches")
 
 
@@ -47,41 +49,38 @@ def run(
     again: Annotated[
         Path | None, typer.Option(help="Results: try those that were killed, instead of drawing.")
     ] = None,
-    package: Annotated[str, typer.Option(help="Only mutants of this package.")] = "",
     tests: Annotated[int, typer.Option(help="At most so many for a mutant.")] = 40,
     seconds: Annotated[float, typer.Option(help="Tests of so many in all for a mutant.")] = 15.0,
+    processes: Annotated[int, typer.Option(help="How many mutants are tried at a time.")] = 1,
+    parts: Parts = PARTS,
     tree: Tree = Path(),
 ) -> None:
     """Try mutants, each with the tests that reach it, until one fails."""
-    tree = tree.resolve()
-    killers = {
-        mutant: result.killer
-        for mutant, result in (load(again) if again else {}).items()
-        if result.killed
-    }
+    reached = reach.read(directory)
+    results = results.resolve()
     done = load(results) if results.exists() else {}
-    wanted = [mutant for mutant in killers or draw(tree, mutants, seed) if mutant not in done]
-    reached = reach.read(tree, directory)
-    children.import_libraries()
-    with trials(tree, reached) as laboratory, results.open("a") as lines:
+    old = {} if again is None else load(again)
+    _enter(tree)
+    killers = {mutant: result.killer for mutant, result in old.items() if result.killed}
+    wanted = [mutant for mutant in killers or draw(Path(), mutants, seed) if mutant not in done]
+
+    def trials() -> Iterator[Trial]:
         for mutant in wanted:
-            if package in ("", mutant.package):
-                first = killers.get(mutant, "").removesuffix(" timed out")
-                result = laboratory.run(mutant, first, tests, seconds)
-                print(json.dumps(asdict(mutant) | asdict(result)), file=lines, flush=True)
+            path = Path(mutant.file)
+            site = sites(mutant.file, path.read_bytes()).get(mutant) if path.exists() else None
+            chosen = reached.tests(mutant.file, site.lines, tests, seconds) if site else []
+            if (killer := killers.get(mutant)) in reached.seconds:
+                chosen = [killer, *(test for test in chosen if test != killer)]
+            yield Trial(mutant, site.source if site else None, chosen)
+
+    with results.open("a") as lines:
+
+        def note(mutant: Mutant, result: Result) -> None:
+            print(json.dumps(asdict(mutant) | asdict(result)), file=lines, flush=True)
+
+        plugin = Trials(trials(), reached, processes, note)
+        pytest.main([*parts, *reach.OPTIONS, "-x", "-s", "--tb=no"], plugins=[plugin])
     report(load(results))
-
-
-@app.command()
-def check(directory: Directory, results: Path, tree: Tree = Path()) -> None:
-    """Name the tests that killed mutants and fail without any: their verdicts mean nothing."""
-    tree = tree.resolve()
-    killers = {result.killer for result in load(results).values() if result.killed}
-    children.import_libraries()
-    with trials(tree, reach.read(tree, directory)) as laboratory:
-        for test in sorted({killer.removesuffix(" timed out") for killer in killers}):
-            if "::" in test and laboratory.fails_unchanged(test):
-                print(test)
 
 
 @app.command()
@@ -96,6 +95,16 @@ def compare(before: Path, after: Path) -> None:
     for mutant in lost:
         print(f"{mutant.file}: {mutant.text} ({mutant.operator}), by {old[mutant].killer}")
     raise typer.Exit(bool(lost))
+
+
+def _enter(tree: Path) -> None:
+    """Import the project from `tree` from here on. Random tests repeat their examples, as in CI."""
+    tree = tree.resolve()
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "HYPOTHESIS_PROFILE": "fast", "CI": "1"}
+    sys.path[:] = [str(tree), *(path for path in sys.path if not (Path(path) / "kvstore").is_dir())]
+    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+        del sys.modules[name]
 
 
 def load(path: Path) -> dict[Mutant, Result]:

@@ -40,7 +40,7 @@ Change: TypeAlias = tuple[ast.expr | ast.stmt, str, str]
 @dataclass(frozen=True)
 class Mutant:
     """One change of one file. `occurrence` counts the changes by the same operator of lines that
-    read the same, so the name holds when lines are added to the file.
+    read the same, so it stays the same mutant when lines are added to the file.
     """
 
     file: str
@@ -56,7 +56,7 @@ class Mutant:
 @dataclass(frozen=True)
 class Site:
     """Where a file is changed: the lines that must run for the change to matter, and the file's
-    whole text with the change. `lines` is empty for code that runs when the module is imported.
+    whole text with the change. All other lines keep their numbers.
     """
 
     lines: range
@@ -64,14 +64,14 @@ class Site:
 
 
 def sites(file: str, source: bytes) -> dict[Mutant, Site]:
-    """All mutants of a file."""
+    """All mutants of a file's functions."""
     rows = source.splitlines(keepends=True)
     starts = [0]
     for row in rows:
         starts.append(starts[-1] + len(row))
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
-    for (node, operator, text), within_function in _changes(ast.parse(source)):
+    for node, operator, text in _changes(ast.parse(source)):
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         line = rows[node.lineno - 1].decode().strip()
@@ -79,8 +79,10 @@ def sites(file: str, source: bytes) -> dict[Mutant, Site]:
         seen[line, operator] += 1
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        lines = range(node.lineno, node.end_lineno + 1) if within_function else range(0)
-        found[mutant] = Site(lines, source[:begin] + text.encode() + source[end:])
+        padding = "\n" * (node.end_lineno - node.lineno)
+        changed = f"({text}{padding})" if isinstance(node, ast.expr) else text + padding
+        lines = range(node.lineno, node.end_lineno + 1)
+        found[mutant] = Site(lines, source[:begin] + changed.encode() + source[end:])
     return found
 
 
@@ -101,13 +103,13 @@ def draw(tree: Path, n_mutants: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[Change, bool]]:
-    """All changes of a file, in its order, and whether each lies within a function."""
+def _changes(tree: ast.Module) -> Iterator[Change]:
+    """All changes of a file's functions, in the file's order."""
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
         node, within_function = pending.pop()
-        for change in _changes_of(node):
-            yield change, within_function
+        if within_function:
+            yield from _changes_of(node)
         below = within_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         pending += [(child, below) for child in reversed(_children(node))]
 
@@ -121,10 +123,8 @@ def _children(node: ast.AST) -> list[ast.AST]:
         case ast.AnnAssign(value=value):
             children = [value] if value else []
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            defaults = [default for default in node.args.kw_defaults if default]
-            children = [*node.args.defaults, *defaults, *node.body]
-            if {"abstractmethod", "overload"} & {*map(ast.unparse, node.decorator_list)}:
-                children = []
+            decorators = {*map(ast.unparse, node.decorator_list)}
+            children = [] if {"abstractmethod", "overload"} & decorators else [*node.body]
         case ast.ClassDef():
             children = [] if "Protocol" in map(ast.unparse, node.bases) else [*node.body]
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Assert():
@@ -149,19 +149,19 @@ def _changes_of(node: ast.AST) -> Iterator[Change]:  # noqa: PLR0912 - a table
     match node:
         case ast.Compare(left=left, ops=[op, *ops], comparators=comparators):
             other = ast.Compare(left, [_COMPARISONS[type(op)](), *ops], comparators)
-            yield node, "comparison", f"({ast.unparse(other)})"
+            yield node, "comparison", ast.unparse(other)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as arithmetic, right=right):
             swapped = ast.Sub() if isinstance(arithmetic, ast.Add) else ast.Add()
-            yield node, "plus-minus", f"({ast.unparse(ast.BinOp(left, swapped, right))})"
+            yield node, "plus-minus", ast.unparse(ast.BinOp(left, swapped, right))
         case ast.BoolOp(op=joined, values=values):
             either = ast.Or() if isinstance(joined, ast.And) else ast.And()
-            yield node, "and-or", f"({ast.unparse(ast.BoolOp(either, values))})"
+            yield node, "and-or", ast.unparse(ast.BoolOp(either, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield node, "not", f"({ast.unparse(operand)})"
+            yield node, "not", ast.unparse(operand)
         case ast.Constant(value=bool(truth)):
             yield node, "constant", str(not truth)
         case ast.Constant(value=int(number) | float(number)):
-            yield node, "constant", f"({number + 1})"
+            yield node, "constant", str(number + 1)
         case ast.If(test=test) | ast.IfExp(test=test):
             yield test, "always", "True"
             yield test, "never", "False"

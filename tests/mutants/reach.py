@@ -1,7 +1,8 @@
 """Which tests reach which lines: one run of the fast tests under coverage, kept in a directory."""
 
+import io
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,10 +10,9 @@ from pathlib import Path
 import coverage
 import pytest
 
-from tests.mutants.children import run_pytest
 from tests.mutants.draw import PACKAGES
 
-FAST = "not slow and not browser"
+OPTIONS = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not browser")
 NEAR = ("tests/unit/", "tests/property/")
 N_NEAR_SHARE = 0.75
 N_OF_A_FUNCTION = 4
@@ -45,29 +45,28 @@ class _Recorder:
         self._seconds_file.write_text(json.dumps(passed))
 
 
-def measure(tree: Path, part: str, directory: Path, timeout_seconds: float) -> int:
-    """Run the fast tests of `part`, a file or directory of `tree`. Returns pytest's exit code."""
+def measure(paths: Sequence[str], directory: Path) -> dict[str, float]:
+    """Run the fast tests at `paths` in the working directory, and keep in `directory` what they
+    reach. Returns the percentage of lines and branches that they reach, by package.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    name = part.replace("/", "_")
+    name = paths[0].replace("/", "_")
     measured = coverage.Coverage(
         data_file=str(directory / f"{name}.coverage"),
         config_file=False,
         branch=True,
-        source=[str(tree / start) for start, _ in PACKAGES.values()],
+        source=[start for start, _ in PACKAGES.values()],
     )
-
-    def around(run: Callable[[], int]) -> int:
-        measured.start()
-        try:
-            return run()
-        finally:
-            measured.stop()
-            measured.save()
-
-    recorder = _Recorder(measured, directory / f"{name}.seconds")
-    arguments = [part, "-m", FAST]
-    output = directory / f"{name}.log"
-    return run_pytest(tree, arguments, recorder, timeout_seconds, output, around)
+    measured.set_option("run:relative_files", True)
+    measured.erase()
+    with measured.collect():
+        recorder = _Recorder(measured, directory / f"{name}.seconds")
+        pytest.main([*paths, *OPTIONS], plugins=[recorder])
+    measured.save()
+    return {
+        package: measured.report(include=[f"{start}*"], file=io.StringIO())
+        for package, (start, _) in PACKAGES.items()
+    }
 
 
 @dataclass
@@ -113,25 +112,15 @@ def _by_files(tests: list[str]) -> list[str]:
     return [test for of_file in files.values() for test in of_file]
 
 
-def read(tree: Path, directory: Path) -> Reach:
+def read(directory: Path) -> Reach:
+    """What runs of `measure` have kept in `directory`."""
     reach = Reach({}, {})
-    for path in sorted(directory.glob("*.seconds")):
+    for path in sorted(directory.glob("*.seconds")):  # written at the end: those of whole runs
         reach.seconds |= json.loads(path.read_text())
-    for path in sorted(directory.glob("*.coverage")):
-        data = coverage.CoverageData(str(path))
+        data = coverage.CoverageData(str(path.with_suffix(".coverage")))
         data.read()
         for file in data.measured_files():
-            of_lines = reach.tests_of_lines.setdefault(str(Path(file).relative_to(tree)), {})
+            of_lines = reach.tests_of_lines.setdefault(file, {})
             for line, tests in data.contexts_by_lineno(file).items():
                 of_lines.setdefault(line, set()).update(tests)
     return reach
-
-
-def branch_coverage(tree: Path, directory: Path) -> dict[str, float]:
-    """The share of lines and branches of each package that the tests reach, in percent."""
-    measured = coverage.Coverage(data_file=str(directory / "all"), config_file=False, branch=True)
-    measured.combine([str(path) for path in directory.glob("*.coverage")], keep=True)
-    return {
-        name: measured.report(include=[str(tree / start / "*")], file=open("/dev/null", "w"))
-        for name, (start, _) in PACKAGES.items()
-    }

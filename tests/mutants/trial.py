@@ -1,22 +1,36 @@
-"""Runs the tests that reach a mutant against it, in a copy of the tree."""
+"""Runs the tests that reach a mutant against it.
 
+Pytest collects all tests once. For each mutant a forked process gives the functions of the mutant's
+file the changed code, and runs the tests. Processes that the tests start run the code as it is.
+"""
+
+import gc
 import os
+import resource
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import NoReturn, TypeAlias
 
+import _pytest.main
 import pytest
 
-from tests.mutants.children import TIMED_OUT, run_pytest
-from tests.mutants.draw import Mutant, sites
+from tests.mutants.draw import Mutant
 from tests.mutants.reach import Reach
 
-TIMEOUT_SECONDS = 60.0
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "docs", "node_modules")
+START_SECONDS = 10.0
+MOST_SECONDS = 60.0
+SLOWER = 2.0
+"""Tests hang that take so many times as long as they did under coverage, and START_SECONDS."""
+POLL_SECONDS = 0.01
+MEMORY_BYTES = 6 << 30
 
 
 @dataclass(frozen=True)
@@ -24,89 +38,158 @@ class Result:
     """`killed` is None if the source no longer has the mutant's line."""
 
     killed: bool | None
-    killer: str  # the test that failed or hung, or the file that could not be imported
+    killer: str  # the test that failed or hung
+    hangs: bool
     n_tests: int  # 0 if none reaches the line
     seconds: float
 
 
-class _FirstFailure:
-    """Writes each test that starts and the first that fails to a file, for another process."""
+@dataclass(frozen=True)
+class Trial:
+    """A mutant, its file's text (None if that lacks the mutant's line), and the tests to run."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._path.write_text(nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._path.write_text(report.nodeid)
+    mutant: Mutant
+    source: bytes | None
+    tests: list[str]
 
 
 class Trials:
-    """Tries mutants in a copy of `tree`. One at a time."""
+    """A plugin of pytest: runs trials in place of the tests that were collected."""
 
-    def __init__(self, tree: Path, reach: Reach, copy: Path) -> None:
-        self._tree, self._reach, self._copy = tree, reach, copy
-        self._output = copy.with_suffix(".log")
-        self._running = copy.with_suffix(".running")
-        self._mtime = 0
+    def __init__(
+        self,
+        trials: Iterable[Trial],
+        reach: Reach,
+        n_processes: int,
+        report: Callable[[Mutant, Result], None],
+    ) -> None:
+        self._trials, self._reach, self._report = trials, reach, report
+        self._n_processes = n_processes
 
-    def run(self, mutant: Mutant, first: str, most: int, most_seconds: float) -> Result:
-        """`first` is a test that killed the mutant elsewhere, or "": it runs before all others."""
-        path = self._tree / mutant.file
-        site = sites(mutant.file, path.read_bytes()).get(mutant) if path.exists() else None
-        if site is None:
-            return Result(None, "", 0, 0.0)
-        begun = time.monotonic()
-        tests = self._reach.tests(mutant.file, site.lines, most, most_seconds)
-        batches = [tests]
-        if first in self._reach.seconds:
-            batches = [[first], [test for test in tests if test != first]]
-        killed, killer = False, ""
-        with self._changed(mutant.file, site.source):
-            for batch in filter(None, batches):
-                killed, killer = self._fails(batch)
-                if killed:
-                    break
-        n_tests = sum(map(len, batches))
-        return Result(killed, killer, n_tests, round(time.monotonic() - begun, 2))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        functions = _functions(session.config.rootpath)
+        running: list[_Running] = []
+        for trial in self._trials:
+            tests = [test for test in trial.tests if test in items]
+            if trial.source is None or not tests:
+                killed = None if trial.source is None else False
+                self._report(trial.mutant, Result(killed, "", False, 0, 0.0))
+                continue
+            while len(running) >= self._n_processes:
+                running = self._going_on(running)
+            seconds = sum(self._reach.seconds[test] for test in tests)
+            timeout = min(START_SECONDS + SLOWER * seconds, MOST_SECONDS)
+            process = _Running(trial.mutant, len(tests), timeout)
+            if process.is_child:
+                _change(functions[trial.mutant.file], trial.source)
+                session.items = [items[test] for test in tests]
+                process.run(session)
+            running.append(process)
+        while running:
+            running = self._going_on(running)
+        return True
 
-    def fails_unchanged(self, test: str) -> bool:
-        """Whether a test fails here without any mutant."""
-        return self._fails([test])[0]
+    def _going_on(self, running: list["_Running"]) -> list["_Running"]:
+        """Report the processes that have ended. Returns the others."""
+        time.sleep(POLL_SECONDS)
+        going_on = []
+        for process in running:
+            result = process.result()
+            if result is None:
+                going_on.append(process)
+            else:
+                self._report(process.mutant, result)
+        return going_on
 
-    def _fails(self, tests: list[str]) -> tuple[bool, str]:
-        """Whether one fails, which includes that it hangs or cannot be imported; and which."""
-        self._running.write_text("")
-        arguments = [*tests, "-x", "--tb=no"]
-        recorder = _FirstFailure(self._running)
-        code = run_pytest(self._copy, arguments, recorder, TIMEOUT_SECONDS, self._output)
-        killer = self._running.read_text()
-        if code == TIMED_OUT:
-            return True, f"{killer} timed out"
-        return code != pytest.ExitCode.OK, killer if code else ""
 
-    @contextmanager
-    def _changed(self, file: str, source: bytes) -> Iterator[None]:
-        """Each text gets a modification time of its own, by which Python tells what it compiled."""
-        path = self._copy / file
-        original = path.read_bytes()
+class _Running:
+    """A forked process that runs tests on a mutant, as both processes see it."""
+
+    def __init__(self, mutant: Mutant, n_tests: int, timeout_seconds: float) -> None:
+        self.mutant = mutant
+        self._n_tests = n_tests
+        self._begun = time.monotonic()
+        self._deadline = self._begun + timeout_seconds
+        self._directory = Path(tempfile.mkdtemp(prefix="m"))
+        self._current = self._directory / "test"
+        self._pid = os.fork()
+
+    @property
+    def is_child(self) -> bool:
+        return self._pid == 0
+
+    def result(self) -> Result | None:
+        """None while it runs. A test that hangs has failed."""
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        hangs = not ended and time.monotonic() > self._deadline
+        if not ended and not hangs:
+            return None
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)  # what the tests started and left, too
+        if hangs:
+            os.waitpid(self._pid, 0)
+        killed = hangs or os.waitstatus_to_exitcode(status) != 0
+        killer = self._current.read_text() if killed and self._current.exists() else ""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        seconds = round(time.monotonic() - self._begun, 2)
+        return Result(killed, killer, hangs, self._n_tests, seconds)
+
+    def run(self, session: pytest.Session) -> NoReturn:
+        """Run the session's tests up to the first that fails, and exit."""
+        failed = True
         try:
-            self._write(path, source)
-            yield
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+            os.dup2(1, 2)
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+            os.environ["TMPDIR"] = tempfile.tempdir = str(self._directory)
+            session.config.pluginmanager.register(self)
+            with suppress(session.Failed):
+                _pytest.main.pytest_runtestloop(session)
+            failed = session.testsfailed > 0
         finally:
-            self._write(path, original)
+            os._exit(failed)
 
-    def _write(self, path: Path, source: bytes) -> None:
-        path.write_bytes(source)
-        self._mtime += 1
-        os.utime(path, (self._mtime, self._mtime))
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._current.write_text(nodeid)
 
 
-@contextmanager
-def trials(tree: Path, reach: Reach) -> Iterator[Trials]:
-    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        copy = Path(directory) / "tree"
-        shutil.copytree(tree, copy, ignore=LEFT_OUT)
-        yield Trials(tree, reach, copy)
+_Functions: TypeAlias = dict[str, list[FunctionType]]
+
+
+def _functions(tree: Path) -> _Functions:
+    """All functions that exist, by the file in which they are written, relative to `tree`."""
+    gc.unfreeze()
+    found: _Functions = {}
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType):
+            path = Path(function.__code__.co_filename)
+            if path.is_relative_to(tree):
+                found.setdefault(str(path.relative_to(tree)), []).append(function)
+    gc.freeze()
+    return found
+
+
+def _change(functions: list[FunctionType], source: bytes) -> None:
+    """Give functions the code that `source`, the text of their file, has where they are written."""
+    filename = functions[0].__code__.co_filename
+    codes = list(_codes_within(compile(source, filename, "exec", dont_inherit=True)))
+    n_of_place = Counter(map(_place, codes))
+    of_place = {_place(code): code for code in codes}
+    for function in functions:
+        place = _place(function.__code__)
+        if n_of_place[place] == 1:  # of two lambdas of a line neither is known from the other
+            function.__code__ = of_place[place]
+
+
+def _place(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _codes_within(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_within(constant)
