@@ -74,7 +74,7 @@ def test_none_goes_where_that_makes_no_room() -> None:
 
 
 def test_nothing_goes_for_what_is_about_to_fit() -> None:
-    assert decided(a=queued(60), b=Draining(Need(60)), c=ready(40)) == []
+    assert decided(a=queued(60), b=Draining(Need(40)), c=ready(40)) == []
 
 
 def test_one_in_use_goes_when_another_has_waited_as_long_as_loading_both_takes() -> None:
