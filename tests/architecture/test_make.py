@@ -86,7 +86,7 @@ def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) ->
     )
     found = made("help", PATH=os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     rows = {line[:18].rstrip(): line[18:] for line in found.splitlines()}
-    assert rows["help"] == "what there is to make"
+    assert rows["help"] == "list the targets"
     assert rows["serve"].startswith("run the daemon; make serve PORT=9000, options in ARGS")
 
 

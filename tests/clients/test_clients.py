@@ -25,8 +25,8 @@ from tests.clients.scenario import (
     knows_the_weather,
 )
 from tests.clients.scripted import AgentEngine
-from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
+from tests.contract.scripted import StrictClient, strict_client
 
 pytestmark = pytest.mark.process
 

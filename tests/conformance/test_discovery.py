@@ -14,6 +14,8 @@ from mlx.utils import tree_unflatten
 from engine.mlx_backend.loading.loader import named_weights
 from engine.mlx_backend.model.layout import discover
 from measuring.random_checkpoint import CONFIGS, random_model
+from tests.conformance import document
+from tests.conformance.cases import CASES
 
 REFUSED = {"deepseek_v41", "olmo"}
 """On any device: a cache of its own kind, a package of its own."""
@@ -52,3 +54,9 @@ def test_keys_and_values_may_differ(name: str) -> None:
     first, *rest = discover(half_but_norms(CONFIGS[name])).kv_layers
     assert (first.key_dtype, first.value_dtype) == (mx.float32, mx.bfloat16)
     assert {(shape.key_dtype, shape.value_dtype) for shape in rest} == {(mx.float32, mx.float32)}
+
+
+def test_the_document_has_every_checkpoint() -> None:
+    served = document.served_column(document.PATH.read_text("utf-8"))
+    assert served.keys() == CASES.keys()
+    assert {name for name, is_served in served.items() if not is_served} >= REFUSED | METAL_ONLY

@@ -25,7 +25,7 @@ from load_tests.peers.catalogue import Peer, mlx_lm, rootstock, serving, vllm_ml
 from load_tests.report import Percentiles, percentile
 from load_tests.scenarios.arrival import Arrived, Gap
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
-from load_tests.scenarios.kinds import load_scenario
+from load_tests.scenarios.kinds import load_scenario, scenario_names
 from load_tests.scenarios.load import Run, Summary, summarize
 from load_tests.scenarios.perform import Outcome
 from load_tests.scenarios.restart import ENDINGS, Resent, Restarted
@@ -38,6 +38,8 @@ from load_tests.streams.listening import Heard, WordCounter, listen
 from tests.hosting import hosted
 from tests.unit.threaded_harness import Letters
 from tools.events import events_of
+
+ROOT = Path(__file__).parents[2]
 
 HEALTHY = """
 import http.server, sys
@@ -335,6 +337,16 @@ def test_a_server_that_always_failed_is_left_out() -> None:
     rounds = tuple({"rootstock": played["rootstock"]} for played in found.results.rounds)
     alone = dataclasses.replace(found, results=Rounds(rounds, ()))
     assert [row[1] for table in tables([alone]) for row in table.rows] == ["rootstock"]
+
+
+def test_the_published_tables_are_those_of_the_kept_runs() -> None:
+    kept = read(ROOT / "docs" / "benchmarks", scenario_names())
+    shown = "\n".join(table.markdown() for table in tables(kept)).splitlines()
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8").splitlines()
+    names_of_rows = tuple(f"| {name} |" for name in scenario_names())
+    published = [line for line in page if line.startswith(names_of_rows)]
+    assert len(published) > 20
+    assert not [line for line in published if line not in shown]
 
 
 INSTANCE = {

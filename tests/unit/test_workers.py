@@ -98,7 +98,7 @@ class Blocked:
             self.running -= 1
 
     def until(self, n_running: int) -> bool:
-        """Wait until so many run. False if they do not within 30 s."""
+        """Wait up to 30 s until `n_running` calls run. Return whether they do."""
         with self._lock:
             return self._lock.wait_for(lambda: self.running >= n_running, 30)
 

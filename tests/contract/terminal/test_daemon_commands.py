@@ -108,7 +108,7 @@ def test_what_is_no_rootstock(command: list[str]) -> None:
     with canned() as server:
         result = run(*command, "--url", server.url)
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: not what a Rootstock daemon says")
+    assert result.stderr.startswith("error: not an answer of a Rootstock daemon")
     assert "Traceback" not in result.stderr
 
 

@@ -19,7 +19,7 @@ from server.terminal.installed import codex_catalog
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
-from tests.contract.ollama.test_models import write_checkpoint
+from tests.contract.ollama.scripted import write_checkpoint
 
 pytestmark = pytest.mark.process
 

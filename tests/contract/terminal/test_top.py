@@ -178,7 +178,7 @@ def test_what_shows_no_picture_is_a_line(server: CannedServer) -> None:
         running(FakeEngine(), Settings(port=0, dashboard=False)) as silent,
     ):
         for url, problem in (
-            (server.url, 'error: not what a Rootstock daemon says: {"object": "list"}\n'),
+            (server.url, 'error: not an answer of a Rootstock daemon: {"object": "list"}\n'),
             (other.url, NO_MODELS),
             (f"{silent}/v1", NO_PICTURE),
         ):
