@@ -197,7 +197,7 @@ class Scheduler:
             self.metrics.queued(request.n)
 
     def abort(self, request_id: str) -> None:
-        """End a request's sequences, if it has any. What they have computed goes to the cache.
+        """End a request's sequences, if it has any. Their computed tokens go to the cache.
 
         A sequence in flight ends when its step is committed, so that its result is kept as well.
         """
@@ -217,9 +217,8 @@ class Scheduler:
         )
 
     def plan(self) -> Step | None:
-        """Plan the next step and allocate its blocks, preempting sequences if blocks are short, and
-        unpinning prefixes if nothing else can make room. Return None if there is nothing to
-        compute, to load or to read.
+        """Plan the next step and allocate its blocks. If blocks are short, sequences are preempted;
+        if no sequence runs, prefixes are unpinned. Return None if there is nothing to do.
         """
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
@@ -227,13 +226,9 @@ class Scheduler:
         return step
 
     def _plan(self) -> Step | None:
-        n_foreground = self.sequences.n_foreground
-        batch_rows = min(max(n_foreground, len(self.running)), self._limits.max_running)
-        step = Step(
-            StepPlan(next(self._numbers)),
-            StepBudget(self.costs, self._limits.step_stretch, batch_rows),
-            self._limits.step_tokens,
-        )
+        limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
+        budget = StepBudget(self.costs, limits.step_stretch, min(n_rows, limits.max_running))
+        step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
         self._admission.waiting.begin_step()
         if self.sequences.n_background:
             self._preempt_background(step)
@@ -298,8 +293,8 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _preempt_background(self, step: Step) -> None:
-        """Preempt what is computed in the background while other sequences are live, unless a step
-        in flight computes for it: that ends first, or what it computes would be lost.
+        """Preempt background sequences while others are live. A background sequence in a step in
+        flight is preempted after that step, so that its result is not lost.
         """
         if self.sequences.n_foreground:
             for sequence in [one for one in self.running if one.request.is_background]:

@@ -16,11 +16,9 @@ from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import RequestInfo
 from engine.values.tree import HiddenRequests
 from server.settings import Settings
-from tests.browser.axe import grave
-from tests.browser.clearing import clear
 from tests.browser.conftest import Visit
 from tests.browser.demo import CLIENT_SECONDS
-from tests.browser.picture import GAP
+from tests.browser.seen import GAP, clear, grave
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
 from tests.contract.fake_engine import PICTURE, FakeEngine

@@ -201,6 +201,19 @@ class Gate:
         self._opened.result()
 
 
+@dataclass(frozen=True)
+class HeldTokenizer(ByteTokenizer):
+    """Encodes prompts only once its gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    encoding: "queue.Queue[str]" = field(default_factory=queue.Queue)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.encoding.put(text)
+        self.gate.wait()
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
 @dataclass
 class Script:
     """What the engine does with the requests to come."""
@@ -241,6 +254,12 @@ class FakeEngine:
     _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     _counters: RequestCounters = field(default_factory=RequestCounters)
     _live: dict[str, Request] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """A fresh script, and fresh records of what was asked."""
+        blank = FakeEngine()
+        for name in ("script", "submitted", "at_gate", "aborted", "cleared", "latencies"):
+            setattr(self, name, getattr(blank, name))
 
     async def check(self, request: Request) -> None:
         if self.script.refusal is not None:
@@ -431,6 +450,18 @@ class FakeEngine:
 
     def _answer(self, request: Request, index: int) -> bytes:
         return self.script.answers[index % len(self.script.answers)].encode()
+
+
+@dataclass
+class TryingEngine(FakeEngine):
+    """Tries what it is asked until the gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    tried: "queue.Queue[Request]" = field(default_factory=queue.Queue)
+
+    async def check(self, request: Request) -> None:
+        self.tried.put(request)
+        await self.gate.passed()
 
 
 @dataclass(frozen=True)

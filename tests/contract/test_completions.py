@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from server.dialects.completions import CompletionRequest
-from tests.contract.conftest import StrictClient
 from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.scripted import StrictClient
 
 ANSWER = "Hello, wörld!"
 

@@ -3,11 +3,9 @@
 import json
 import select
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,41 +14,11 @@ from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_disconnect import posted
+from tests.contract.wire import CHAT_PATH, LITTLE, connected, is_healthy, posted, request_head
 
 WAIT_SECONDS = 20
 AT_ONCE = 0.05
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-LITTLE = {socket.SO_SNDBUF: 4096}
-"""A send buffer that is soon full when the client does not read."""
-
-
-@contextmanager
-def connected(base_url: str) -> Iterator[socket.socket]:
-    address = urlsplit(base_url)
-    with socket.create_connection((address.hostname, address.port), WAIT_SECONDS) as connection:
-        yield connection
-
-
-@contextmanager
-def deaf(base_url: str, body: object) -> Iterator[socket.socket]:
-    """A posted request whose answer nobody reads."""
-    address = urlsplit(base_url)
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(WAIT_SECONDS)
-        connection.connect((address.hostname, address.port))
-        connection.sendall(request_head(json.dumps(body).encode()))
-        yield connection
-
-
-def request_head(content: bytes, length: int | None = None) -> bytes:
-    """A chat request with `content` as its body, or as the beginning of a longer one."""
-    return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % (len(content) if length is None else length) + content
-    )
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -63,10 +31,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 def status(connection: socket.socket) -> int:
     return int(connection.recv(65536).split(b" ")[1])
-
-
-def is_healthy(base_url: str) -> bool:
-    return httpx.get(f"{base_url}/health", timeout=WAIT_SECONDS).status_code == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: loc"])
@@ -168,7 +132,7 @@ def test_a_client_that_reads_nothing_loses_its_place() -> None:
     settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
     with running(engine, settings, socket_options=LITTLE) as base_url:
         body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 20}
-        with deaf(base_url, body):
+        with posted(base_url, CHAT_PATH, body, is_deaf=True):
             request_id = engine.submitted.get(timeout=WAIT_SECONDS).id
             assert engine.aborted.get(timeout=WAIT_SECONDS) == request_id
         gate.open()
@@ -180,7 +144,7 @@ def test_a_whole_answer_that_nobody_reads_is_dropped() -> None:
     body = CHAT | {"logprobs": True, "top_logprobs": 20}
     with (
         running(engine, settings, socket_options=LITTLE) as base_url,
-        deaf(base_url, body) as connection,
+        posted(base_url, CHAT_PATH, body, is_deaf=True) as connection,
     ):
         assert engine.submitted.get(timeout=WAIT_SECONDS)
         assert is_healthy(base_url)
@@ -201,7 +165,9 @@ def test_a_client_that_reads_on_is_kept() -> None:
     settings = Settings(port=0)
     with (
         running(engine, settings, socket_options=LITTLE) as base_url,
-        deaf(base_url, CHAT | {"stream": True, "logprobs": True}) as connection,
+        posted(
+            base_url, CHAT_PATH, CHAT | {"stream": True, "logprobs": True}, is_deaf=True
+        ) as connection,
     ):
         assert engine.submitted.get(timeout=WAIT_SECONDS)
         assert is_healthy(base_url)

@@ -15,9 +15,9 @@ import pytest
 
 from engine.core.inbox import Inbox
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
+from tests.contract.scripted import CLIENT_SECONDS
 from tests.unit.engine_harness import prompt
 from tests.unit.threaded_harness import Setup
 

@@ -6,11 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.values.settings import EngineConfig
-from server.settings import Settings
-from tests.contract.daemon import running
-from tests.hosting import loaded
-
 pytestmark = pytest.mark.process
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
@@ -18,12 +13,8 @@ CHAT = {"messages": [{"role": "user", "content": "Name three colours."}]}
 
 
 @pytest.fixture(scope="module")
-def http(no_settings_from_outside: None) -> Iterator[httpx.Client]:
-    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
-    with (
-        running(engine, Settings(port=0)) as url,
-        httpx.Client(base_url=url, timeout=60) as made,
-    ):
+def http(demo_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_url, timeout=60) as made:
         yield made
 
 

@@ -10,9 +10,9 @@ import pytest
 from engine.values.model import SamplingDefaults
 from engine.values.request import SamplingParams
 from server.settings import Settings
-from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.scripted import strict_client
 
 DEFAULTS = SamplingDefaults(
     temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05

@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 
 from server.settings import Settings
+from tests.contract.access.helpers import CHAT
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Script
-from tests.contract.test_connections import CHAT, LITTLE, WAIT_SECONDS, deaf
+from tests.contract.wire import CHAT_PATH, LITTLE, WAIT_SECONDS, posted
 
 LONG = Script(["x" * 450])
 LARGE = CHAT | {"logprobs": True, "top_logprobs": 20}
@@ -83,7 +84,7 @@ def test_a_stream_that_is_not_read_ends_with_an_error() -> None:
     """The work ends at once; the client learns of it when it reads on."""
     with (
         daemon(max_unsent_bytes="400KB") as (engine, base_url),
-        deaf(base_url, LARGE | {"stream": True}) as connection,
+        posted(base_url, CHAT_PATH, LARGE | {"stream": True}, is_deaf=True) as connection,
     ):
         assert engine.aborted.get(timeout=WAIT_SECONDS)
         received = connection.makefile("rb")
@@ -94,10 +95,10 @@ def test_a_stream_that_is_not_read_ends_with_an_error() -> None:
 def test_what_all_hold_is_taken_from_the_largest() -> None:
     with (
         daemon(max_total_unsent_bytes="600KB") as (engine, base_url),
-        deaf(base_url, SMALL | {"stream": True}) as small,
+        posted(base_url, CHAT_PATH, SMALL | {"stream": True}, is_deaf=True) as small,
     ):
         engine.submitted.get(timeout=WAIT_SECONDS)
-        with deaf(base_url, LARGE | {"stream": True}) as large:
+        with posted(base_url, CHAT_PATH, LARGE | {"stream": True}, is_deaf=True) as large:
             large_id = engine.submitted.get(timeout=WAIT_SECONDS).id
             assert engine.aborted.get(timeout=WAIT_SECONDS) == large_id
             received = large.makefile("rb")
@@ -112,7 +113,7 @@ def test_an_answer_holds_memory_until_it_has_been_read() -> None:
     """Two fit one after the other. The first, which nobody reads, makes way for the second."""
     with (
         daemon(max_total_unsent_bytes="12MB") as (_, base_url),
-        deaf(base_url, LARGE) as unread,
+        posted(base_url, CHAT_PATH, LARGE, is_deaf=True) as unread,
     ):
         assert unread.recv(1) == b"H"
         second = httpx.post(f"{base_url}/v1/chat/completions", json=LARGE, timeout=WAIT_SECONDS)

@@ -15,11 +15,12 @@ from engine.values.settings import EngineConfig
 from server.settings import Settings
 from server.settings.prompts import read_prompts
 from tests.contract.access.helpers import bearer, key_file, secret_of
-from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import eventually, running
+from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.test_service_routes import value
+from tests.contract.metrics import value
+from tests.contract.scripted import CLIENT_SECONDS
 from tests.hosting import loaded
+from tests.polling import until
 
 BLOCK = 32
 SYSTEM = {"role": "system", "content": "You review code. " + "Name each fault that you find. " * 30}
@@ -196,7 +197,7 @@ def test_each_start_warms_the_prompts_of_the_file(
             running(loaded(DEMO), Settings(port=0, warm_prompts=prompts)) as url,
             httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
         ):
-            eventually(lambda: any("tokens computed" in line for line in caplog.messages), True)
+            until(lambda: any("tokens computed" in line for line in caplog.messages))
             warmed_tokens, pinned_blocks = stats_of(client)
             assert cached_tokens(client, SYSTEM, USER, tools=[TOOL]) > warmed_tokens - 2 * BLOCK
             assert pinned_blocks > 0
@@ -257,7 +258,7 @@ def test_a_model_is_unloaded_though_its_prompts_are_not_all_warm(
         running(loaded(DEMO), settings) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
-        eventually(lambda: stats_of(client)[0] > 0, True)
+        until(lambda: stats_of(client)[0] > 0)
         [model] = client.get("/admin/models").json()["models"]
         unloaded = client.post("/admin/models/unload", params={"model": model["id"]})
         assert unloaded.raise_for_status().json()["state"] == "unloaded"
