@@ -29,9 +29,7 @@ NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometh
 WAIT_SECONDS = 20
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def test_models(client: StrictClient, http: httpx.Client) -> None:

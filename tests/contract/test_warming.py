@@ -246,8 +246,8 @@ def test_a_model_is_unloaded_though_its_prompts_are_not_all_warm(
 ) -> None:
     """To warm them all would take half a minute and more."""
     caplog.set_level(logging.INFO, "rootstock")
-    prompts = tmp_path / "prompts.yaml"
-    prompts.write_text(json.dumps([f"{number} " + "word " * 400 for number in range(200)]))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'"{number} {"word " * 400}"\n' for number in range(200)))
     settings = Settings(port=0, warm_prompts=prompts)
     with (
         running(loaded(DEMO), settings) as url,

@@ -27,8 +27,7 @@ def gate(hermes: Daemon) -> Iterator[Gate]:
     gate = Gate()
     hermes.engine.script = Script(answers=("Fine.",), gate=gate, gate_after_tokens=2)
     yield gate
-    if not gate.is_open:
-        gate.open()
+    gate.open()
 
 
 @pytest.fixture
