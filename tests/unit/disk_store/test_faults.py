@@ -80,21 +80,6 @@ def test_a_truncated_extent(tmp_path: Path, tier: DiskStore) -> None:
     fails_at(tier, 7, Fault.SHORT_READ)
 
 
-def test_an_extent_that_is_not_there_was_evicted_by_another_process(
-    tmp_path: Path, tier: DiskStore
-) -> None:
-    stored(tier, CHAIN.extent())
-    second_extent(tmp_path).unlink()
-    assert read(tier, CHAIN.names) == (
-        list(CHAIN.extent().entries[:5]),
-        ReadFailure(5, Fault.GONE),
-    )
-    assert tier.known(CHAIN.names) == tier.held(CHAIN.names) == 5
-    assert tier.stats().counters.faults == {}
-    stored(tier, CHAIN.extent(5))
-    assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_disk_that_cannot_read(tier: DiskStore, files: FaultyFiles, code: int) -> None:
     stored(tier, CHAIN.extent())
@@ -178,31 +163,6 @@ def test_a_disk_that_cannot_write(
     assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
     assert tier.stats().counters.faults == {}
     tier.close()
-
-
-def test_what_could_not_be_written_is_unknown_after_a_restart(
-    tmp_path: Path, files: FaultyFiles
-) -> None:
-    tier = DiskStore.open(tmp_path, "model", LIMITS, files)
-    stored(tier, CHAIN.extent(0, 5))
-    files.fail("write", errno.ENOSPC)
-    offer(tier, CHAIN.extent(5, 10))
-    tier.flush(PATIENCE)
-    tier.close()
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    assert tier.known(CHAIN.names) == 5
-    assert tier.stats().counters.faults == {}
-    tier.close()
-
-
-def test_what_waits_behind_a_failure_is_not_stored_without_its_parent(
-    tier: DiskStore, files: FaultyFiles
-) -> None:
-    files.fail("write", errno.ENOSPC)
-    for start in (0, 5, 10):
-        offer(tier, CHAIN.extent(start, start + 5))
-    tier.flush(PATIENCE)
-    assert tier.held(CHAIN.names) == tier.known(CHAIN.names) == 0
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
