@@ -502,12 +502,12 @@ def test_a_state_that_comes_later_to_a_block_is_written_then() -> None:
 def test_a_long_path_is_not_looked_through_again() -> None:
     """Each look at a block asks the tier for its entry."""
     shelf = Asked()
-    desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=600)
-    prompt = run_of(0, 500 * BLOCK)
+    desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=300)
+    prompt = run_of(0, 200 * BLOCK)
     lease = admit(desk.store, prompt)
     compute(desk.store, lease)
     desk.wait()
-    assert len(desk.write()) == 500
+    assert len(desk.write()) == 200
     for token_id in range(2 * BLOCK):
         shelf.n_asked = 0
         lease.tokens.append(token_id)
@@ -515,7 +515,7 @@ def test_a_long_path_is_not_looked_through_again() -> None:
         desk.wait()
         desk.write()
         assert shelf.n_asked < 20
-    assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 502 * BLOCK
+    assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 202 * BLOCK
 
 
 def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:
