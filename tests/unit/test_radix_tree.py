@@ -145,14 +145,6 @@ class TestEvictionOrder:
         assert serve(store, A[:8] + C[:12]) == 8
         assert (hits(store, A), hits(store, B)) == (8, 4), "the oldest that it could do without"
 
-    def test_not_even_if_it_is_the_oldest_of_all(self) -> None:
-        store = make_store(4)
-        serve(store, A[:8])
-        serve(store, B[:8])
-        lease = admit(store, A[:8] + C[:8])
-        assert (lease.cached_tokens, len(set(lease.table))) == (8, 4)
-        assert (hits(store, A), hits(store, B)) == (8, 0)
-
     def test_what_was_replaced_does_not_stay_in_the_queue(self) -> None:
         store = make_store(64)
         serve(store, B[:4])

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.disk import reader, writer
 from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
-from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import DiskError, EntryHead, Fault, ReadFailure
+from kvstore.disk.types import DiskError, Fault, ReadFailure
 from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
@@ -48,10 +46,6 @@ def tier(tmp_path: Path, files: FaultyFiles) -> Iterator[DiskStore]:
 def second_extent(directory: Path) -> Path:
     """A parent was used later than its children."""
     return extent_files(directory)[-2]
-
-
-def out_of_memory(head: EntryHead, payload: memoryview) -> None:
-    raise MemoryError
 
 
 def fails_at(tier: DiskStore, count: int, fault: Fault) -> None:
@@ -94,35 +88,6 @@ def test_too_few_descriptors_forget_nothing(tier: DiskStore, files: FaultyFiles)
     files.fail("read", errno.EMFILE)
     assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
     files.heal()
-    assert read(tier, CHAIN.names)[1] is None
-
-
-def test_too_little_memory_ends_no_reader(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that reads ends with a failure each time, more often than there are readers."""
-    stored(tier, CHAIN.extent())
-    with monkeypatch.context() as little:
-        little.setattr(reader, "parse", out_of_memory)
-        for _ in range(READERS + 1):
-            assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
-    assert read(tier, CHAIN.names)[1] is None
-
-
-def test_too_little_memory_does_not_end_the_writer(
-    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def encode(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as little:
-        little.setattr(writer, "encode", encode)
-        assert offer(tier, CHAIN.extent())
-        assert tier.flush(PATIENCE)
-    assert tier.stats().counters.faults == {Fault.RESOURCES: 1}
-    assert tier.stats().write_fault is Fault.RESOURCES
-    tier.upkeep()
-    assert tier.flush(PATIENCE)
-    stored(tier, CHAIN.extent())
-    assert tier.stats().write_fault is None
     assert read(tier, CHAIN.names)[1] is None
 
 
