@@ -32,9 +32,9 @@ endif
 INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 
 .PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate restarts hostile conformance \
-	browser screenshots clients bench grafana demo-model clean
+	browser screenshots clients bench figures grafana demo-model clean
 
-help:  ## what there is to make
+help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*##/ {printf "%-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Large pages for what MLX takes from glibc's malloc: docs/serving.md. Ignored elsewhere.
@@ -49,10 +49,10 @@ free-port:
 chat: $(VENV)/.runtime  ## talk to the running daemon, else to one of its own; --url: to any server
 	$(BIN)/rootstock chat $(ARGS)
 
-doctor: $(VENV)/.runtime  ## what this machine offers
+doctor: $(VENV)/.runtime  ## show this machine and the memory plan
 	$(BIN)/rootstock doctor $(ARGS)
 
-install-service: $(VENV)/.runtime  ## run the daemon in the background, from login on
+install-service: $(VENV)/.runtime  ## run the daemon as a service of your user
 	@$(BIN)/python -m tools.install_service
 
 # Workers and all the processes that tests start share what has been compiled. Unit tests come last,
@@ -61,10 +61,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loads
 test test-all: export PYTHONDONTWRITEBYTECODE =
 test: export HYPOTHESIS_PROFILE ?= fast
 test-all: export HYPOTHESIS_PROFILE ?= ci
-test: $(VENV)/.dev  ## the fast tests: eight minutes on two cores
+test: $(VENV)/.dev  ## the fast tests
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
-test-all: $(VENV)/.dev  ## every test, with all examples: a quarter of an hour
+test-all: $(VENV)/.dev  ## every test, with all examples
 	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev  ## style, types and the direction of imports
@@ -73,7 +73,7 @@ check: $(VENV)/.dev  ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev  ## let ruff lay the code out
+format: $(VENV)/.dev  ## format the code with ruff
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
@@ -83,36 +83,39 @@ reference: $(VENV)/.dev  ## write configs/default.yaml, docs/settings.md and doc
 wheel: $(VENV)/.dev  ## dist/, for `pip install`
 	$(BIN)/python -m hatchling build --target wheel
 
-simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted after each
+simulate: $(VENV)/.dev  ## simulate a million steps, with a recount after each
 	$(BIN)/python -m tests.simulation $(ARGS)
 
-restarts: $(VENV)/.dev  ## daemons with a disk cache killed, their disks failing: every answer right; half an hour
+restarts: $(VENV)/.dev  ## kill daemons with a disk cache and let their disks fail; every answer must be right; half an hour
 	$(BIN)/python -m tests.restart kills $(ARGS)
 	$(BIN)/python -m tests.restart faults
 	$(BIN)/python -m tests.restart families
 
-hostile: $(VENV)/.dev  ## requests meant to harm, in every field of every route, beside a client that may not wait a second
+hostile: $(VENV)/.dev  ## harmful requests to every field of every route; another client must not wait a second
 	$(BIN)/python -m tests.hostile $(ARGS)
 
-conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
+conformance: $(VENV)/.dev  ## serve every architecture of mlx-lm; writes docs/architectures.md
 	$(BIN)/python -m tests.conformance $(ARGS)
 
-browser: $(VENV)/.dev  ## the page in a Chromium that is installed here: every test of it
+browser: $(VENV)/.dev  ## all tests of the dashboard, in an installed Chromium
 	$(BIN)/python -m tests.browser $(ARGS)
 
-screenshots: $(VENV)/.dev  ## docs/images/, of the page under a load with shared prompts
+screenshots: $(VENV)/.dev  ## make the pictures of docs/images
 	$(BIN)/python -m tests.browser.screenshots
 
-clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' clients use the daemon; docs/clients.md
+clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## test other projects' clients: docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)
 
-bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); an hour, or --quick
+bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## compare with mlx_lm.server and vllm-mlx (6 GB on Linux): an hour, or ARGS=--quick
 	$(BIN)/python -m load_tests compare $(ARGS)
 
-grafana: $(VENV)/.dev  ## every panel and alert of configs/ has data in a real Prometheus; skipped where there is none
+figures: $(VENV)/.dev  ## print the tables of docs/performance.md from the runs in docs/benchmarks
+	$(BIN)/python -m load_tests results --into docs/benchmarks --markdown
+
+grafana: $(VENV)/.dev  ## check the panels and alerts of configs/ with a real Prometheus, if installed
 	$(BIN)/python -m load_tests grafana $(ARGS)
 
-demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under two hours on two cores
+demo-model: $(VENV)/.dev  ## train and score the demo model: two hours on two cores
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches

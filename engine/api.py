@@ -1,4 +1,4 @@
-"""What the server may call in an engine, and the errors that it may get."""
+"""The calls that the server may make to an engine, and their errors."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -70,7 +70,7 @@ class NoGrammars(EngineError):
 
 
 class EventSink(Protocol):
-    """Takes what the engine makes of a request."""
+    """Receives the engine's output for a request."""
 
     def put(self, event: OutputEvent) -> None:
         """Take the next event of one of its sequences."""
@@ -144,7 +144,7 @@ class Engine(Protocol):
         ...
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
-        """How much of this prompt is cached now. Changes nothing."""
+        """The number of tokens of this prompt that are cached now. Changes nothing."""
         ...
 
     async def requests(self) -> tuple[RequestInfo, ...]:

@@ -49,7 +49,7 @@ async def launch(config: EngineConfig, report: Report) -> Engine:
 
 @cache
 def _this_daemon() -> str:
-    """All engines that this process starts share a disk cache's directory."""
+    """The name of this daemon: engines that this process starts share a disk cache's directory."""
     return new_daemon()
 
 
@@ -66,14 +66,14 @@ def clear_unloaded(disk: DiskCacheConfig, fingerprint: str = "") -> int:
 
 
 def free_bytes() -> int:
-    """How much memory MLX finds free. Raises ModelError if it does not start."""
+    """The free memory that MLX reports. Raises ModelError if it does not start."""
     answer = _memory()
     assert isinstance(answer, int), "without a configuration the answer is a number"
     return answer
 
 
 def needed_memory(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> ModelMemory:
-    """What memory the model takes, whose files have been fetched. Reads no weights.
+    """The memory that a downloaded model takes. Reads no weights.
 
     Of `budget_bytes` for all models, `storage_bytes` are for its KV cache and states unless the
     settings specify them. Raises ModelError.

@@ -92,8 +92,8 @@ class InFlight:
         return False
 
     def compare(self, lease: Lease, prompts: Iterable[QueuedPrompt]) -> None:
-        """The lease has just begun: those of the queued `prompts` that share what it computes wait
-        for it, and it saves its state where they will resume.
+        """Make queued `prompts` wait for a lease that has just begun and computes a prefix of
+        theirs. The lease saves its state where they will resume.
         """
         key = self._key(lease)
         if (end := self._by_first_block.get(key, {}).get(lease)) is None:
@@ -116,8 +116,8 @@ class InFlight:
                 yield "a prefix in flight is listed under other tokens"
 
     def _shared_tokens(self, lease: Lease, end_tokens: int, prompt: QueuedPrompt) -> int:
-        """How many tokens, in whole blocks, both begin with; 0 if the lease has written all of
-        these already.
+        """The tokens of their common prefix in whole blocks; 0 if the lease has already written
+        it.
         """
         end = min(end_tokens, len(prompt.tokens) - 1)  # the last is never adopted
         start = self._whole(lease.written_tokens)

@@ -139,8 +139,8 @@ def _node_problems(tree: RadixTree, block_bytes: int) -> Iterator[Finding]:
 def _lease_problems(
     store: KVStore, lease: Lease, indexed: Mapping[BlockId, tuple[Node, int]]
 ) -> Iterator[Finding]:
-    """Check a lease's counts, that nobody else refers to the blocks that it writes to, and that
-    its indexed blocks are indexed under the tokens that it has written.
+    """Check a lease's counts, that its written blocks have no other reference, and that its indexed
+    blocks are indexed under its own tokens.
     """
     block_size, table = store.block_size, lease.table
     written, planned = lease.written_tokens, lease.planned_tokens

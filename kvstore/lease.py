@@ -60,15 +60,15 @@ class Lease:
         return n_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
-        """Save what it takes to resume after `n_tokens` tokens, if no step is planned beyond."""
+        """Save the state for resuming after `n_tokens` tokens, unless a step beyond is planned."""
         if n_tokens > self.planned_tokens:
             for state in self.group_states:
                 state.checkpoint(n_tokens)
             self.ready_tokens = min(self.ready_tokens, n_tokens - 1)
 
     def end_snapshot(self, *, is_accepted: bool) -> None:
-        """Keep the tokens of the step, or return to the snapshot that was taken for its draft: then
-        nothing is planned beyond what is written.
+        """Keep the tokens of the step, or return to the snapshot taken for its draft; then no
+        planned tokens remain.
         """
         for state in self.group_states:
             state.end_snapshot(is_accepted=is_accepted)
@@ -91,7 +91,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nothing was handed out: more blocks were needed than were available."""
+    """A refusal without effect: more blocks were needed than were available."""
 
     needed_blocks: int
     available_blocks: int

@@ -64,7 +64,7 @@ class Node:
 class Match(NamedTuple):
     """The longest indexed prefix of a run of tokens.
 
-    `blocks` hold its `n_tokens` tokens. The last block may hold more tokens, or go on differently.
+    `blocks` hold its `n_tokens` tokens. The last block may hold more tokens, or diverge.
     """
 
     n_tokens: int
@@ -79,7 +79,7 @@ NO_MATCH = Match(0, ())
 
 
 class Change(Enum):
-    """What can happen to a node, as far as the disk cache is concerned."""
+    """A change of a node that matters to the disk cache."""
 
     GROWN = auto()  # it has more blocks, or a group has attached a slot to one of them
     SPLIT = auto()  # its end, with all that was below, is now another node
@@ -95,7 +95,7 @@ class TreeChange(NamedTuple):
 
 
 class Adoption(NamedTuple):
-    """A lease adopted `n_tokens` tokens of cached prefix, of which `block` holds the last."""
+    """A lease adopted `n_tokens` tokens of cached prefix; `block` holds the last one."""
 
     block: BlockId
     n_tokens: int

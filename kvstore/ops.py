@@ -1,4 +1,4 @@
-"""Storage operations: what the store wants done to the arrays around a step, as plain values.
+"""Storage operations on the arrays around a step, as plain values.
 
 The store queues an op with the phase of the step in which it is carried out. Ops of one phase are
 carried out in the order in which they were queued: an op may overwrite what an earlier one read.

@@ -68,7 +68,9 @@ class RecurrentState(GroupState):
         return self._saving[0][0] if self._saving else NEVER
 
     def can_snapshot(self, start: int, end: int) -> bool:
-        """Not where the step saves a state, which would include the draft tokens."""
+        """Whether a snapshot is possible: not if the step saves a state, which would include the
+        draft tokens.
+        """
         if self._saving or any(start < c <= end for c in self._checkpoints):
             return False
         return self.group.can_save
@@ -110,7 +112,7 @@ class RecurrentState(GroupState):
                 self._saving.append((n_tokens, target))
 
     def _copy(self, when: When, ops: list[StepOp]) -> SlotId | None:
-        """Copy the state to a slot of the lease's own; None where there is no room for a copy."""
+        """Copy the state to a slot of the lease; None if there is no free slot."""
         target = self.group.slots.allocate() if self.group.can_save else None
         if target is not None:
             ops.append((when, CopyState(self.slot, target)))

@@ -1,7 +1,7 @@
 """Groups of layers that keep something other than blocks: their slots, and their base classes.
 
 A window group keeps a slot for each block of a sliding window; a recurrent group keeps one state
-for each lease. Slots are attached to blocks, so that what is cached is found and evicted with them.
+for each lease. Slots are attached to blocks, and are found and evicted with them.
 """
 
 import sys
@@ -236,7 +236,7 @@ class GroupState(ABC):
 
     @abstractmethod
     def plan(self, table: BlockTable, planned: PlannedTokens, ops: list[StepOp]) -> None:
-        """Make the positions of the next step writable, and save what is due in it."""
+        """Make the positions of the next step writable, and queue the saves that are due in it."""
 
     def ready_tokens(self, planned_tokens: int) -> int:
         """Number of tokens up to which steps may be planned without a call of `plan`."""
@@ -252,7 +252,9 @@ class GroupState(ABC):
 
     @abstractmethod
     def snapshot(self, ops: list[StepOp]) -> None:
-        """Save what the next step overwrites, so that its draft tokens can be rolled back."""
+        """Snapshot the state that the next step overwrites, so that its draft tokens can be rolled
+        back.
+        """
 
     @abstractmethod
     def end_snapshot(self, *, is_accepted: bool) -> None:
@@ -334,7 +336,9 @@ class Group(ABC):
         """The op was perhaps not carried out: detach a slot whose content rests on it."""
 
     def stats(self) -> GroupStats:
-        """On any thread: a slot may move between two reads, and the counts add up all the same."""
+        """The counts of slots. Safe on any thread: the counts add up even if a slot moves between
+        two reads.
+        """
         slots = self.slots
         total, free = slots.n_slots, slots.n_free
         cached = min(slots.n_evictable, total - free)

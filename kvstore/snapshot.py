@@ -1,7 +1,7 @@
 """A bounded copy of the tree for dashboards: nodes in use and the heaviest subtrees.
 
 The walk visits the heaviest candidates first, so its cost grows with the nodes that it shows and
-their children. What is left out follows from the sums that each node keeps of its subtree.
+their children. The sums of each subtree cover the omitted nodes.
 """
 
 import heapq

@@ -337,8 +337,8 @@ class KVStore:
     # The end.
 
     def donate(self, lease: Lease) -> None:
-        """Release the lease and leave what it has written to the prefix cache, the tail too. Where
-        only its first tokens are shared, their whole blocks.
+        """Release the lease and leave its written blocks, tail included, in the prefix cache. If
+        only its first tokens are shared, only their whole blocks.
 
         Raises ValueError when the lease has been released before.
         """
@@ -366,7 +366,7 @@ class KVStore:
         self._release(lease.table)
 
     def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget what is indexed of one namespace, or all. Returns how many blocks became free.
+        """Remove one namespace, or all, from the index. Returns how many blocks became free.
 
         Leases keep their blocks. These are indexed again with the next whole block that their lease
         commits.
@@ -420,8 +420,8 @@ class KVStore:
         return copies
 
     def _index(self, lease: Lease, n_tokens: int) -> None:
-        """Index the blocks of the first `n_tokens` tokens, those that are not indexed yet. Where
-        blocks of equal tokens are indexed already, the table lists these from now on.
+        """Index the blocks of the first `n_tokens` tokens. If blocks of equal tokens are already
+        indexed, the table is repointed to these.
         """
         if self.tree is None:
             return

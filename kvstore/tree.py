@@ -266,7 +266,9 @@ class RadixTree:
         return [node for _, _, node in found]
 
     def problems(self) -> Iterator[Finding]:
-        """Contradictions in the hashes, in what is saved, and in the eviction queue."""
+        """Contradictions in the hashes, in the counts of saved blocks, and in the eviction
+        queue.
+        """
         for root in self.roots.values():
             if root.hashes != ([root_digest(root.namespace)] if self.hashes_blocks else []):
                 yield f"{root.namespace}: not its hash"
@@ -354,7 +356,7 @@ class RadixTree:
     def _count(self, node: Node | None, nodes: int, tokens: int, blocks: int) -> None:
         """Add to the sums of the tree, of `node` and of its ancestors.
 
-        A node is as young as what is below it, so what grows makes its ancestors younger.
+        A node is as young as its descendants, so growth makes its ancestors younger.
         """
         self.n_nodes += nodes
         now = self._now if tokens > 0 else 0.0

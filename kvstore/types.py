@@ -15,7 +15,7 @@ Finding: TypeAlias = str | None
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Where a prefix begins. KV is shared only within one namespace."""
+    """The root of a prefix. KV is shared only within one namespace."""
 
     model: str = ""
     adapter: str = ""

@@ -145,6 +145,6 @@ class WindowGroup(Group):
             ops.append((When.FIRST, FillBlock(BlockId(slot), data, self.index)))
 
     def revoke(self, op: StorageOp) -> None:
-        """Only fills: a copy is for a lease whose step has failed, too."""
+        """Revoke fills only: a copy belongs to a lease whose step has failed, too."""
         if isinstance(op, FillBlock) and op.group == self.index:
             self.slots.detach(SlotId(op.block))

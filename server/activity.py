@@ -177,7 +177,7 @@ class TrackedRequest:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the tokens after the first; None before there are some."""
+        """The rate of tokens after the first; None before there are any."""
         if self._first_token is None or self.output_tokens < 2:
             return None
         seconds = (self._last_token or self._clock()) - self._first_token
@@ -208,7 +208,7 @@ class TrackedRequest:
         self.cached_tokens += usage.cached_tokens
 
     def summary(self, accepted_draft_tokens: int = 0) -> RequestSummary:
-        """The figures of now. `accepted_draft_tokens` are those of unfinished sequences."""
+        """The current figures. `accepted_draft_tokens` are those of unfinished sequences."""
         record = self.record
         return RequestSummary(
             id=record.id,

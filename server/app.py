@@ -57,7 +57,7 @@ SECTIONS = {
     ),
     "Watching the daemon": (status.router,),
     "Models in memory": (admin_models.router,),
-    "The cache and what runs": (activity.router, cache.router),
+    "The cache and running requests": (activity.router, cache.router),
     "Pages": (pages.router,),
 }
 DASHBOARD = {

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 
 UNSUPPORTED = "unsupported"
-"""Code of what the API knows and this daemon lacks; also the type of pydantic's custom error."""
+"""Code of features of the API that this daemon lacks; also the type of pydantic's custom error."""
 
 STOPPED_RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone
@@ -24,8 +24,8 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` those of the
-    response. `param` is the field at fault, if it is one field's.
+    """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` are added to
+    the response. `param` is the invalid field, if it is a single one.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ContextTooLong(ApiError):
         self.limit = limit
 
     def message(self, field: str | None) -> str:
-        """In OpenAI's words, which LiteLLM and others look for."""
+        """The message in OpenAI's words, which LiteLLM and others search for."""
         resulted = f"However, your {field} resulted in {self.tokens} tokens."
         return f"{self.detail}, the answer included. {resulted}"
 

@@ -1,4 +1,4 @@
-"""What clients share, so that none takes the part of another: slots for work, and memory."""
+"""Fair shares for clients: slots for work, and memory."""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -11,12 +11,11 @@ from server.errors import ApiError
 
 
 class FairLimiter:
-    """Has `at_once` slots, of which one client holds `each` at most.
+    """Has `at_once` slots, of which one client holds at most `each`.
 
-    Clients that wait have a queue each. A free slot goes to the client that has been granted least,
-    by the cost of what it was granted: while others wait, one that asks for much has fewer turns
-    (start-time fair queuing; Goyal, Vin and Cheng, 1996). However much one client asks, every other
-    waits for at most one of its requests.
+    Clients that wait have a queue each. A free slot goes to the client whose granted work has cost
+    least, so a client with costly work has fewer turns (start-time fair queuing; Goyal, Vin and
+    Cheng, 1996). A client waits for at most one request of each other client.
     """
 
     def __init__(self, at_once: int, each: int) -> None:
@@ -114,9 +113,9 @@ class Slot:
 class Budget:
     """Bytes that requests hold in memory. Belongs to one event loop.
 
-    A reservation that exceeds `max_each_bytes` is evicted. Where all together exceed
-    `max_total_bytes`, the largest of the client that holds most is evicted: a client that fills the
-    budget loses its own, and others go on.
+    A reservation that exceeds `max_each_bytes` is evicted. If all together exceed
+    `max_total_bytes`, the largest reservation of the client that holds most is evicted, so a client
+    that fills the budget loses its own.
     """
 
     def __init__(
@@ -152,8 +151,8 @@ class Budget:
             reservation.close()
 
     def change(self, reservation: "Reservation", n_bytes: int) -> None:
-        """Add bytes to a reservation, or give back as many as -n_bytes, and evict what is beyond
-        the limits.
+        """Change a reservation by n_bytes, which may be negative, and evict reservations beyond the
+        limits.
         """
         reservation.n_bytes += n_bytes
         self.total_bytes += n_bytes
@@ -206,9 +205,8 @@ class Reservation:
             raise self.refusal()
 
     def add_estimate(self, n_bytes: int) -> None:
-        """Hold about n_bytes more, at most half of the budget, and no more than the budget with
-        what is held already: no reservation is evicted for an estimate alone. Raises ApiError as
-        `add` does.
+        """Reserve about n_bytes more, at most half of the budget and at most its free part: an
+        estimate alone evicts no reservation. Raises ApiError as `add` does.
         """
         total_bytes = self._budget.max_total_bytes
         self.add(min(n_bytes, total_bytes // 2, total_bytes - self.n_bytes))

@@ -37,11 +37,11 @@ log = logging.getLogger("rootstock.access")
 
 
 class Gateway:
-    """Gives each request an id and a deadline, lets it in or refuses it, limits its body, answers
-    what is raised, writes its line of the access log, and counts it. A request for an answer that
-    failed before it reached an engine goes into the tracker's log.
+    """Gives each request an id and a deadline, checks access, limits its body, turns exceptions
+    into responses, writes the access log, and counts it. A request for an answer that failed before
+    it reached an engine goes into the tracker's log.
 
-    The id is always the server's own: one chosen by a client could collide with another's.
+    The server always chooses the id: ids chosen by clients could collide.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Gateway:
             log.info("%s", _access_line(scope, record, current_time() - began))
 
     async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is raised with an error. An answer that has begun is cut off instead."""
+        """Turn exceptions into error responses. A response that has begun is cut off instead."""
         record = request_record(scope)
         try:
             await self._answer_in_time(record, scope, receive, send)
@@ -227,7 +227,7 @@ def output_budget(settings: Settings) -> Budget:
 
 
 def _route(scope: Scope) -> str | None:
-    """The template of the path, such as `/v1/models/{id:path}`: the router notes what it chose."""
+    """The template of the path, such as `/v1/models/{id:path}`: the router notes its choice."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else None
 

@@ -81,8 +81,8 @@ class SparseModel(BaseModel):
 def wire_event(
     name: str, /, *types: str, about: str | None = None, **fields: Any
 ) -> type[BaseModel]:
-    """The model of an event, or of another object, of one of these types, with these fields. It is
-    only described: what is sent is written as plain JSON.
+    """The model of an event, or of another object, of one of these types, with these fields. It
+    serves as documentation only; events are written as plain JSON.
     """
     fields = {"type": Literal.__getitem__(types), **fields}
     required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
@@ -91,8 +91,8 @@ def wire_event(
 
 
 def any_of(*schemas: JsonSchemaValue) -> ConfigDict:
-    """The configuration of a model whose JSON also fits one of these schemas: what a validator sees
-    to in Python.
+    """The configuration of a model whose JSON also fits one of these schemas: a validator enforces
+    that in Python.
     """
     return ConfigDict(json_schema_extra={"anyOf": list(schemas)})
 

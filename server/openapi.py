@@ -77,7 +77,7 @@ def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
 
 
 def _general_errors(method: str, path: str, settings: Settings) -> Iterator[int]:
-    """Statuses of what the gateway refuses, and of a crash."""
+    """Statuses of refusals by the gateway and of internal errors."""
     yield 500
     if settings.request_timeout_seconds is not None:
         yield 504
@@ -98,7 +98,7 @@ def _operations(described: Document) -> Iterator[tuple[str, str, Document]]:
 
 
 def _schemas(settings: Settings, endpoints: Sequence[Endpoints]) -> Document:
-    """Of the models that FastAPI does not see. What the settings refuse is not in them."""
+    """Schemas of models that FastAPI does not see, without values that the settings refuse."""
     bodies = [body for each in endpoints for body in each.bodies]
     streamed = [model for each in endpoints for model in each.streamed]
     _, schemas = models_json_schema(

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request, shared by the gateway, the routes and the workers."""
+"""The record of one HTTP request, shared by the gateway, the routes and the workers."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from server.fairness import Reservation, Slot
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sends a request, and what they may use."""
+    """The sender of a request and its permissions."""
 
     client: str  # for fairness: an address, or a key's name where there are several keys
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
@@ -27,7 +27,7 @@ class Principal:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: its id, its sender, its limits, and what the access log writes.
+    """One HTTP request: its id, its sender, its limits, and the fields of the access log.
 
     `status` is 0 until the answer begins, or the client leaves before it.
     """
@@ -73,9 +73,7 @@ class RequestRecord:
         return self.principal.key
 
     def never_ends(self) -> None:
-        """Its answer is a stream that goes on for as long as its client reads: only the beginning
-        has a time limit.
-        """
+        """Its answer is an endless stream; only its beginning has a time limit."""
         self.deadline = math.inf
 
     def cache_salt(self, chosen: str) -> str:
@@ -100,7 +98,7 @@ class RequestRecord:
             self.limit.deadline = math.inf
 
     def begin_preparation(self, n_bytes: int) -> None:
-        """Reserve about n_bytes for what is made of the body. Raises ApiError (503)."""
+        """Reserve about n_bytes for the parsed body. Raises ApiError (503)."""
         if self.body is not None:
             self.body.add_estimate(n_bytes)
 
@@ -110,8 +108,8 @@ class RequestRecord:
             self.body.give_back(self.n_bytes)
 
     def end_preparation(self, kept_bytes: int = 0) -> None:
-        """Release the worker and the memory of the body, but for what is kept of it: the engine has
-        the request, or it needs none.
+        """Release the worker and the memory of the body, except for kept parts. Called when the
+        engine has the request, or none is needed.
         """
         self.slot.release()
         if self.body is not None and not self.body.is_evicted:

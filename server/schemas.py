@@ -17,7 +17,7 @@ LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
 
 class RequestSummary(BaseModel):
-    """What is known of a request while it is answered and afterwards. None of its text."""
+    """A live or finished request, without its text."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -86,7 +86,9 @@ class FinishedRequest(RequestSummary):
 
 
 class State(StrEnum):
-    """Of one model. Each but `unloaded` and `failed` has a process, and so takes memory."""
+    """The state of a model. In every state but `unloaded` and `failed` it has a process, and takes
+    memory.
+    """
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -153,7 +155,7 @@ class PooledModelInfo(BaseModel):
         description="Until it is unloaded if no other request uses it. Null: it is not loaded, or "
         "stays loaded."
     )
-    pinned: bool = Field(description="Whether the settings say that it is never unloaded.")
+    pinned: bool = Field(description="Whether the settings pin it: it is never unloaded.")
     alarms: list[str] = Field(
         description="What has failed or is slower than it could be, each with what to do about it. "
         "Empty while it is not loaded."
@@ -178,14 +180,14 @@ class ProbeResponse(BaseModel):
 
 
 class Remembered(BaseModel):
-    """Numbers of what the server remembers of conversations in addition to their KV."""
+    """Numbers of remembered answers and stored responses."""
 
     replays: int  # answers with tool calls, as tokens, for when they come back
     responses: int  # stored by /v1/responses
 
 
 class ClearedModel(BaseModel):
-    """What a clear did to one loaded model."""
+    """The result of a clear for one loaded model."""
 
     id: str = Field(description="The model's own name.")
     blocks_freed: int

@@ -83,9 +83,9 @@ def freeze_gc() -> None:
 async def answering_not_ready(
     sockets: Sequence[socket.socket], tasks: TaskGroup
 ) -> AsyncIterator[None]:
-    """Answer every request with a 503 until the context ends; the sockets go on listening. Without
-    it clients would wait as long as loading takes, and a router could not try another replica.
-    `tasks` finish what has been accepted by then.
+    """Answer every request with a 503 until the context ends; the sockets keep listening. Otherwise
+    clients would wait until models are loaded, and a router could not try another replica. `tasks`
+    finish the requests accepted until then.
     """
     accepting = [asyncio.create_task(_accept(listener, tasks)) for listener in sockets]
     try:
@@ -141,7 +141,7 @@ def _response(head: bytes) -> bytes:
 
 
 class Drained(Protocol):
-    """What is drained when the server stops."""
+    """The parts that are drained when the server stops."""
 
     async def drain(self, timeout_seconds: float) -> None: ...
 

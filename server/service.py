@@ -85,7 +85,7 @@ def create_service(
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request at its route: as HTTP, what is known of it, and what serves it."""
+    """One request at its route: the HTTP request, its record, and the service."""
 
     http: Request
     record: RequestRecord

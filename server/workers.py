@@ -24,7 +24,7 @@ EACH_AT_ONCE = 1
 """Slots of a kind that one client may hold: another client finds one that is free."""
 
 CALL_BYTES = 4096
-"""What a call costs of its client's turns in addition to the bytes that it reads."""
+"""The cost of a call in its client's turns, in addition to the bytes that it reads."""
 
 WORK_SECONDS = 20.0
 """The longest that one call may take. Bodies of the largest size that is allowed take one or two
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Runs what a request needs off the event loop. Belongs to one event loop."""
+    """Runs the work of requests off the event loop. Belongs to one event loop."""
 
     def __init__(self, work_seconds: float = WORK_SECONDS) -> None:
         self._small = FairLimiter(SMALL_AT_ONCE, EACH_AT_ONCE)
@@ -43,8 +43,8 @@ class Workers:
         self._work_seconds = work_seconds
 
     async def run(self, client: str, n_bytes: int, function: Callable[[], T]) -> T:
-        """Call a function that reads about `n_bytes`. Returns or raises what it does, and raises
-        ApiError (400) where it takes too long.
+        """Call a function that reads about `n_bytes` and return its result. Raises its exceptions,
+        and ApiError (400) when it takes too long.
         """
         limiter = self._small if n_bytes <= LARGE_BYTES else self._large
         async with limiter.slot(client, n_bytes + CALL_BYTES):
@@ -120,7 +120,9 @@ class _Call(Generic[T]):
                 _raise_in(self._thread, _Overdue)
 
     def _finish(self) -> None:
-        """From here on the call cannot be ended. Raises _Overdue if it has been."""
+        """Mark the call as finished: it cannot be ended any more. Raises _Overdue if it was
+        ended.
+        """
         with self._lock:
             self._thread = None
         while self._is_overdue:  # until it is raised: it would be raised in the thread's next call

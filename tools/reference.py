@@ -25,12 +25,11 @@ YAML_HEAD = """\
 DOCS_HEAD = """\
 # Settings
 
-Every setting is a flag of `rootstock serve`, a variable and a name in YAML: `--max-running 8`,
-`ROOTSTOCK_MAX_RUNNING=8` or `max_running: 8` in the file that `--config` names. A flag wins over a
-variable, that over the file. A switch is turned off by `--no-...`. Bytes may have a unit, such as
-`8GiB` or `512MB`. Where several values are allowed the flag is repeated, a variable has commas
-between them, and YAML has a list. `adapters` are a mapping of names to folders in YAML, and each
-has a flag `--adapter NAME=FOLDER`. A name that is none of these is refused, also as a variable.
+Every setting is a flag of `rootstock serve`, a variable and a name in the YAML file of `--config`:
+`--max-running 8`, `ROOTSTOCK_MAX_RUNNING=8`, `max_running: 8`. Flags override variables, variables
+the file. `--no-...` turns a switch off. Bytes may have a unit (`8GiB`, `512MB`). Several values:
+repeat the flag, separate by commas in a variable, or use a YAML list. `adapters` is a YAML mapping,
+or flags `--adapter NAME=FOLDER`. Unknown names are refused, also as variables.
 
 This table is written by `make reference` from `server/settings/`.
 
@@ -51,23 +50,20 @@ This page is written by `make reference` from `server/metrics/`.
 VLLM_HEAD = """
 ## vLLM's names
 
-These repeat the same figures under vLLM's names, for dashboards made for it;
-`vllm_metric_names: false` turns them off. Their label for the model is `model_name`. The histograms
-of token counts and of prefill, decode and output-token times exist under these names alone; they
+These repeat figures under vLLM's names, with the label `model_name`; `vllm_metric_names: false`
+turns them off. The histograms of `vllm:request_...` except queue times have no other name, and
 count sequences that ended with `stop` or `length`. `promtool check metrics` warns about the colons.
 
 """
 METRICS_NOTES = """
-- Received sequences are the refused, the finished and the live ones together. A client that leaves
-  before its answer begins has status 499, here and in the log; its sequences finish as `abort`.
-- `route` is the path's template. It is `other` for paths that do not exist, and for requests that
-  are refused before routing, such as one with a wrong key. Most answers with status 400 never
-  reach an engine, so only the metrics of HTTP count them.
+- Received sequences are the refused, the finished and the live ones. If a client leaves before its
+  answer begins, the status is 499; its sequences finish as `abort`.
+- `route` is the path's template, or `other` for unknown paths and requests refused before routing.
+  Most answers with status 400 never reach an engine and appear in the HTTP metrics only.
 - Reasons of `rootstock_access_refused_total`: `invalid_key`, `role`, `concurrency`,
   `requests_per_minute`, `tokens_per_minute`, `foreign_host`, `foreign_origin`.
-- A block that eight sequences share counts seven times in `rootstock_kv_saved_blocks`, and one that
-  only the tree holds not at all.
-- Prompts that are computed in advance count neither as queries nor as hits of the prefix cache.
+- A block shared by eight sequences adds seven to `rootstock_kv_saved_blocks`.
+- Warmed prompts count neither as queries nor as hits of the prefix cache.
 - `rootstock_prefix_hit_ratio` has no sample for a window without lookups.
 """
 METRICS_TABLE = """\
@@ -90,18 +86,22 @@ def _metrics() -> str:
     vllm = [row for table in vllm_tables({}) for row in table.rows]
     parts = (METRICS_HEAD, METRICS_TABLE, *_families(own), METRICS_NOTES)
     faults = ", ".join(f"`{fault}`" for fault in DISK_FAULTS)
-    vllm_parts = (VLLM_HEAD, METRICS_TABLE, *_families(vllm))
-    return "".join((*parts, f"- Faults of the disk cache: {faults}.\n", *vllm_parts))
+    names = "".join(f"- `{_series(row)}`\n" for row in vllm)
+    return "".join((*parts, f"- Faults of the disk cache: {faults}.\n", VLLM_HEAD, names))
 
 
 def _families(rows: Iterable[Row[Any]]) -> Iterator[str]:
     for row in rows:
-        name, _, own_labels = row.name.rstrip("}").partition("{")
-        is_histogram = row.kind == "histogram"
-        suffix = "_bucket" if is_histogram else SAMPLE_SUFFIXES[row.kind]
-        labels = "le" if is_histogram else own_labels
-        series = f"{name}{suffix}" + (f"{{{labels}}}" if labels else "")
-        yield f"| `{series}` | {row.kind} | {row.documentation} |\n"
+        yield f"| `{_series(row)}` | {row.kind} | {row.documentation} |\n"
+
+
+def _series(row: Row[Any]) -> str:
+    """The name and labels of a metric's samples; of a histogram, those of its buckets."""
+    name, _, own_labels = row.name.rstrip("}").partition("{")
+    is_histogram = row.kind == "histogram"
+    suffix = "_bucket" if is_histogram else SAMPLE_SUFFIXES[row.kind]
+    labels = "le" if is_histogram else own_labels
+    return f"{name}{suffix}" + (f"{{{labels}}}" if labels else "")
 
 
 def _yaml() -> Iterator[str]:

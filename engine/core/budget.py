@@ -285,7 +285,7 @@ class StepBudget:
 
     A step with decodes is planned to end within `stretch` times the time of its decodes alone, less
     a margin that 2% of normal prediction errors exceed. So the limit scales with the model's speed.
-    Without decodes nobody waits for a next token, and there is no limit.
+    Without decodes there is no limit.
 
     Every prompt goes on: the first chunk of a step has at least one token, and may always take a
     quarter of the time of the decodes and a forward, or the time of gathering the keys before it.
@@ -356,11 +356,11 @@ class StepBudget:
         return max(most_seconds - self._transfer_seconds, 0.0)
 
     def chunk_tokens(self, start: int, wanted: int, scored: float = 0.0) -> int:
-        """How many of `wanted` prompt tokens from position `start` on may join, of which a share of
-        `scored` is scored.
+        """The number of the `wanted` prompt tokens from position `start` on that may join the step;
+        a share of `scored` of them is scored.
 
         At least one may, unless the step has a chunk already and the tokens that fit would take
-        less time than beginning another chunk.
+        less time than the base cost of a chunk.
         """
         if self.shape.decode_rows == 0 or math.isinf(self._stretch):
             return wanted

@@ -98,7 +98,7 @@ class Commit:
                 self._retire(sequence)
 
     def end(self, sequence: LiveSequence, reason: FinishReason) -> None:
-        """End the sequence without another token. What it has computed goes to the cache."""
+        """End the sequence without another token. Its computed tokens go to the cache."""
         vector = sequence.vector if reason is FinishReason.LENGTH else None
         pooled = b"" if vector is None else vector.astype("<f4").tobytes()
         self._emit_end(sequence, reason, pooled=pooled)
@@ -244,7 +244,7 @@ class Commit:
         )
 
     def _retire(self, sequence: LiveSequence) -> None:
-        """Remove a sequence that has ended. What it has computed goes to the cache."""
+        """Remove a finished sequence. Its computed tokens go to the cache."""
         lease = self._remove(sequence)
         if self._drafts is not None:
             self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)

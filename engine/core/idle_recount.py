@@ -22,9 +22,9 @@ MOST_LOGGED = 20  # problems in one line of the log
 class IdleRecount:
     """Recounts the store once in each pause of the engine.
 
-    Every call to the engine interrupts a recount. It goes on after the call, or starts again if the
-    call has changed the store. A reference too many would hold its block until the daemon ends; one
-    too few would give a block to two requests.
+    Every call to the engine interrupts a recount. The recount continues after the call, or restarts
+    if the call has changed the store. A reference too many would hold its block until the daemon
+    ends; one too few would give a block to two requests.
     """
 
     def __init__(self, store: KVStore, inbox: Inbox, clock: Callable[[], float]) -> None:

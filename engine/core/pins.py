@@ -1,4 +1,4 @@
-"""Prefixes that are kept from eviction because a request has asked for it."""
+"""Pinned prefixes, which requests keep from eviction."""
 
 from kvstore.lease import Lease
 from kvstore.store import KVStore
@@ -49,8 +49,8 @@ class Pins:
         return None
 
     def pin(self, namespace: Namespace, tokens: Tokens) -> str | None:
-        """Pin the whole blocks of a prompt, all of which are indexed. Returns why that cannot be
-        done; None if they are pinned.
+        """Pin the whole blocks of a prompt, all of which are indexed. Returns the reason for a
+        failure; None if they are pinned.
         """
         if (problem := self.problem(namespace, tokens)) is None:
             key = self._key(namespace, tokens)

@@ -1,8 +1,8 @@
 """Decides which waiting sequence is admitted next, and which running one is preempted for it.
 
 Clients take turns: a turn is a chunk of a prompt. Slots and blocks are shared max-min fairly: a
-client that holds less than another comes first, and what the other holds beyond that can be
-preempted (docs/internals/scheduler.md).
+client that holds less than another comes first, and the other's excess can be preempted
+(docs/internals/scheduler.md).
 """
 
 from bisect import bisect_left, insort
@@ -62,7 +62,7 @@ class ClientUsage:
             self.held[sequence.request.client] += amount(sequence)
 
     def victim(self, client: str, wanted: int) -> LiveSequence | None:
-        """The sequence to preempt so that the client can have `wanted` more, which is at least 1.
+        """The sequence to preempt so that the client can have `wanted` (at least 1) more.
 
         It is the youngest sequence of the client that keeps the most without it. None unless that
         client keeps at least as much as `client` will have. So no client preempts its own
@@ -100,8 +100,8 @@ class WaitingQueue:
     """Waiting sequences by client, and the order in which clients with live sequences take turns.
 
     A turn is a chunk of a prompt. A client that had a turn moves after all others when the next
-    step begins. A new client comes after those that wait for a turn, and before those that had one
-    in the latest step. Preempted sequences wait again, and take none of the queue's places.
+    step begins. A new client comes after clients that wait for a turn, and before clients that had
+    one in the latest step. Preempted sequences wait again, outside the queue's limit.
     """
 
     def __init__(self, places: int) -> None:
@@ -194,10 +194,9 @@ class WaitingQueue:
 class Admission:
     """Admits the sequences of a waiting queue, each with a lease, to `running`.
 
-    If several clients find too few blocks, the one that holds least goes first, and of those that
-    hold as much, the one whose turn is first. No client that holds as much overtakes it, or a long
-    prompt might starve. `refused` has each client's next sequence, if the store had too few blocks
-    for it.
+    If several clients find too few blocks, the one that holds least goes first; among equals, the
+    one whose turn is first. No client that holds as much overtakes it, or a long prompt might
+    starve. `refused` has each client's next sequence, if the store had too few blocks for it.
     """
 
     def __init__(

@@ -197,7 +197,7 @@ class Scheduler:
             self.metrics.queued(request.n)
 
     def abort(self, request_id: str) -> None:
-        """End a request's sequences, if it has any. What they have computed goes to the cache.
+        """End a request's sequences, if it has any. Their computed tokens go to the cache.
 
         A sequence in flight ends when its step is committed, so that its result is kept as well.
         """
@@ -293,8 +293,8 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _preempt_background(self, step: Step) -> None:
-        """Preempt what is computed in the background while other sequences are live, unless a step
-        in flight computes for it: that ends first, or what it computes would be lost.
+        """Preempt background sequences while others are live. A background sequence in a step in
+        flight is preempted after that step, so that its result is not lost.
         """
         if self.sequences.n_foreground:
             for sequence in [one for one in self.running if one.request.is_background]:

@@ -30,7 +30,7 @@ SequenceId = NewType("SequenceId", int)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a sequence's tokens are sampled, at the time when it enters the batch.
+    """The sampling state of a sequence when it enters the batch.
 
     A draw depends only on the seed, on the token's index in the output and on the row's logits, so
     a sequence that was preempted draws the same tokens again.
@@ -54,7 +54,7 @@ class BatchEntry:
 
 
 class Score(NamedTuple):
-    """Has a prefill row also compute the log-probability of the token after each of its tokens."""
+    """A request for the log-probability of the token after each token of a prefill row."""
 
     next_tokens: tuple[int, ...]  # one after each token of the row, but none after the prompt
     n_top: int  # alternatives to report for each
@@ -84,8 +84,9 @@ class Decode(NamedTuple):
 class Verify(NamedTuple):
     """Compute the last sampled token `token` at position `start` and a draft after it.
 
-    A token is sampled after `token` and after each token of the draft. Those that equal the draft
-    are accepted. The first that differs, or the one after the whole draft, is the last to count.
+    A token is sampled after `token` and after each token of the draft. Sampled tokens that equal
+    the draft are accepted. The first that differs, or the one after the whole draft, is kept as the
+    last.
     """
 
     sequence_id: SequenceId

@@ -200,7 +200,7 @@ class EngineThread:
                 idle = await self._call(self._loop.when_idle)
                 await asyncio.wrap_future(idle)
         except TimeoutError:
-            logger.warning("aborting what is left after %g seconds", timeout_seconds)
+            logger.warning("aborting the remaining requests after %g seconds", timeout_seconds)
         except EngineStopped:
             logger.warning("the engine had stopped before")
         self._post_urgent(self._loop.abort_all)
@@ -244,4 +244,4 @@ class EngineThread:
 
 def _log_failure(future: "Future[None]") -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
-        logger.error("a call that nobody waits for has failed", exc_info=error)
+        logger.error("a call without a waiting caller has failed", exc_info=error)

@@ -1,10 +1,10 @@
-"""What goes from the arena to disk and comes back: the policy above `kvstore.disk`.
+"""Policy of the disk cache above `kvstore.disk`: which blocks are written and loaded, and when.
 
-cache.py         what scheduler and loop talk to, and how it is opened
-entries.py       what in memory an entry on disk is made of, and what an entry fills in
-writer.py        what is written, and when
-loader.py        what is loaded: leases that are filled instead of being computed
-transfers.py     how many bytes a step has time for, and which loads may be under way at once
+cache.py         the interface for scheduler and loop, and opening
+entries.py       maps blocks in memory to entries on disk
+writer.py        decides which blocks are written, and when
+loader.py        loads: leases that are filled instead of computed
+transfers.py     limits on the bytes of a step and on concurrent loads
 
-All of it belongs to the engine thread, but for what readers hand over through the inbox.
+All of it runs on the engine thread. Readers deliver through the inbox.
 """

@@ -38,8 +38,8 @@ FREE_SHARE = 16
 BUFFER_BYTES = 64 * MIB
 
 HELD_PART, AHEAD_PART = 4, 64
-"""Of the arena: what loads pin together, unless one alone is larger, and what is read for them and
-not filled in yet.
+"""Shares of the arena: blocks pinned by all loads together, unless one alone is larger, and
+bytes read ahead for them.
 """
 
 LEAST_AHEAD_BYTES = 16 * MIB
@@ -47,7 +47,7 @@ LEAST_AHEAD_BYTES = 16 * MIB
 
 
 class DiskCache:
-    """A store on disk below the arena, with what is written to it and loaded from it.
+    """The disk store of an engine, with its pending writes and loads.
 
     Steps are identified by their numbers. The order of a step's calls: `add_loads` while it is
     planned, `add_reads` when all else of it is planned, then `commit` or `fail`.
@@ -87,7 +87,7 @@ class DiskCache:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a load is under way, or a step could read what is to be written."""
+        """Whether a load is in progress, or a step could read blocks to be written."""
         return self._loader.is_loading or self._writer.is_due
 
     @property
@@ -97,8 +97,8 @@ class DiskCache:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """Those of which something is being read, from disk or from memory for the disk. The tree
-        need not have them.
+        """The namespaces with reads in progress, from disk or from memory for the disk. The tree
+        may lack them.
         """
         return self._loader.namespaces | self._writer.namespaces
 
@@ -117,12 +117,12 @@ class DiskCache:
         spare_blocks: int,
         compute_seconds: ComputeSeconds,
     ) -> LoadOutcome:
-        """Begin to load what is worth it of the prompt. See `LoadOutcome`."""
+        """Begin to load the prompt from disk as far as that pays. See `LoadOutcome`."""
         return self._loader.begin(prompt, attempt, spare_blocks, compute_seconds)
 
     def add_loads(self, number: int, budget: StepBudget) -> bool:
-        """Queue what the step fills in, within the time that its budget has for transfers. Returns
-        whether it fills in anything.
+        """Queue the fills of the step within the transfer time of its budget. Returns whether there
+        are any.
         """
         is_filling = self._loader.plan(number, budget.transfer_seconds)
         if is_filling:
@@ -130,8 +130,8 @@ class DiskCache:
         return is_filling
 
     def add_reads(self, number: int, budget: StepBudget) -> bool:
-        """Queue what the step reads to be written to disk, within the time that its budget has for
-        transfers. Returns whether it reads anything.
+        """Queue the reads of the step, for writing to disk, within the transfer time of its budget.
+        Returns whether there are any.
         """
         pool = self._store.pool
         if pool.n_free * FREE_SHARE < pool.n_blocks:
@@ -144,8 +144,8 @@ class DiskCache:
         return bool(reads)
 
     def observe(self, loading_steps: Collection[int], number: int, seconds: float) -> None:
-        """Learn from a step that was held up for `seconds` by what it read and by the fills of the
-        steps `loading_steps`. Where there were both, a byte filled counts as much as a byte read.
+        """Learn from a step that was delayed for `seconds` by its reads and by the fills of the
+        steps `loading_steps`. If there were both, a filled byte counts as much as a read one.
         """
         filled_bytes = sum(map(self._loader.filled_bytes, loading_steps))
         read_bytes = self._writer.read_bytes(number)
@@ -182,8 +182,8 @@ class DiskCache:
         self._writer.drop_reads(namespace)
 
     def clear(self, namespace: Namespace | None) -> None:
-        """Forget what is on disk of a namespace, or all. What memory has of it is written again
-        when it is next used, and not before.
+        """Forget the disk entries of one namespace, or all. Blocks still in memory are written
+        again when next used.
         """
         self._loader.clear(namespace)
         self._writer.clear(namespace)
@@ -196,13 +196,13 @@ class DiskCache:
         self._disk.clear(root)
 
     def end(self) -> None:
-        """No sequence is left, and none will come: begin to write what is dirty."""
+        """Begin to write all dirty nodes. Called when no sequence is left and none will come."""
         self._ends_at = self._clock() + self.shutdown_seconds
         self._loader.end()
         self._writer.end()
 
     def close(self) -> None:
-        """Write what the store has taken, as far as there is time, and close it."""
+        """Write accepted entries as far as time allows, and close the store."""
         self._loader.end()
         self._disk.flush(max(self._ends_at - self._clock(), 0.0))
         self._disk.close()
@@ -273,7 +273,7 @@ def open_disk_cache(
 
 
 def disk_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> DiskLimits:
-    """Room for the largest entry: a saved state may have a hundred megabytes."""
+    """Limits that allow the largest entry: a saved state may have a hundred megabytes."""
     return DiskLimits(
         max_bytes=config.max_bytes,
         buffer_bytes=max(BUFFER_BYTES, sum(part_bytes)),

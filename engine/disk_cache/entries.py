@@ -1,4 +1,4 @@
-"""How blocks, windows and states in memory correspond to the parts of an entry on disk."""
+"""Maps blocks, windows and states in memory to the parts of entries on disk."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Entries:
         )
 
     def needed(self, n_tokens: int) -> range:
-        """The last entries of a table, as many as it takes to resume after so many tokens."""
+        """The last entries of a table that are needed to resume after `n_tokens` tokens."""
         end = blocks_for(n_tokens, self.block_size)
         return range(
             min((group.required_blocks(n_tokens).start for group in self._groups), default=end), end

@@ -1,7 +1,7 @@
-"""What is loaded from disk: leases that are filled instead of being computed.
+"""Loads from disk: leases that are filled instead of computed.
 
-Before a prompt is admitted it is looked up on disk. Where much more of it is there than in memory,
-and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
+Before a prompt is admitted it is looked up on disk. If much more of it is there than in memory, and
+reading and filling are predicted to take less time than computing, a *load* begins: a lease,
 announced like any other, so that the prompt and others with the same prefix wait for it. Loads have
 a budget of bytes; one that does not fit waits for others to end. Readers deliver entries from the
 root on; each step fills in what it has time for, and what has been filled is published. However a
@@ -28,7 +28,7 @@ from kvstore.types import Namespace
 logger = logging.getLogger(__name__)
 
 ComputeSeconds = Callable[[int, int], float]
-"""Predicts how long it takes to compute so many tokens from a position on: (start, n_tokens)."""
+"""Predicts the time to compute tokens from a position on: (start, n_tokens)."""
 
 Post = Callable[[Callable[[], None]], object]
 """Has a function called on the engine thread."""
@@ -55,7 +55,9 @@ class LoadRules:
     limits: LoadLimits = UNLIMITED
 
     def patience_seconds(self, compute_seconds: float) -> float:
-        """How long the disk may deliver nothing of what takes so long to compute."""
+        """The time for which the disk may deliver nothing, if computing the missing part takes
+        `compute_seconds`.
+        """
         return max(min(self.patience * compute_seconds, self.most_seconds), self.timeout_seconds)
 
 
@@ -70,7 +72,7 @@ class LoadOutcome(Enum):
 
 @dataclass(slots=True)
 class LoadAttempt:
-    """What earlier requests to load a waiting prompt have found. Kept with it while it waits."""
+    """The results of earlier attempts to load a waiting prompt. Kept while it waits."""
 
     is_settled: bool = False
     n_bytes: int = 0  # that the load would take, for which there was no budget
@@ -120,7 +122,7 @@ class _Load:
 
     @property
     def missing_seconds(self) -> float:
-        """What it would take to compute what has not come."""
+        """The time to compute the part that the disk has not delivered."""
         return self.compute_seconds * (1 - self.n_filled / len(self.hashes))
 
     @property
@@ -131,7 +133,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Loadable:
-    """What of a prompt is worth loading."""
+    """The part of a prompt that is worth loading."""
 
     hashes: Sequence[Digest]
     n_tokens: int
@@ -176,7 +178,7 @@ class DiskLoader:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """Those of the loads under way."""
+        """The namespaces of the loads in progress."""
         return frozenset(load.lease.namespace for load in self._loads)
 
     def is_filling(self, lease: Lease) -> bool:
@@ -184,7 +186,7 @@ class DiskLoader:
         return any(load.lease is lease for load in self._loads)
 
     def wait_seconds(self) -> float | None:
-        """Until a load is given up, if nothing else happens; None: there is none."""
+        """The seconds until a load is given up; None: there is no load."""
         deadline = min((load.deadline for load in self._loads), default=None)
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
@@ -195,7 +197,7 @@ class DiskLoader:
         spare_blocks: int,
         compute_seconds: ComputeSeconds,
     ) -> LoadOutcome:
-        """Load what is worth it of a prompt, if anything is and there is room for it."""
+        """Begin a load of the prompt if it pays and there is room for it."""
         if (known := self._known(attempt)) is not None:
             return known
         found = self._find(prompt, compute_seconds)
@@ -212,8 +214,8 @@ class DiskLoader:
         return LoadOutcome.STARTED
 
     def plan(self, number: int, seconds: float) -> bool:
-        """Queue what the step of that number fills in within `seconds`: an entry at least, where
-        one has arrived. Returns whether it fills in anything.
+        """Queue the fills of the step within `seconds`: at least one entry if one has arrived.
+        Returns whether there are any.
         """
         self._budget.begin_round()
         self._expire()
@@ -241,11 +243,11 @@ class DiskLoader:
         return is_filling
 
     def filled_bytes(self, number: int) -> int:
-        """How much the step fills in."""
+        """The bytes that the step with this number fills in."""
         return sum(n_bytes for _, _, n_bytes in self._fills.get(number, ()))
 
     def fill_seconds(self, number: int) -> float:
-        """How long that is predicted to take."""
+        """The predicted time of the step's fills."""
         return self.pace.seconds(self.filled_bytes(number), self._disk.read_rate)
 
     def commit(self, number: int) -> None:
@@ -289,7 +291,7 @@ class DiskLoader:
         return None
 
     def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Loadable | None:
-        """What of the prompt is worth loading; None: nothing."""
+        """The part of the prompt that is worth loading; None: nothing."""
         if not prompt.hashes or (prompt.namespace.cache_salt and not self._rules.salted):
             return None
         have = self._store.probe(prompt.namespace, prompt.tokens)
@@ -364,7 +366,7 @@ class DiskLoader:
         return True
 
     def _deliver(self, load: _Load, found: ReadRun | ReadFailure) -> None:
-        """On a reader's thread."""
+        """Receive entries. Runs on a reader's thread."""
         if isinstance(found, ReadFailure):
             self._post(partial(self._fail, load))
         else:
@@ -376,11 +378,11 @@ class DiskLoader:
             load.held_bytes += sum(each.n_bytes for each in arrived)
 
     def _fail(self, load: _Load) -> None:
-        """Nothing more will arrive."""
+        """End the load: no more entries will arrive."""
         load.is_cut = True
 
     def _cut(self, load: _Load) -> None:
-        """Nothing after what has been filled is of use."""
+        """Drop the entries after the filled ones, which are of no use."""
         self._fail(load)
         load.arrived.clear()
         if load.ticket is not None:
@@ -443,7 +445,7 @@ class DiskLoader:
             load.ticket.cancel()
 
     def _expire(self) -> None:
-        """Give up loads for which the disk delivers nothing, not those that wait for steps."""
+        """Give up loads for which the disk delivers nothing. Loads that wait for steps continue."""
         now = self._clock()
         for load in tuple(self._loads):
             if not load.waits_for_disk:

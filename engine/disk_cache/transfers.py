@@ -1,4 +1,4 @@
-"""How many bytes a step has time to move, and which loads may be under way at once."""
+"""Limits on the bytes that a step moves and on concurrent loads."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ until that is committed, in addition to what the next one will fill in.
 """
 
 TICKETS = 2
-"""This many loads share what may be read ahead before others get any: one for each reader."""
+"""The number of loads that share the read-ahead before others get any: one for each reader."""
 
 
 class BytePace:
@@ -32,7 +32,7 @@ class BytePace:
         self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
 
     def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
-        """How much longer a step will take that moves `n_bytes`. `unseen_rate`: bytes a second to
+        """The additional time of a step that moves `n_bytes`. `unseen_rate`: bytes a second to
         assume before the first observation; None: no time.
         """
         return n_bytes * self._per_byte(unseen_rate)
@@ -52,7 +52,7 @@ class BytePace:
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """In bytes. `held`: what loads have pinned blocks for. `ahead`: read and not filled in yet."""
+    """Limits in bytes. `held`: pinned by loads. `ahead`: read and not filled in yet."""
 
     held: int
     ahead: int
@@ -73,11 +73,11 @@ class LoadBudget:
         self._is_full = False
 
     def begin_round(self) -> None:
-        """All waiting loads are tried again."""
+        """Begin a round in which all waiting loads are tried again."""
         self._is_full = False
 
     def takes(self, n_bytes: int) -> bool:
-        """Whether a load of so many bytes may begin; if not, no other may in this round."""
+        """Whether a load of `n_bytes` may begin. If not, no other load may begin in this round."""
         fits = self._held_bytes + n_bytes <= self._limits.held
         is_taken = not self._n_loads or (fits and not self._is_full)
         self._is_full = not is_taken

@@ -1,8 +1,8 @@
-"""What of the tree is written to disk, and when.
+"""Decides which nodes of the tree are written to disk, and when.
 
-A node is *dirty* from when something of it is new until all of it is on disk or on its way there.
-It is *due* when nothing has been added to it for a while, when a sequence adopts it, when it is
-about to be evicted, or when the engine ends. Then steps read it, a few blocks each, parents first.
+A node is *dirty* while part of it is neither on disk nor being written. It is *due* when nothing
+has been added to it for a while, when a sequence adopts it, when it is about to be evicted, or when
+the engine ends. Then steps read it, a few blocks each, parents first.
 
 When a step is planned, room is reserved in the store for each entry that it will read, so the store
 knows what is on its way. How much of a node needs no look is noted in the node (`Node.n_saved`).
@@ -34,7 +34,7 @@ RETRY_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class WriteRules:
-    """What is written. `least_tokens`: the shortest path from the root that is, in tokens."""
+    """Rules of writing. `least_tokens`: the shortest path from the root that is written."""
 
     writes: DiskWrites = DiskWrites.SELECTIVE
     salted: bool = False
@@ -92,18 +92,18 @@ class DiskWriter:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """Those that steps are reading. The tree may have evicted them since."""
+        """The namespaces that steps are reading. The tree may have evicted them since."""
         reads = (read for reads in self._reads.values() for read in reads)
         return frozenset(read.namespace for read in reads if read.reservation is not None)
 
     def wait_seconds(self) -> float | None:
-        """How long until something is due, if nothing else happens; None: never."""
+        """The seconds until the next node is due; None: never."""
         due_at = self._due_at()
         return None if due_at == math.inf else max(due_at - self._clock(), 0.0)
 
     def end(self) -> None:
-        """Nothing will be added any more. All that is dirty is due, the most recently used first,
-        up to what the store holds without evicting the first of it.
+        """Make all dirty nodes due, the most recently used first, as many as the store holds
+        without evicting the first of them. Called when no node will be added.
         """
         self._is_ending = True
         nodes = self._dirty_nodes()
@@ -131,8 +131,8 @@ class DiskWriter:
     # What steps read.
 
     def plan(self, number: int, seconds: float) -> list[ReadBlock]:
-        """What the step of that number reads after its writes, in so much time: at least one entry
-        where any is due.
+        """The reads of the step after its writes, within the given time: at least one entry if any
+        is due.
         """
         now = self._clock()
         if self._due_at() > now:
@@ -149,7 +149,7 @@ class DiskWriter:
         return [read.candidate.read for read in reads]
 
     def read_bytes(self, number: int) -> int:
-        """How many bytes the step reads."""
+        """The bytes that the step reads."""
         return sum(read.candidate.head.n_bytes for read in self._reads.get(number, ()))
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
@@ -248,7 +248,7 @@ class DiskWriter:
     # What is read of them.
 
     def _find(self, now: float, step_bytes: float) -> list[_Read]:
-        """Reads of what is due, up to what a step may read and the store has room for."""
+        """Reads of due nodes, limited by the step and by the room in the store."""
         reads = list[_Read]()
         if self._disk.room <= 0:
             return reads
@@ -263,9 +263,9 @@ class DiskWriter:
         return reads
 
     def _read_path(self, node: Node, budget: float, reads: list[_Read]) -> float | None:
-        """Read what is dirty of the path to the node's end. An entry that is larger than the budget
-        is read alone. Returns what is left of the budget; None where there was no time or no room
-        for all. Where the path has become longer than the store keeps, its end is not dirty.
+        """Read the dirty entries of the path to the node's end. An entry larger than the budget is
+        read alone. Returns the rest of the budget; None if time or room did not suffice. Beyond the
+        longest path that the store keeps, nothing is dirty.
         """
         for each in self._unsaved(node) if self._is_worth(node) else ():
             root = root_digest(each.namespace)
@@ -291,7 +291,7 @@ class DiskWriter:
         return n_tokens >= self._rules.least_tokens or self._rules.writes is DiskWrites.ALL
 
     def _unsaved(self, node: Node) -> Iterator[Node]:
-        """The nodes to this one, from the first on of which the store lacks something."""
+        """The path to this node, from the first node that the store does not have completely."""
         path = [node]
         while (above := path[-1].parent) is not None and above.blocks:
             if self._disk.held(above.hashes[-1:]):

@@ -1,5 +1,5 @@
-"""Decides which drafts to verify: those that give more tokens a second, and sometimes one to learn
-what drafts cost.
+"""Decides which drafts to verify: drafts that give more tokens a second, and sometimes one to learn
+their cost.
 
 A draft continues the last token of its sequence, which must be known. So a step with drafts never
 overlaps with the steps before and after it: each is collected before the next is planned.
@@ -68,8 +68,8 @@ def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
 def _choose(
     rows: Sequence[DraftableRow], price: StepPrice, value: float
 ) -> tuple[list[int], float]:
-    """Choose for each row how many tokens to verify: as many as fit, the best first, of those that
-    give more than `value` tokens a second. Return the counts and the tokens a second of the step.
+    """Choose for each row how many tokens to verify: as many as fit, best first, that give more
+    than `value` tokens a second. Return the counts and the tokens a second of the step.
     """
     counts = [_n_worth(row, value) for row in rows]
     left_seconds = price.most_seconds - price.verify_seconds
@@ -203,11 +203,11 @@ class DraftPolicy:
         return Proposer(drafter.draft, self._rates, max_backoff)
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
-        """Remember what a sequence that has ended generated after its prompt."""
+        """Remember the output of a finished sequence."""
         self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))
 
     def clear(self, namespace: Namespace | None = None) -> None:
-        """Forget what the sequences of one namespace have generated, or of all namespaces."""
+        """Forget the outputs of one namespace, or all."""
         self._answers.clear(namespace)
 
     def prefers_sync(
@@ -236,8 +236,8 @@ class DraftPolicy:
     def add(self, step: "Step", costs: StepCosts, limits: "Limits") -> None:
         """Turn decodes of the step into rows that verify drafts, if these pay or a probe is due.
 
-        Drafts take the time and tokens that the step has left, and blocks that nobody else uses.
-        They follow tokens that are known: nothing of their sequences is in flight.
+        Drafts use the rest of the step's time and tokens, and free blocks. They follow known
+        tokens, so no sequence with a draft is in flight.
         """
         self._probes.count_step()
         if step.is_short_of_blocks:

@@ -64,7 +64,7 @@ def first_rates() -> AcceptanceRates:
 
 
 MakeDraft: TypeAlias = Callable[[Sequence[int], int], Draft | None]
-"""Drafts what may follow an output, `n` tokens at most."""
+"""Drafts at most `n` tokens after an output."""
 
 
 class Proposer:

@@ -1,1 +1,1 @@
-"""What a sequence's tokens may be: grammars, forced tokens, and the masks of a batch."""
+"""Constraints on generated tokens: grammars, forced tokens, and the masks of a batch."""

@@ -1,4 +1,4 @@
-"""What an engine asks its pool of grammar workers: verdicts on new grammars, and masks."""
+"""The engine's questions to its pool of grammar workers: verdicts on new grammars, and masks."""
 
 import asyncio
 import hashlib
@@ -40,7 +40,7 @@ TRIAL_TOO_COSTLY = (
     "the grammar is too costly: it cannot be compiled, and its first masks made, within "
     f"{TRIAL_SECONDS:g} s of processor time and 1 GiB of memory"
 )
-TOO_COSTLY = "the grammar is too costly: what may follow takes too much time or memory to find out"
+TOO_COSTLY = "the grammar is too costly: computing the allowed tokens takes too much time or memory"
 NOBODY_ANSWERS = Unanswerable(
     "the process that reads grammars does not start, or is ended from outside"
 )
@@ -61,8 +61,8 @@ def too_long(grammar: Grammar) -> Verdict | None:
 
 
 class Trials:
-    """Tries new grammars before a matcher of them is asked for, and keeps the verdicts. Safe from
-    any thread.
+    """Tries new grammars before their matchers are opened, and keeps the verdicts. Safe from any
+    thread.
     """
 
     def __init__(self, pool: GrammarPool) -> None:
@@ -200,7 +200,9 @@ class MatcherAnswers:
             self._drop(sequence)
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        """Send what was asked. Take in answers until there are enough, for at most `seconds`."""
+        """Send the questions and receive answers, until there are enough or `seconds` have
+        passed.
+        """
         self._pool.flush()
         deadline = self._clock() + seconds
         while True:

@@ -1,4 +1,4 @@
-"""JSON Schema as llguidance reads it right: what it would read otherwise is rewritten or refused.
+"""Rewrites or refuses the parts of JSON Schema that llguidance would misread.
 
 Schemas are read as Draft 2020-12, with the lists in `items` of the drafts before it.
 """
@@ -70,14 +70,16 @@ def faithful(text: str) -> Schema:
     root.pop("$schema", None)
     reached = list(_reached(root))
     if any("$id" in schema for schema in reached[1:]) and any("$ref" in one for one in reached):
-        raise ValueError("$ref is not supported beside an $id within the schema")
+        raise ValueError("$ref is not supported together with an $id within the schema")
     for schema in reached:
         _rewrite(schema)
     return root
 
 
 def _reached(root: Schema) -> Iterator[Schema]:
-    """Every schema that counts, each once: the root, what it holds and what it refers to."""
+    """Every schema that applies, each once: the root, its subschemas and the targets of its
+    references.
+    """
     waiting: list[object] = [root]
     seen: set[int] = set()
     while waiting:
@@ -139,7 +141,7 @@ def _rewrite(schema: Schema) -> None:
 
 def _refuse_unfaithful(schema: Schema) -> None:
     if isinstance(schema.get("items"), list) and "prefixItems" in schema:
-        raise ValueError("prefixItems beside a list of items is not supported")
+        raise ValueError("prefixItems together with a list of items is not supported")
     fewest, required = schema.get("minProperties"), schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     if _is_number(fewest) and fewest > max(1, named):

@@ -1,4 +1,4 @@
-"""What a sequence's grammar allows along a draft, before the draft's tokens are sampled."""
+"""Masks of a sequence's grammar along a draft, before the draft's tokens are sampled."""
 
 from engine.grammar.matcher import Allowed, LookAhead, Matcher
 from engine.grammar.state import Choice, GrammarChoice, GrammarState, TokenIds
@@ -52,9 +52,9 @@ class GuidedDraft:
         return question.matcher.answer is not None and question.answers is not None
 
     def choices(self) -> list[Choice]:
-        """What may follow each token of the draft, as far as that is known: fewer choices than
-        tokens if answers are missing, or if the sequence ends with one of the tokens. The state has
-        been answered, and has advanced.
+        """The choices after each token of the draft, as far as they are known: fewer than tokens if
+        answers are missing, or if the sequence ends with one of the tokens. The state has its
+        answer and has advanced.
         """
         known, ahead = list[Choice](), self._state.copy()
         for token_id in self._draft:

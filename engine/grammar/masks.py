@@ -19,8 +19,8 @@ def mask_words(vocab_size: int) -> int:
 def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words: int) -> Masks:
     """One mask for each choice, `[choices, n_words]`. The choices' matchers have been answered.
 
-    Tokens that are `banned` in a row are masked unless no other is left: what a grammar asks for
-    wins over `min_tokens`. A row is empty if its grammar is complete or has failed.
+    Tokens that are `banned` in a row are masked unless no other is left: the grammar wins over
+    `min_tokens`. A row is empty if its grammar is complete or has failed.
     """
     masks = np.zeros((len(choices), n_words), dtype=np.int32)
     for words, choice, tokens in zip(masks, choices, banned, strict=True):

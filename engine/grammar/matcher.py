@@ -43,11 +43,11 @@ Answer: TypeAlias = Allowed | Complete | Refused | Unanswerable
 
 @dataclass(eq=False, slots=True)
 class Matcher:
-    """The tokens that a grammar has accepted, and the answer on what may follow them.
+    """The tokens that a grammar has accepted, and the mask of the next one.
 
-    `param` is the request's field that asks for the grammar. The processor has spent `seconds` on
-    its answers so far, `draft_seconds` on its look-aheads, and `trial_seconds` on the trial of the
-    grammar. Once a `refusal` is set, it is the answer to whatever the matcher accepts.
+    `param` is the request's field with the grammar. The processor has spent `seconds` on its
+    answers so far, `draft_seconds` on its look-aheads, and `trial_seconds` on the trial of the
+    grammar. Once a `refusal` is set, it is the only answer.
 
     A fork of a `parent` has only the tokens that it has accepted since. The last look-ahead is kept
     in `ahead` while the tokens of its draft come true: its answers are the matcher's. Engine thread
@@ -73,7 +73,7 @@ class Matcher:
             self.ahead = None
 
     def fork(self) -> "Matcher":
-        """A matcher at the same place, to go on along a draft. `LookAhead` answers it."""
+        """A matcher at the same place, to follow a draft. `LookAhead` answers it."""
         tokens = [] if self.parent is None else [*self.tokens]
         origin = self.parent or self
         return Matcher(self.grammar, self.param, tokens=tokens, answer=self.answer, parent=origin)
@@ -81,7 +81,7 @@ class Matcher:
 
 @dataclass(eq=False, slots=True)
 class LookAhead:
-    """What may follow a matcher's tokens and the first token of a draft, the first two, and so on.
+    """The masks after a matcher's tokens and the first token of a draft, the first two, and so on.
 
     The `answers` are masks, and perhaps at the end that the grammar is complete. There are fewer
     answers than tokens if the grammar refuses a token, or if to compute more would take too long.
@@ -98,7 +98,7 @@ class LookAhead:
 
     @property
     def answer(self) -> Answer | None:
-        """What may follow the matcher now, if it has accepted tokens of the draft since then."""
+        """The mask after the matcher now, if it has accepted tokens of the draft since then."""
         n_tokens = len(self.matcher.tokens) - self.n_before
         accepted = tuple(self.matcher.tokens[self.n_before :])
         if not 0 < n_tokens <= len(self.answers or ()) or accepted != self.tokens[:n_tokens]:

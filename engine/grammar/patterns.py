@@ -12,7 +12,7 @@ UNSPELLABLE = re.compile(f"[{_UNSPELLABLE}]")
 """Finds one in a text."""
 
 MAX_PATTERN_CHARACTERS = 4096
-"""What compiles slowest takes time by the square of this."""
+"""The slowest patterns take a time that grows with the square of this."""
 
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -81,7 +81,7 @@ class _Translator:
         return "(?:"
 
     def _class(self) -> str:
-        """Behind the opening bracket."""
+        """Read a character class after its opening bracket."""
         negated = self._matched(_NEGATION) is not None
         items = []
         while self._peek() != "]":
@@ -117,7 +117,7 @@ class _Translator:
         return ord(character)
 
     def _escape(self) -> Atom:
-        """Behind the backslash."""
+        """Read an escape after its backslash."""
         if code := self._matched(_CODE):
             byte, long, high, low, short = code.groups()
             if high:
@@ -167,7 +167,7 @@ def _narrowed(of: str) -> str:
 
 
 def _code(code: int) -> str:
-    """One character, whatever it means elsewhere."""
+    """One literal character."""
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise ValueError(f"pattern: U+{code:04X} is not a character")
     character = chr(code)

@@ -1,4 +1,6 @@
-"""From a request's constraint to the phases of its output, and which of its grammars hold."""
+"""Turns a request's constraint into the phases of its output, with the first grammars that pass
+their trial.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The pool of worker processes that read grammars. `queue` says which of them does what, and when.
+"""The pool of worker processes that read grammars. `queue` assigns their jobs.
 
 A matcher is a function of its grammar and its tokens. So when a worker dies, its matchers are
 opened elsewhere when they are next needed. The job at fault runs once more, after the others and in
@@ -35,13 +35,13 @@ MOST_FRUITLESS = 3
 """Deaths in a row that are no job's fault, without a report: then grammars do not end workers."""
 
 START_SECONDS = 60.0
-"""Of the clock, until a worker is ready."""
+"""Wall time until a worker is ready."""
 
 STUCK_SECONDS = 30.0
-"""Of the clock, for any job, besides what a busy machine makes of its processor time."""
+"""Wall time for any job, in addition to its processor time on a busy machine."""
 
 BUSY_FACTOR = 30.0
-"""How much longer a job may take on a busy machine: thrice what a worker's niceness says."""
+"""Wall time per processor time on a busy machine: three times the factor of a worker's niceness."""
 
 IDLE_SECONDS = 60.0
 """After this time a worker that has no matchers ends, since it takes memory."""
@@ -58,8 +58,8 @@ OUT_OF_MEMORY = frozenset({-signal.SIGABRT, EXCEPTION_EXIT})
 
 
 def patience_seconds(limit_seconds: float) -> float:
-    """How long a job may take by the clock. One that takes longer is stuck: what waits and does not
-    compute meets no limit of processor time.
+    """The wall time that a job may take. A longer one is stuck: a job that waits without computing
+    never reaches its limit of processor time.
     """
     return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
 
@@ -80,7 +80,7 @@ class GrammarPool:
     """Safe from any thread. Its own thread, and processes, start with the first session.
 
     Jobs are sent on the thread that submits them, reports are read on the pool's own. Processes
-    start on a third, so nobody waits for a start.
+    start on a third, so no job waits for a start.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class GrammarPool:
             self._wake()
 
     def turn(self, most_seconds: float | None = None) -> None:
-        """Wait until a process has something to say, or it is time to look at what runs, and take
-        that in. On the pool's thread.
+        """Wait for a report or for the next check of running jobs, and process it. On the pool's
+        thread.
         """
         poller = select.poll()
         with self._lock:
@@ -209,7 +209,7 @@ class GrammarPool:
                 self._wakes[1].send(b"\0")
 
     def _rest_seconds(self) -> float | None:
-        """How long nothing need be looked at, if no process says anything."""
+        """The time until the next check, if no process reports."""
         if any(worker.process and not worker.process.flush() for worker in self._workers):
             return RETRY_SECONDS
         if self._waiting or any(worker.jobs or worker.sessions for worker in self._workers):
@@ -245,8 +245,8 @@ class GrammarPool:
             worker.process = starting.result()
 
     def _look_at(self, worker: Worker) -> None:
-        """See to a process that starts or works for long or takes too much memory, and to one that
-        is not needed. Raises _Unfit.
+        """Check a process: end it if it starts or works for too long, takes too much memory, or is
+        not needed. Raises _Unfit.
         """
         seconds = self._clock() - worker.since
         if not worker.is_ready:
@@ -374,8 +374,8 @@ class GrammarPool:
         return worker.largest() if cause in OUT_OF_MEMORY else worker.jobs[0].session
 
     def _charge(self, session: Session, is_beyond_limit: bool) -> None:
-        """A worker has died of the session. Where a draft may have been the reason, there are no
-        more drafts; they refuse nobody.
+        """A worker has died of the session. If a draft may have been the reason, the session gets
+        no more drafts; drafts refuse no request.
         """
         if is_beyond_limit:
             self._forget(session, Loss.TOO_COSTLY)
@@ -470,6 +470,6 @@ class GrammarPool:
 
 
 def _kill_started(starting: "Future[GrammarProcess]") -> None:
-    """End a process that nobody wants any more when its start is over."""
+    """End a process that is no longer wanted once it has started."""
     if starting.exception() is None:
         starting.result().kill()

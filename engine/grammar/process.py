@@ -34,8 +34,8 @@ _LAST_WORDS_SECONDS = 0.2
 
 
 class Vocabulary:
-    """The tokens that grammars choose from: the model's, padding included, and those that the
-    tokenizer may have beyond them.
+    """The tokens that grammars choose from: the model's, padding included, and further ones of the
+    tokenizer.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Vocabulary:
 
 
 class GrammarProcess:
-    """One `engine.grammar.worker`. No method waits for it, but `end` for a moment."""
+    """One `engine.grammar.worker` process. No method waits for it, except `end` for a moment."""
 
     def __init__(self, vocabulary: BinaryIO) -> None:
         """Raises OSError where no process can be started."""
@@ -104,11 +104,13 @@ class GrammarProcess:
         return [read_report(body) for body in self._frames.add(data)]
 
     def footprint_bytes(self) -> int | None:
-        """Its memory, on macOS, which does not hold a process to RLIMIT_DATA. Elsewhere None."""
+        """The memory of the process on macOS, which does not enforce RLIMIT_DATA. Elsewhere
+        None.
+        """
         return footprint_bytes(self._process.pid)
 
     def yield_to_others(self) -> None:
-        """Leave the processor to what is computed for others, from now on."""
+        """Lower the priority of the process for the rest of its life."""
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS
         with suppress(OSError):  # it has ended
             os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
@@ -138,8 +140,8 @@ class GrammarProcess:
 class GrammarProcesses:
     """Starts worker processes, which share one file of the vocabulary. Safe from any thread.
 
-    To read a large vocabulary takes over a second. So one process more than there are workers is
-    kept ready: a client that ends a worker delays nobody by that.
+    Reading a large vocabulary takes over a second, so a spare process is kept ready: the death of a
+    worker delays no other client.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -164,7 +166,7 @@ class GrammarProcesses:
             self._spare = self._spare or self._new()
 
     def close(self) -> None:
-        """Start no more. Those that run are their users' to end."""
+        """Start no more processes. The owners of running ones end them."""
         with self._lock:
             self._is_closed = True
             if self._spare is not None:

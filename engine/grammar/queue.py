@@ -37,8 +37,9 @@ STEP_SECONDS = 0.5
 """Processor time that tokens, the mask after them and masks along a draft may take elsewhere."""
 
 TRIAL_SECONDS = 2.0
-"""Processor time to compile a grammar and make its first masks. What people use takes a hundredth
-of it."""
+"""Processor time to compile a grammar and make its first masks. Usual grammars take a hundredth
+of it.
+"""
 
 HOPEFUL_CHARACTERS = 32 * 1024
 """A new grammar up to this length may be tried in the first worker if the others are busy. A JSON
@@ -98,7 +99,7 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """What a worker has been sent. Its report is dropped unless the job `is_wanted`."""
+    """A job that was sent to a worker. Its report is dropped unless the job `is_wanted`."""
 
     session: Session
     opens: bool
@@ -134,15 +135,15 @@ class Worker:
         return self.process is None and self.starting is None
 
     def remember(self, grammar: Grammar) -> None:
-        """It has compiled the grammar."""
+        """Note that the worker has compiled the grammar."""
         self.grammars[grammar] = None
         self.grammars.move_to_end(grammar)
         if len(self.grammars) > KEPT_GRAMMARS:
             self.grammars.popitem(last=False)
 
     def largest(self) -> Session | None:
-        """The largest matcher of the client that has taken most memory here. The job that runs has
-        asked for more than was left. None where most was taken by matchers that are closed.
+        """The largest matcher of the client that uses most memory in this worker, where the running
+        job ran out of it. None if closed matchers used most.
         """
         running = self.jobs[0].session
         taken = Counter({one: self.taken_bytes[one] for one in (running, *self.sessions)})
@@ -194,7 +195,7 @@ class Usage:
 
 
 class JobQueue:
-    """The sessions that wait for one of the `workers`, of which the first is for short jobs."""
+    """The sessions that wait for one of the `workers`. The first worker is for short jobs."""
 
     def __init__(self) -> None:
         self.workers = [Worker() for _ in range(WORKERS)]
@@ -251,7 +252,7 @@ class JobQueue:
         return min(idle, key=lambda one: (len(one.sessions), one.is_empty), default=None)
 
     def _is_home(self, worker: Worker, session: Session, now: float) -> bool:
-        """Whether it has the matcher open or its grammar compiled, and may go on with it."""
+        """Whether the worker has the matcher open or its grammar compiled, and may continue it."""
         has_it = session.worker is worker or session.grammar in worker.grammars
         return has_it and self.admits(worker, session, now)
 

@@ -1,4 +1,5 @@
-"""The grammar side of a step: asks workers for masks while the device computes, and waits for them.
+"""The grammar side of a step: requests masks from workers while the device computes, and waits for
+them.
 
     before a step is submitted     ask()           questions leave, also along drafts
     while the step samples         masks()         what is known, after a short wait
@@ -51,7 +52,9 @@ class Answers(Protocol):
         ...
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        """Send what was asked. Take in answers until there are enough, for at most `seconds`."""
+        """Send the questions and receive answers, until there are enough or `seconds` have
+        passed.
+        """
         ...
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One token that a guided sequence draws in a step."""
+    """A token that a sequence with a grammar samples in a step."""
 
     sequence_id: SequenceId
     choice: Choice
@@ -128,7 +131,9 @@ class GrammarStage:
         return StepMasks([draw.sequence_id for draw in draws], masks, late)
 
     def after_commit(self, step_seconds: float) -> None:
-        """Ask about the tokens that a step has sampled, wait a moment, and emit what is known."""
+        """Send the tokens that a step has sampled to their matchers, wait a moment, and emit the
+        known ones.
+        """
         self._ask_matchers()
         pending = [one for one in self._sequences.unanswered.values() if one.pending_token]
         self._wait(_all_answered(pending), EMIT_SHARE * step_seconds)

@@ -37,7 +37,7 @@ Choice: TypeAlias = GrammarChoice | AllBut | int | None
 @dataclass(frozen=True, slots=True, eq=False)
 class TriedGrammar:
     """A grammar that has passed its trial, which took `trial_seconds` of the processor. `param` is
-    the request's field that asks for it.
+    the request's field with the grammar.
     """
 
     grammar: Grammar
@@ -73,8 +73,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class GrammarPlan:
-    """The phases of a request's output. Where several phases run next to each other, the choice of
-    the first that has one holds. `grammars` are those of all phases.
+    """The phases of a request's output. If several phases run in parallel, the first one with a
+    choice decides. `grammars` are the grammars of all phases.
     """
 
     firsts: tuple[Phase, ...]
@@ -115,7 +115,7 @@ class _Position:
 
 
 class GrammarState:
-    """What one sequence may generate next. The sequence ends once it `is_complete`.
+    """The allowed next tokens of a sequence. The sequence ends once it `is_complete`.
 
         state.accept(token_id)    a token was sampled
         state.matcher             has to be answered now, if there is one
@@ -131,7 +131,7 @@ class GrammarState:
 
     @property
     def choice(self) -> Choice:
-        """What may come next."""
+        """The allowed next tokens."""
         if (position := self._deciding()) is None:
             return None
         phase = position.phase
@@ -155,10 +155,10 @@ class GrammarState:
                 self._matchers[phase.grammar].accept(token_id)
 
     def advance(self) -> None:
-        """Go on to another phase if `matcher` has been answered: its grammar is complete, or has
+        """Enter another phase if the answer for `matcher` shows that its grammar is complete or has
         failed.
 
-        While another phase decides, an answer that only a look-ahead has asked for changes nothing.
+        While another phase decides, an answer for a look-ahead changes nothing.
         """
         position = self._deciding()
         if position is None or (phase := position.phase).grammar is None:
@@ -174,7 +174,7 @@ class GrammarState:
                 position.phase = replace(phase, grammar=None)  # which may still be jumped from
 
     def copy(self) -> "GrammarState":
-        """A state at the same place, to go on along a draft. Its matchers are forks."""
+        """A state at the same place, to follow a draft. Its matchers are forks."""
         copied = copy(self)
         copied._positions = [copy(position) for position in self._positions]
         copied._matchers = {grammar: one.fork() for grammar, one in self._matchers.items()}

@@ -1,7 +1,7 @@
-"""What the daemon and its grammar workers send each other: frames over a pair of sockets.
+"""Messages between the daemon and its grammar workers: frames over a pair of sockets.
 
 A request is JSON. A report is a binary header with masks after it. Nothing is pickled: a worker has
-parsed what clients sent, so what it reports is not trusted.
+parsed input of clients, so its reports are not trusted.
 """
 
 import json

@@ -197,7 +197,7 @@ def _mask(matcher: LLMatcher, mask_bytes: int) -> bytes:
 
 
 class MemoryMeter:
-    """How much of the process's memory is left, on Linux. Elsewhere all of it counts as left."""
+    """The memory that the process has left, on Linux. Elsewhere all of it counts as left."""
 
     def __init__(self) -> None:
         self._sizes: int | None = None
@@ -205,7 +205,7 @@ class MemoryMeter:
             self._sizes = os.open("/proc/self/statm", os.O_RDONLY)
 
     def bytes_left(self) -> int:
-        """What RLIMIT_DATA still allows, less the stack."""
+        """The rest of RLIMIT_DATA, less the stack."""
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
         if self._sizes is None:
             return limit

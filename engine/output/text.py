@@ -240,7 +240,7 @@ class StopChecker:
         self._held = ""
 
     def add(self, text: str) -> TextDelta:
-        """Take the next piece of the text and return what is safe to show now."""
+        """Add the next piece of text and return the text that can be sent now."""
         begun, by_first = self._begun, self._by_first
         if not begun and by_first.keys().isdisjoint(text):
             return TextDelta(text)

@@ -13,7 +13,7 @@ from typing import Protocol
 from engine.process.sockets import socket_pair
 
 ROOT = Path(__file__).parents[2]
-"""Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
+"""The folder of the package `engine`: in a clone, or inside the installed wheel."""
 
 
 class ChildProcess(Protocol):

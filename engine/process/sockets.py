@@ -35,7 +35,7 @@ def socket_pair(
 
 
 def send_some(connection: socket.socket, data: bytes | bytearray | memoryview) -> int:
-    """Send what a non-blocking socket takes now; returns the number of bytes, 0 if it takes none.
+    """Send as many bytes as a non-blocking socket accepts now, and return their number.
 
     Raises OSError when the other end is gone.
     """

@@ -140,7 +140,7 @@ class Connection:
         return number, future
 
     async def call(self, call: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """The result of a call. Raises EngineStopped, and what the call raises."""
+        """The result of a call. Raises EngineStopped and the call's own errors."""
         return await asyncio.wrap_future(self.send(call, *arguments, **named)[1])
 
     async def ended(self) -> str:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Outbox:
     """Sends bytes through a socket from several threads without blocking any of them.
 
-    It sends at once what the socket takes, and the rest from the event loop.
+    It sends as much as the socket accepts at once, and the rest from the event loop.
     """
 
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:

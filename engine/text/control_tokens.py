@@ -1,4 +1,4 @@
-"""Tells the control tokens that a chat template wrote from those that callers wrote."""
+"""Distinguishes control tokens of the chat template from control tokens in text of callers."""
 
 import re
 import secrets

@@ -19,7 +19,9 @@ RepetitionPenalty = Annotated[float, Ge(0.01), Le(100)]
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds where a request is silent. As it stands, the model's own distribution."""
+    """The values of omitted sampling fields. The defaults of this class leave the model's
+    distribution unchanged.
+    """
 
     temperature: Temperature = 1.0  # 0 is greedy
     top_p: TopP = 1.0  # 0 is greedy
@@ -30,7 +32,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class TemplateKind:
-    """How a checkpoint's chat template is rendered, as mlx-lm knows it."""
+    """The way in which mlx-lm renders a checkpoint's chat template."""
 
     module: str = ""  # of mlx_lm.chat_templates; "": the tokenizer's own, in Jinja
     thinking_argument: str = "enable_thinking"
@@ -39,7 +41,7 @@ class TemplateKind:
 
 
 class Task(StrEnum):
-    """What a model is served for."""
+    """A task that a model is served for."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -48,7 +50,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """How the hidden states of a text become its vector."""
+    """Turns the hidden states of a text into its vector."""
 
     pooling: Pooling
     dimensions: int
@@ -59,7 +61,7 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Reranker:
-    """How a query and a document become a score. The number that is made of the last token's hidden
+    """Turns a query and a document into a score. The number that is made of the last token's hidden
     state goes through a sigmoid, unless the checkpoint says not.
     """
 
@@ -69,7 +71,7 @@ class Reranker:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the server needs to know about the loaded model."""
+    """The facts about a loaded model that the server needs."""
 
     name: str  # directory or repository it came from
     fingerprint: str  # short digest of config and weights' identity: system_fingerprint
@@ -91,11 +93,11 @@ class ModelCard:
     reranker: Reranker | None = None
     batching: str = ""  # how rows share forwards, and why not in a better way
     slowdowns: tuple[str, ...] = ()
-    """Why steps take longer or reuse less than they could: sentences, each with what to do."""
+    """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What it is served for."""
+        """The tasks that the model is served for."""
         served = (
             (Task.GENERATE, self.generates),
             (Task.EMBED, self.embedder is not None),
@@ -134,7 +136,7 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str:
-        """Its source; "" where the model has none."""
+        """The source of the chat template; "" if the model has none."""
         ...
 
     @property
@@ -144,7 +146,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Collection[str]:
-        """Those of the added tokens that are no text: answers leave them out unless asked."""
+        """The added tokens that are not text: answers omit them unless requested."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -154,8 +156,8 @@ class Tokenizer(Protocol):
     def encode_beginning(
         self, text: str, most_tokens: int, *, add_special_tokens: bool
     ) -> list[int]:
-        """As many token ids of a text, from its beginning, as are allowed together with the special
-        tokens around it. The text may be of any length.
+        """The token ids of a text, cut at its end to the number that is allowed together with the
+        special tokens around it. The text may be of any length.
         """
         ...
 

@@ -24,7 +24,7 @@ class WaitReason(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Which of a prompt's hidden states, behind the model's last norm, make its vector."""
+    """Which of a prompt's hidden states after the model's last norm form its vector."""
 
     LAST = "last"  # that of its last token
     MEAN = "mean"  # the mean of all
@@ -33,7 +33,7 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults change nothing about the model's distribution.
+    """Sampling parameters. The defaults leave the model's distribution unchanged.
 
     Order of application: logit_bias and penalties on the logits, then the tokens that are ruled
     out, then temperature, top_k, top_p, min_p. Log-probabilities that are reported come from the
@@ -56,7 +56,7 @@ class SamplingParams:
 
 
 class GrammarKind(StrEnum):
-    """How a grammar is written."""
+    """The notation of a grammar."""
 
     JSON_SCHEMA = "json_schema"  # the schema as JSON text
     REGEX = "regex"  # Rust's syntax, matched as a whole
@@ -72,7 +72,7 @@ MAX_GRAMMAR_CHARACTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a run of tokens must be."""
+    """A grammar that a run of tokens must match."""
 
     kind: GrammarKind
     text: str
@@ -88,10 +88,10 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBlock:
-    """Free text up to an `end` marker, which may come before what a grammar asks for.
+    """Free text up to an `end` marker, which may precede the text of a grammar.
 
-    It begins with the `begin` marker, whose first token no text of the grammar begins with; where
-    that is empty the block is open already. One of the tokens of white `space` may follow it.
+    It begins with the `begin` marker, whose first token no text of the grammar begins with; if
+    `begin` is empty, the block is already open. One of the tokens of white `space` may follow it.
     """
 
     begin: tuple[int, ...]
@@ -123,7 +123,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What may come in place of what a grammar asks for; the first token tells which it is.
+    """Output that is allowed instead of a grammar; the first token selects it.
 
     That token is `begin`, which takes precedence where a text of the grammar begins with it. All
     that is generated from there on, `begin` included, has a constraint of its own, or is free.

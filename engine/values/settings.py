@@ -12,7 +12,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class DiskWrites(StrEnum):
-    """What of the cache goes to disk."""
+    """The blocks that are written to disk."""
 
     SELECTIVE = "selective"  # long prefixes that are shared, idle or about to be evicted
     ALL = "all"  # every block, as soon as it is computed
@@ -52,7 +52,7 @@ class EngineConfig:
     max_running: int = 32  # sequences computed in one step
     max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free
     step_tokens: int = 512  # tokens computed in one step
-    max_prompt_share: float = 0.75  # of a step's time beside decodes; 1: no limit
+    max_prompt_share: float = 0.75  # of a step's time next to decodes; 1: no limit
     prefix_cache: bool = True
     speculate: str = "auto"  # "auto" or "off": whether tokens are drafted, where that pays
     decode: str = "auto"  # "auto" or "eager": whether steady decodes are compiled where that pays

@@ -14,7 +14,7 @@ from kvstore.slots import GroupStats
 
 
 class DraftSource(StrEnum):
-    """What a draft is taken from."""
+    """The source of a draft."""
 
     GRAMMAR = "grammar"  # a guide allows no other continuation
     PREDICTION = "prediction"  # the request's own
@@ -24,7 +24,7 @@ class DraftSource(StrEnum):
 
 
 class CacheTier(StrEnum):
-    """Where KV is kept."""
+    """A tier of the cache."""
 
     MEMORY = "memory"  # the arena
     DISK = "disk"  # below the arena; see DiskCacheConfig
@@ -154,7 +154,7 @@ class ModelMemory:
 
     @property
     def words(self) -> str:
-        """The planned parts for a sentence, without those that the model does not have."""
+        """The planned parts for a sentence, without parts that the model does not have."""
         parts = {
             "weights": self.weights_bytes,
             "KV cache": self.kv_bytes,
@@ -178,11 +178,11 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStats:
-    """How steady decodes are computed: "compiled" or "eager", and why, in `why`.
+    """The path of steady decodes, "compiled" or "eager", with the reason in `why`.
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
-    `problem` says what has failed if decodes are eager for that alone; else it is empty.
+    `problem` is the failure because of which decodes are eager, or empty.
     """
 
     why: str
@@ -329,7 +329,7 @@ class RequestInfo:
 
     @property
     def state(self) -> Literal["waiting", "loading", "running"]:
-        """What the sequence is doing. A loading sequence waits for a load from disk."""
+        """The state of the sequence. A loading sequence waits for a load from disk."""
         if self.waits_for is None:
             return "running"
         return "loading" if self.waits_for is WaitReason.DISK else "waiting"

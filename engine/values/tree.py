@@ -42,7 +42,7 @@ class HiddenNodes:
     blocks: int = 0
 
     def less(self, other: "HiddenNodes") -> "HiddenNodes":
-        """The sums without those of `other`."""
+        """The sums less the sums of `other`."""
         return HiddenNodes(
             self.nodes - other.nodes, self.tokens - other.tokens, self.blocks - other.blocks
         )
@@ -68,7 +68,7 @@ class TreeNode:
     hidden: HiddenNodes | None  # left out below it
 
     def idle_seconds(self, now_seconds: float) -> float:
-        """How long its subtree has not been used; 0 while a running sequence holds it."""
+        """The time since the last use of the subtree; 0 while a running sequence holds it."""
         used = now_seconds if self.used_seconds is None else self.used_seconds
         return round(max(now_seconds - used, 0.0), 1)
 

@@ -31,7 +31,7 @@ from kvstore.snapshot import NodeView, TreeView
 from kvstore.types import Namespace
 
 IDLE_SECONDS = 5.0
-"""A feed that nobody asks for this long forgets its last snapshot."""
+"""Seconds without a poll after which a feed forgets its last snapshot."""
 
 MAX_MARKS = 32
 """The most saved states, and the most holes, that are shown of one node: the last ones."""
@@ -226,8 +226,8 @@ Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class TreeFeed:
-    """Snapshots of the cache for a caller that asks again and again. While nobody asks, it does
-    nothing and holds nothing. For one event loop.
+    """Snapshots of the cache for a caller that polls. Without polls it does nothing and holds
+    nothing. For one event loop.
     """
 
     def __init__(self, ask: Ask, scheduler: Scheduler, sizes: StorageBytes) -> None:

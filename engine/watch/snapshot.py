@@ -1,4 +1,4 @@
-"""What the engine thread copies between two steps for a snapshot of the cache.
+"""The data that the engine thread copies between two steps for a snapshot of the cache.
 
 The cost grows with the nodes that are shown, the live sequences and the slots of windows and states
 in use. It does not grow with the depth of the tree, and a tree that has not changed is not walked.
@@ -46,7 +46,7 @@ def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | No
 
 
 def find_root(name: str, roots: Iterable[Digest]) -> Digest | None:
-    """Find a namespace of which only the digest is known, such as a salted one on disk."""
+    """Find a namespace by its digest, such as a salted one on disk."""
     return next((root for root in roots if _root_id(root) == name), None)
 
 

@@ -1,9 +1,9 @@
-"""What is stored and what is being written, in memory: entries by hash, extents below each other.
+"""The in-memory catalog of stored and pending data: entries by hash, and the tree of extents.
 
 An extent is *pending* from when room is reserved for its first entry until its file has its name.
-Look-ups are a few dictionary reads, which any thread makes without waiting. What changes the
-catalog holds its lock. Two invariants: the parent of an entry is a root or has a record, and an
-extent that others hang from was used later than they were, so the coldest one has nothing below it.
+Look-ups are a few dictionary reads, which any thread makes without waiting. Changes hold the lock
+of the catalog. Two invariants: the parent of an entry is a root or has a record, and an extent that
+others hang from was used later than they were, so the coldest one has nothing below it.
 
 Parts that are added to an entry later, such as a recurrent state, stand in an extent of their own,
 a *supplement*. It can be evicted alone, and goes when the entry does.
@@ -77,7 +77,7 @@ class Record:
 
 
 class Reservation(NamedTuple):
-    """Room for an entry whose bytes are still to come, or for the parts of it that are missing.
+    """Room for an entry, or for its missing parts, whose bytes follow later.
 
     `extent` is pending and has this one entry. It is removed when its parent is.
     """
@@ -111,7 +111,7 @@ class Catalog:
         self._n_written = 0
 
     def __len__(self) -> int:
-        """How many entries can be read."""
+        """The number of readable entries."""
         return self._n_written
 
     # Look-ups.
@@ -120,11 +120,11 @@ class Catalog:
         return self._records.get(block_hash)
 
     def known(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes of a path, from the first on, can be read."""
+        """The number of leading hashes of a path that can be read."""
         return bisect_left(hashes, True, key=self._is_unreadable)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of the hashes of a path, from the first on, are stored or pending."""
+        """The number of leading hashes of a path that are stored or pending."""
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._records)
 
     def _is_unreadable(self, block_hash: Digest) -> bool:
@@ -132,7 +132,7 @@ class Catalog:
         return record is None or not record.is_written
 
     def missing(self, head: EntryHead) -> EntryHead | None:
-        """The entry with those of its parts that are neither stored nor pending; None without."""
+        """The entry with its parts that are neither stored nor pending; None if there are none."""
         record = self._records.get(head.block_hash)
         if record is None:
             return head
@@ -146,7 +146,7 @@ class Catalog:
         return EntryHead(head.block_hash, head.n_tokens, sizes)
 
     def path_bytes(self, block_hash: Digest) -> int:
-        """Of an entry and all above it; 0 of a root and of an unknown hash."""
+        """The bytes of an entry and its ancestors; 0 for a root or an unknown hash."""
         record = self._records.get(block_hash)
         return record.path_bytes if record else 0
 
@@ -283,7 +283,7 @@ class Catalog:
         return self.remove(extents)
 
     def problems(self) -> Iterator[str]:
-        """What contradicts the invariants. For tests."""
+        """Violations of the invariants. For tests."""
         with self._lock:
             for block_hash, record in self._records.items():
                 above = self._records.get(record.parent)
@@ -383,7 +383,7 @@ class Catalog:
 
 
 def _sizes(pieces: Sequence[Piece]) -> tuple[int | None, ...]:
-    """For each part its size in the first piece that has it."""
+    """The size of each part in the first piece that has it."""
     return tuple(
         next((size for size in each if size is not None), None)
         for each in zip(*(piece.head.sizes for piece in pieces), strict=False)

@@ -42,7 +42,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MOST_BUFFERS = 1024  # IOV_MAX of Linux and macOS
 STAT_BLOCK = 512  # the unit of st_blocks on every file system
 NO_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
-"""Opening a pipe that somebody has put in a file's place fails at once and does not hang."""
+"""Opening a pipe that was put in a file's place fails at once and does not hang."""
 
 
 class DamagedHeader(Exception):

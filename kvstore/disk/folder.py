@@ -184,7 +184,7 @@ def remove_old_formats(directory: Path, files: OsFiles) -> None:
 
 
 def keep_out_of_backups(directory: Path) -> None:
-    """On macOS, have Time Machine leave the directory out: it can be computed again. There, an
+    """On macOS, exclude the directory from Time Machine: its contents can be recomputed. There, an
     attribute of the directory says so, which `tmutil` sets without special rights.
     """
     if sys.platform == "darwin":
@@ -194,17 +194,19 @@ def keep_out_of_backups(directory: Path) -> None:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """What the folder's file says; empty where it is missing. Damage is not noticed."""
+    """The fingerprint in the folder's file; empty if the file is missing. Damage is not
+    detected.
+    """
     return _text_of(folder / FINGERPRINT)
 
 
 def model_of(folder: Path) -> str:
-    """The name of the model; empty where nobody has given one."""
+    """The name of the model; empty if none was given."""
     return _text_of(folder / MODEL)
 
 
 class DailyBudget:
-    """How many bytes all processes together may write on one day of UTC.
+    """The bytes that all processes together may still write on one day of UTC.
 
     `DIRECTORY/written` has the day, counted from 1970, and the bytes, as text. For the holder of
     the write lock. What raises OSError changes nothing.
@@ -233,7 +235,7 @@ class DailyBudget:
     def _written(self, today: int) -> int:
         try:
             day, n_bytes = map(int, bytes(self._files.read(self._path, 0, MOST_TEXT)).split())
-        except (FileNotFoundError, ValueError):  # nobody has written yet, or it is damaged
+        except (FileNotFoundError, ValueError):  # not written yet, or damaged
             return 0
         return n_bytes if day == today else 0
 
@@ -246,7 +248,7 @@ def _folders(directory: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _last_opened(folder: Path) -> int:
-    """Whoever opens a folder signs its lock."""
+    """The time at which a process last opened the folder: opening it writes to its lock."""
     try:
         return (folder / LOCK).stat().st_mtime_ns
     except FileNotFoundError:

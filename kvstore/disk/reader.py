@@ -76,7 +76,7 @@ class Ticket:
             self._unpause()
 
     def next_index(self) -> int | None:
-        """Where to read on; None when it is over or paused."""
+        """The index of the next entry to read; None when the read is over or paused."""
         with self._lock:
             if self._is_over:
                 return None
@@ -86,7 +86,7 @@ class Ticket:
             return self._next
 
     def fail(self, fault: Fault) -> None:
-        """Nothing more of it can be had."""
+        """End the read: no more entries can be delivered."""
         with self._lock:
             self.deliver(ReadFailure(self._next, fault))
 

@@ -1,4 +1,6 @@
-"""How much of the disk the directory may take and takes, and what other models could give up."""
+"""The space that the directory may take and takes, and the extents of other models that could be
+evicted.
+"""
 
 import math
 import time
@@ -14,7 +16,9 @@ from kvstore.disk.folder import EXTENTS, folders, is_open
 from kvstore.disk.types import MIB, Buffer, DiskLimits
 
 PATH_SHARE = 0.75
-"""Of what entries may take in all: the end of a longer path would push its own beginning out."""
+"""The share of the space for entries that one path may take: the end of a longer path would
+evict its own beginning.
+"""
 
 SPARE_BYTES = MIB + 64 * 1024
 """Left for the folders of models that start, so that nothing is evicted for their sake, and for
@@ -26,12 +30,12 @@ changed may change again within the tick, so it is measured again."""
 
 
 def longest_path(allowed_bytes: int) -> int:
-    """How many bytes of entries a path may have where the directory may take `allowed_bytes`."""
+    """The bytes of entries that a path may have if the directory may take `allowed_bytes`."""
     return int(max(0, allowed_bytes - SPARE_BYTES) * PATH_SHARE)
 
 
 def holding(path_bytes: int) -> int:
-    """How many bytes a directory must be allowed to take to hold a path of `path_bytes`."""
+    """The limit that a directory needs to hold a path of `path_bytes`."""
     return ceil(path_bytes / PATH_SHARE) + SPARE_BYTES
 
 
@@ -76,12 +80,12 @@ class Space:
 
     @property
     def is_taken(self) -> bool:
-        """Whether other programs have taken some of what is to be left free."""
+        """Whether other programs use some of the space that stays free."""
         return self._free_bytes < 0
 
     @property
     def allowed_bytes(self) -> int:
-        """What all models together may take, on this disk as it is now."""
+        """The bytes that all models together may take on this disk now."""
         return min(self._limits.max_bytes, self.used_bytes + self._free_bytes)
 
     def forget(self) -> None:
@@ -109,7 +113,7 @@ class Space:
         return self.used_bytes > self._limits.max_bytes
 
     def lacks(self, n_bytes: int) -> bool:
-        """Whether there is no room for a file of `n_bytes`."""
+        """Whether a file of `n_bytes` does not fit."""
         return self.used_bytes + n_bytes + SPARE_BYTES > self.allowed_bytes
 
     def create(self, name: str, buffers: Sequence[Buffer]) -> None:
@@ -140,8 +144,8 @@ class Space:
         return self._files.read(self._folder / name, offset, n_bytes)
 
     def coldest_of_others(self) -> ColdFile | None:
-        """What another model used longest ago: an extent, or a folder without one that no process
-        has open.
+        """The least recently used item of another model: an extent, or a folder without extents
+        that no process has open.
         """
         while True:
             coldest: ColdFile | None = None

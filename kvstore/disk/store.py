@@ -1,7 +1,7 @@
-"""KV on disk, below the arena: what was computed once outlives eviction and restart.
+"""KV on disk, which survives eviction from the arena and restarts.
 
-It knows block hashes and bytes. Its user decides what the bytes are, what is worth writing, and
-when reading pays. docs/internals/disk-tier.md describes it.
+It knows block hashes and bytes. Its user decides what to write and when to read.
+docs/internals/disk-tier.md describes it.
 """
 
 import gc
@@ -82,12 +82,13 @@ class DiskStore:
         daemon: str = "",
         model: str = "",
     ) -> "DiskStore":
-        """Open the directory for the model and format that `fingerprint` names. `model` is a name
-        of it for people, which `du` tells.
+        """Open the directory for the model and format that `fingerprint` names. `model` is its
+        name, for `du`.
 
-        Stores with the same `daemon`, a name, share the directory, its limit and its daily budget;
-        without a name it is shared with nobody. A directory that holds more than its limit shrinks
-        before this returns. Raises DiskError when another daemon has it or it cannot be used.
+        Stores with the same `daemon` name share the directory, its limit and its daily budget;
+        without a name the directory is exclusive. A directory that holds more than its limit
+        shrinks before this returns. Raises DiskError when another daemon has it or it cannot be
+        used.
         """
         files = files or OsFiles()
         with ExitStack() as held, wrap_errors(directory), collector_paused():
@@ -119,11 +120,11 @@ class DiskStore:
             return cls(held.pop_all(), catalog, space, counters, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
-        """How many of a path's entries, from the first on, can be read."""
+        """The number of leading entries of a path that can be read."""
         return self._catalog.known(hashes)
 
     def held(self, hashes: Sequence[Digest]) -> int:
-        """How many of a path's entries, from the first on, are stored, pending or reserved."""
+        """The number of leading entries of a path that are stored, pending or reserved."""
         return self._catalog.held(hashes)
 
     def lacks(self, head: EntryHead) -> bool:
@@ -131,7 +132,7 @@ class DiskStore:
         return self._catalog.missing(head) is not None
 
     def entry(self, block_hash: Digest) -> EntryHead | None:
-        """What is known of an entry that can be read."""
+        """The record of an entry that can be read."""
         record = self._catalog.get(block_hash)
         return record.head if record is not None and record.is_written else None
 
@@ -142,7 +143,7 @@ class DiskStore:
         return self._catalog.lengths_below(block_hash)
 
     def roots(self) -> frozenset[Digest]:
-        """The roots of the namespaces of which something is stored or being written."""
+        """The roots of the namespaces with stored or pending entries."""
         return self._catalog.roots()
 
     @property
@@ -154,7 +155,7 @@ class DiskStore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is reserved or still to be written, so that waiting makes no room."""
+        """Whether nothing is reserved or pending, so that waiting frees no space."""
         return not self._writer.n_bytes
 
     def path_room(self, block_hash: Digest) -> int:
@@ -173,12 +174,12 @@ class DiskStore:
         return self._writer.reserve(root, parent, head)
 
     def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
-        """Hand over the parts of a reserved entry, which must not change any more. Those that are
-        stored already are not written again.
+        """Hand over the parts of a reserved entry, which must not change afterwards. Stored parts
+        are not written again.
 
-        False where the reservation has been removed meanwhile, with its parent or by a clear. What
-        was accepted may still be lost, with all below it. Raises ValueError for parts of other
-        sizes than were reserved.
+        False where the reservation has been removed meanwhile, with its parent or by a clear.
+        Accepted parts may still be lost, with all entries below. Raises ValueError for parts of
+        other sizes than were reserved.
         """
         return self._writer.write(reservation, parts)
 
@@ -212,7 +213,7 @@ class DiskStore:
         self._writer.clear(root)
 
     def upkeep(self) -> None:
-        """Do now what is done every ten seconds: measure, shrink, note what was used."""
+        """Measure, shrink and record recency now, as happens every ten seconds."""
         self._writer.upkeep()
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -238,13 +239,11 @@ class DiskStore:
         )
 
     def problems(self) -> Iterator[str]:
-        """What does not add up in memory. For tests."""
+        """Contradictions in memory. For tests."""
         return self._catalog.problems()
 
     def close(self) -> None:
-        """Drop what waits to be written, finish what is being written, and end all reads without
-        notice.
-        """
+        """Drop queued writes, finish the current one, and end all reads without notice."""
         self._is_closed = True
         self._writer.close()
         self._readers.close()
@@ -257,7 +256,7 @@ class DiskStore:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Have Python not look for garbage while it makes many objects of which none is garbage."""
+    """Pause garbage collection while many live objects are created."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -269,7 +268,7 @@ def collector_paused() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class FolderUse:
-    """One model's folder. `allocated_bytes` are those that `du` counts."""
+    """One model's folder. `allocated_bytes` is the size as `du` counts it."""
 
     folder: Path
     model: str  # its name; empty where it is not known
@@ -280,11 +279,11 @@ class FolderUse:
 
 @dataclass(frozen=True, slots=True)
 class FolderCheck:
-    """What reading all of a folder has found.
+    """The result of reading a whole folder.
 
     `damaged`: the hashes of entries whose bytes are not what was written, and the names of files
     with a damaged header. `orphans`: extents whose parents are missing. The daemon drops both when
-    it comes upon them.
+    it reads them.
     """
 
     folder: Path
@@ -301,7 +300,7 @@ class FolderCheck:
 
 
 def du(directory: Path) -> list[FolderUse]:
-    """What each model takes, also while a daemon runs. Raises DiskError."""
+    """The size of each model, also while a daemon runs. Raises DiskError."""
     with wrap_errors(directory):
         return [_use_of(folder) for folder in _folders_in(directory)]
 
@@ -340,8 +339,8 @@ def clear_unopened(directory: Path, daemon: str, fingerprint: str = "") -> int:
 
 
 def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:
-    """The sound extents of a folder, and the names of the damaged ones with what is wrong. What
-    cannot be read at all is left alone.
+    """The valid extents of a folder, and the names of damaged ones with their faults. Unreadable
+    files are skipped.
     """
     found, damaged = list[FoundExtent](), dict[str, Fault]()
     for use in files.scan(folder):

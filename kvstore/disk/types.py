@@ -1,4 +1,4 @@
-"""What goes into the disk store and comes out of it: hashes, bytes, limits and faults."""
+"""Values of the disk store's interface: hashes, bytes, limits and faults."""
 
 import errno
 import math
@@ -174,7 +174,7 @@ class DiskCounters:
     refused_entries: int = 0
     faults: Counter[Fault] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """For faults and what is read, which several threads count."""
+    """Guards the counts of faults and reads, which several threads change."""
 
     def count_fault(self, fault: Fault) -> None:
         with self.lock:

@@ -1,8 +1,8 @@
 """The queue of extents to write, and the one thread that writes them.
 
-Of the processes that share a directory one writes at a time, and what it leaves is within the
-limit. Small extents are joined: one that continues another which still waits is appended to it, and
-what is shorter than a disk likes waits a moment for more of its path.
+Of the processes that share a directory one writes at a time, and keeps it within the limit. Small
+extents are joined: one that continues a queued extent is appended to it, and a short extent waits a
+moment for more of its path.
 """
 
 import logging
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A pending extent, with what is to be written. `since`: a monotonic time in seconds."""
+    """A pending extent with its data. `since`: a monotonic time in seconds."""
 
     extent: CatalogExtent
     since: float
@@ -159,7 +159,7 @@ class Writer:
             self._doom(self._catalog.remove_namespace(root))
 
     def upkeep(self) -> None:
-        """Do soon what is done every UPKEEP_SECONDS."""
+        """Run the upkeep of every UPKEEP_SECONDS soon."""
         with self._changed:
             self._wants_upkeep = True
             self._changed.notify_all()
@@ -177,7 +177,7 @@ class Writer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. What waits is dropped; what is being written is finished."""
+        """End the thread. Queued extents are dropped; the current write is finished."""
         with self._changed:
             self._doom(self._catalog.remove([waiting.extent for waiting in self._queue]))
             self._is_closed = True
@@ -186,7 +186,7 @@ class Writer:
     # The thread.
 
     def run(self) -> None:
-        """Until the writer is closed. A job that fails leaves the next one its chance."""
+        """Run jobs until the writer is closed. A failed job does not affect the next one."""
         while self._wait():
             self.turn()
         self.upkeep()
@@ -243,7 +243,7 @@ class Writer:
             return True
 
     def _ready_in(self) -> float:
-        """In how many seconds the first extent of the queue is to be written."""
+        """The seconds until the first extent of the queue is written."""
         if not self._queue:
             return UPKEEP_SECONDS
         is_long = any(it.n_bytes >= self._limits.extent_bytes for it in self._queue)
@@ -258,7 +258,7 @@ class Writer:
         if waiting.n_bytes > self._budget.left() or not self._make_room(header.end, extent):
             n_refused = self.remove([extent])
             self._counters.refused_entries += n_refused
-            logger.info("disk cache: %d blocks were not written: there is no room", n_refused)
+            logger.info("disk cache: %d blocks were not written for lack of space", n_refused)
             self._allow()
             return
         name = secrets.token_hex(8) + SUFFIX
@@ -274,8 +274,9 @@ class Writer:
         self._allow()
 
     def _make_room(self, n_bytes: int, extent: CatalogExtent) -> bool:
-        """Whether there is room now. Nothing is evicted where other programs have taken what was to
-        be left free, since they would take what is freed as well; nor what is above the extent.
+        """Evict until the extent fits, and return whether it does. Nothing is evicted while other
+        programs use the space that stays free, since they could use the freed space as well.
+        Extents above this one are never evicted.
         """
         while self._space.lacks(n_bytes):
             coldest = self._catalog.coldest()
@@ -343,16 +344,16 @@ class Writer:
                 self._longest_path = longest_path(self._space.allowed_bytes)
 
     def _try_again(self) -> None:
-        """Whether a disk that failed can be written by now. That there is room for a few bytes says
-        nothing of a full one, so that fault lasts until something is written.
+        """Whether a disk that failed can be written again. A successful small write proves nothing
+        for a full disk, so that fault lasts until an extent is written.
         """
         if self.fault not in (None, Fault.NO_SPACE):
             self._budget.spend(0)
             self.fault = None
 
     def _failed(self, error: Exception) -> None:
-        """Accept nothing until something is written or the next upkeep. A disk that goes on failing
-        is logged once.
+        """Accept nothing until a write succeeds or the next upkeep. Repeated failures are logged
+        once.
         """
         fault = fault_of(error)
         self._counters.count_fault(fault)
@@ -397,7 +398,7 @@ class Writer:
         self._changed.notify_all()
 
     def _complete(self, waiting: _Waiting) -> None:
-        """Nothing is to be appended to it any more."""
+        """Close the extent: nothing is appended to it any more."""
         last = waiting.extent.hashes[-1]
         if self._last.get(last) is waiting:
             del self._last[last]

@@ -47,8 +47,8 @@ def tables(records: Iterable[Record]) -> list[Table]:
 def load_table(records: Iterable[Record]) -> Table:
     """A row for each load and each of the others: "ours / theirs" medians, and ratios."""
     columns = (
-        "scenario", "beside", "wall s", "tokens/s", "first text s", "cached",
-        "times faster", "first text, times sooner",
+        "scenario", "compared with", "wall s", "tokens/s", "first text s", "cached",
+        "times faster", "first text, times faster",
     )  # fmt: skip
     rows = (
         (record.name, other, *_load_cells(pairs))
@@ -71,7 +71,14 @@ def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
 
 def arrival_table(records: Iterable[Record]) -> Table:
     """A row for each server that met the long prompt: medians over the rounds."""
-    columns = ("scenario", "server", "worst gap s", "first text alone s", "beside s", "times later")
+    columns = (
+        "scenario",
+        "server",
+        "worst gap s",
+        "first text alone s",
+        "next to streams s",
+        "ratio",
+    )
     rows = (
         (record.name, peer, *_arrival_cells(runs))
         for record in records
@@ -95,8 +102,8 @@ def _arrival_cells(runs: Sequence[Arrived]) -> tuple[str, ...]:
 def restart_table(records: Iterable[Record]) -> Table:
     """A row for each prompt and ending: medians over the rounds."""
     columns = (
-        "scenario", "asked again", "of a daemon after", "prompt tokens", "cached",
-        "of memory's", "cold s", "again s", "times sooner", "same text",
+        "scenario", "prompt", "restart", "prompt tokens", "cached",
+        "of memory hits", "cold s", "again s", "times faster", "same text",
     )  # fmt: skip
     rows = (
         (record.name, one.prompt, one.ending, *_resent_cells(runs, place))
@@ -110,7 +117,7 @@ def restart_table(records: Iterable[Record]) -> Table:
 def comeback_table(records: Iterable[Record]) -> Table:
     """A row for each prompt and ending: medians over the rounds."""
     columns = (
-        "scenario", "streams", "of a daemon after", "prompt tokens", "cached",
+        "scenario", "streams", "restart", "prompt tokens", "cached",
         "cold s", "again s", "at the disk's rate s", "median gap alone ms", "worst gap ms",
     )  # fmt: skip
     rows = (

@@ -1,4 +1,4 @@
-"""API keys, of which the daemon stores the SHA-256 alone, and the YAML file that lists them."""
+"""API keys, of which the daemon stores only the SHA-256, and the YAML file that lists them."""
 
 import hmac
 import re
@@ -47,7 +47,7 @@ def _checked_name(name: str) -> str:
 
 
 class ApiKey(BaseModel):
-    """One key, as an entry of the file has it."""
+    """One API key: an entry of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -95,7 +95,7 @@ def digest_of(secret: str) -> str:
 
 
 def new_secret() -> str:
-    """A key that nobody can guess, so that a plain SHA-256 of it tells nothing."""
+    """A random key of 256 bits. It cannot be guessed, so a plain SHA-256 of it is enough."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 

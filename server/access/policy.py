@@ -1,4 +1,6 @@
-"""Which requests are let in: by API keys with their roles and limits, or by hosts and origins."""
+"""Decides which requests are admitted: by API keys with their roles and limits, or by hosts and
+origins.
+"""
 
 import math
 import time
@@ -224,14 +226,14 @@ class Policy:
         return key
 
     def _check_origin(self, scope: Scope) -> None:
-        """Refuse what a browser sends on behalf of another site."""
+        """Refuse requests that a browser sends for a page of another site."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is None or is_own(origin, scope["scheme"], headers.get("host", "")):
             return
         if not self._origins.has(origin):
             self._count(Reason.ORIGIN)
-            message = "Requests from other web sites are refused, but for those of cors_origin."
+            message = "Requests from other web sites are refused, except from cors_origin."
             raise ApiError(403, message, code="foreign_origin")
 
     def _check_host(self, scope: Scope) -> None:
@@ -242,7 +244,7 @@ class Policy:
         if host is None and scope["http_version"] == "1.0":
             return
         if host is None:
-            raise ApiError(400, "HTTP/1.1 asks for a Host header (RFC 9112, section 3.2)")
+            raise ApiError(400, "HTTP/1.1 requires a Host header (RFC 9112, section 3.2)")
         if not self._hosts.has(host):
             self._count(Reason.HOST)
             message = (
@@ -262,6 +264,8 @@ def peer_address(scope: Scope) -> str:
 
 
 def _bearer_token(authorization: bytes) -> bytes:
-    """What follows the scheme, whose case and spaces do not matter (RFC 9110, section 11)."""
+    """The credentials after the scheme, whose case and spaces do not matter (RFC 9110, section
+    11).
+    """
     scheme, _, token = authorization.strip(b" \t").partition(b" ")
     return token.lstrip(b" ") if scheme.lower() == b"bearer" else b""

@@ -1,8 +1,8 @@
-"""What keeps web pages from using a daemon without API keys: allowed Host and Origin headers.
+"""Protects a daemon without API keys from web pages: the allowed Host and Origin headers.
 
 A page may post to localhost without asking; its browser then sends the page's origin. In DNS
-rebinding the page's own name suddenly resolves to this machine, so that page and daemon are one
-site for the browser; the Host header still has the page's name.
+rebinding the page's own name resolves to this machine, so that page and daemon are one site for the
+browser; the Host header still has the page's name.
 """
 
 import ipaddress

@@ -1,5 +1,5 @@
 """The routes that belong to no dialect: health, models, metrics, administration and the dashboard.
 
-Each module is a group of paths, and has the JSON that no other module needs. What the terminal
-reads, too, is in server/schemas.py.
+Each module is a group of paths with its JSON. JSON that the terminal reads as well is in
+server/schemas.py.
 """

@@ -45,7 +45,7 @@ log = logging.getLogger("rootstock.activity")
 
 
 class SeriesPoint(BaseModel):
-    """What happened in an interval, and how things stand at its end."""
+    """The counts of an interval, and the state at its end."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -97,7 +97,7 @@ class SeriesRecord:
 
     @property
     def n_points(self) -> int:
-        """The number of points so far, including those that are no longer kept."""
+        """The number of points so far, including dropped ones."""
         return self._n_points
 
     def points(self, after: int = 0) -> list[SeriesPoint]:
@@ -147,7 +147,9 @@ class SeriesRecord:
 
 
 def _since(last: _Counted, now: _Counted) -> _Counted:
-    """What has been counted since. Counters that are less than they were are a new process's."""
+    """The increase of the counters. A counter that is smaller than before belongs to a new
+    process.
+    """
     if any(count < before for count, before in zip(now, last, strict=True)):
         return now
     return _Counted(*(count - before for count, before in zip(now, last, strict=True)))
@@ -199,7 +201,9 @@ class Series(BaseModel):
 
 
 class Activity(BaseModel):
-    """The live requests, and what is new since the event before. The first event has all."""
+    """The live requests, and the changes since the previous event. The first event has
+    everything.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -239,7 +243,7 @@ async def cancel_request(id: RequestId, service: ServiceDependency) -> None:
 
 @router.endpoint("GET", "/series")
 async def series(record: SeriesDependency) -> Series:
-    """At once, whatever step is running."""
+    """Answers at once: it does not wait for a step."""
     return Series(interval_seconds=INTERVAL_SECONDS, points=record.points())
 
 
@@ -252,9 +256,7 @@ async def activity_stream(
     watch: WatchDependency,
     series: SeriesDependency,
 ) -> Response:
-    """Live requests and the models each second, and with them what is new in the log and in the
-    series.
-    """
+    """Live requests and models each second, with the new entries of the log and the series."""
     return event_stream(_activity(service, watch, series), service, record)
 
 
@@ -325,5 +327,5 @@ def _status(tracked: TrackedRequest, infos: Sequence[RequestInfo]) -> LiveStatus
 
 
 def _computed_tokens(sequences: Sequence[RequestInfo]) -> int:
-    """Of the prompt that sequences of one request have in common."""
+    """The computed tokens of the common prompt of a request's sequences."""
     return max((min(info.computed_tokens, info.prompt_tokens) for info in sequences), default=0)

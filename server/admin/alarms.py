@@ -1,4 +1,4 @@
-"""What an operator of a loaded model should know and do: failures, and slower ways of computing."""
+"""Alarms of a loaded model: failures and slow fallbacks, and their remedies."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from engine.values.stats import EngineStats
 
 
 class Loss(NamedTuple):
-    """A failure: what it is, and what to do about it. The parts of a sentence of `alarms`."""
+    """A failure and its remedy. The parts of a sentence of `alarms`."""
 
     problem: str
     advice: str

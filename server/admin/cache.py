@@ -1,4 +1,4 @@
-"""`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
+"""`/admin/cache`: contents of the cache, a probe of a prompt, and clearing."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
@@ -48,7 +48,7 @@ MOST_BEGINNINGS = 32
 
 
 class Clearable(StrEnum):
-    """What may be cleared."""
+    """The kinds of data that can be cleared."""
 
     KV = "kv"
     REPLAYS = "replays"
@@ -99,10 +99,10 @@ async def clear_cache(
     tiers: Tiers = None,
     what: What = (Clearable.KV,),
 ) -> ClearResponse:
-    """Of one model, or without `model` of every model; what models that are not loaded have on disk
-    is cleared, too. Blocks that live sequences hold stay with them; only their index is forgotten.
-    Replays and stored responses are kept unless `what` names them; they have neither namespaces nor
-    tiers, and responses are of all models.
+    """Clear the cache of one model, or without `model` of every model, including the disk cache of
+    models that are not loaded. Blocks that live sequences hold stay with them; only their index is
+    forgotten. Replays and stored responses are kept unless `what` names them; they have neither
+    namespaces nor tiers, and responses are of all models.
     """
     _check_scope(namespace, tiers, what)
     known = [service.models.find(model)] if model else list(service.models.known.values())
@@ -154,9 +154,9 @@ async def _clear(
 
 
 async def _clear_unloaded(disk: DiskCacheConfig, model: Model | None) -> int:
-    """Clear what the model has on disk if it is not loaded; None: every model that is not loaded.
-    Returns the bytes freed. Raises ApiError (409) where the model's folder is not known, or another
-    daemon uses the directory.
+    """Clear the disk cache of the model if it is not loaded; None: of every model that is not
+    loaded. Returns the bytes freed. Raises ApiError (409) where the model's folder is not known, or
+    another daemon uses the directory.
     """
     fingerprint = ""
     if model is not None:
@@ -187,7 +187,7 @@ def _check_scope(
 
 @router.endpoint("GET", "/stats", errors=(400, 404, 409))
 async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
-    """As of the running step; of an engine that has stopped, as it was then."""
+    """The statistics of the running step; of a stopped engine, the last ones."""
     return CacheStatsResponse.of(await loaded.engine.stats())
 
 
@@ -195,7 +195,7 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
 async def probe_cache(
     body: PromptOrChat, service: ServiceDependency, record: RecordDependency
 ) -> ProbeResponse:
-    """Of what the requests with the same API key would find, if keys share nothing."""
+    """With `cache_namespace: key`, the namespace of the API key is probed."""
     model = await service.model(body.model, record)
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
@@ -213,7 +213,7 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
 class NodeText(BaseModel):
-    """One node: as text only where `dashboard_text` is set, and no more than its first tokens."""
+    """The text of the first tokens of a node. Only with `dashboard_text`."""
 
     id: int
     tokens: int
@@ -232,8 +232,8 @@ NodeIds = Annotated[
 
 
 class Beginnings(BaseModel):
-    """How nodes begin, for labels. Empty where `dashboard_text` is not set; nodes that are gone are
-    left out.
+    """The first words of nodes, for labels. Empty without `dashboard_text`; evicted nodes are
+    omitted.
     """
 
     shows_text: bool

@@ -26,7 +26,7 @@ ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One 
 
 @router.endpoint("GET", "")
 async def models(service: ServiceDependency) -> PooledModels:
-    """At once, whatever is being loaded."""
+    """Answers at once: it does not wait for loads."""
     return pooled_models(service, await service.models.stats())
 
 
@@ -34,22 +34,24 @@ async def models(service: ServiceDependency) -> PooledModels:
 async def load(
     model: ModelName, service: ServiceDependency, record: RecordDependency
 ) -> PooledModelInfo:
-    """Returns when it is loaded. Others make room as they would for a request."""
+    """Returns when the model is loaded. Other models are unloaded to make room, as for a
+    request.
+    """
     await service.model(model, record)
     return await _after(service, model)
 
 
 @router.endpoint("POST", "/unload", errors=(400, 404))
 async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInfo:
-    """Returns when it is gone: what it has accepted ends before. The next request loads it again,
-    and one that has failed may be tried again at once.
+    """Returns when the model is unloaded, after its accepted requests. The next request loads it
+    again; a failed model may be retried at once.
     """
     await service.models.pool.unload(service.models.find(model))
     return await _after(service, model)
 
 
 def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledModels:
-    """All models, loaded or not, with the statistics of those that are loaded."""
+    """All models, loaded or not, with the statistics of loaded ones."""
     budget_bytes = service.models.pool.budget_bytes
     return PooledModels(
         budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,

@@ -40,7 +40,7 @@ class PageFiles(StaticFiles):
 
 
 class LaunchableAgent(BaseModel):
-    """An agent that `rootstock launch` can start, and what it needs of a model."""
+    """An agent that `rootstock launch` can start, and its requirements of a model."""
 
     name: str
     context_tokens: int  # the shortest context in which a session works; 0 if that is not known
@@ -48,7 +48,7 @@ class LaunchableAgent(BaseModel):
 
 
 class Launch(BaseModel):
-    """What has to be typed for `rootstock` on the daemon's machine, and the agents it can start."""
+    """The command line of `rootstock` on the daemon's machine, and the agents that it can start."""
 
     command: str
     agents: list[LaunchableAgent]

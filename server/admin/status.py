@@ -37,7 +37,7 @@ class Version(BaseModel):
 
 
 class Load(BaseModel):
-    """In sequences: a request with `n: 4` is four."""
+    """The load in sequences: a request with `n: 4` counts as four."""
 
     server_load: int  # requested and not over yet; vLLM's name
     running: int  # computed in the present step
@@ -109,7 +109,7 @@ def _failure(model: Model) -> str:
 
 @router.endpoint("GET", "/load")
 async def load(service: ServiceDependency) -> Load:
-    """At once, whatever step is running."""
+    """Answers at once: it does not wait for a step."""
     stats = (await service.models.stats()).values()
     return Load(
         server_load=sum(each.sequences.live for each in stats),
@@ -134,9 +134,7 @@ async def metrics(service: ServiceDependency) -> Response:
 async def daemon(
     service: ServiceDependency, responses: StoreDependency, model: ModelName = ""
 ) -> Daemon:
-    """At once, whatever step is running. Settings are as they were read at start, and no secret is
-    among them.
-    """
+    """Answers at once, with the settings as read at start, without secrets."""
     known = service.models.find(model)
     loaded = known.loaded
     stats = None if loaded is None else await loaded.engine.stats()
@@ -152,7 +150,7 @@ async def daemon(
 
 
 def _in_force(settings: Settings) -> Iterator[SettingInForce]:
-    """As JSON has them, in which pydantic masks secrets."""
+    """The settings as JSON, with secrets masked by pydantic."""
     values = settings.model_dump(mode="json")
     defaults = Settings.model_construct().model_dump(mode="json")
     for name, field in Settings.model_fields.items():

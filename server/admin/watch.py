@@ -1,4 +1,4 @@
-"""What the dashboard shows of the engines: one task polls them all, for all that watch."""
+"""The data of the dashboard: one task polls all engines for all watchers."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def event(self) -> bytes:
-        """As a server-sent event."""
+        """The frame as a server-sent event."""
         return sse_data(self.body)
 
 
@@ -65,7 +65,7 @@ class CacheFeed:
         self._engine = engine
         self._model = model
         self._snapshot: TreeSnapshot | None = None
-        self._frame: Frame | None = None  # of that snapshot, once somebody wants it
+        self._frame: Frame | None = None  # of that snapshot, made on demand
         self._requested_seconds = -math.inf  # when the snapshot was requested
         self._due_seconds = 0.0  # when the engine may be polled again
         self._failure: Callable[[], Exception] | None = None
@@ -118,7 +118,7 @@ class CacheFeed:
             return await self._rendered()
 
     def forget(self) -> None:
-        """Free the memory: nobody watches any more."""
+        """Free the memory of the last frame. Called when the last watcher has left."""
         self._snapshot = self._frame = self._failure = None
         self._requested_seconds = -math.inf
 
@@ -221,7 +221,7 @@ class Watch:
             return self._last
 
     async def next_after(self, number: int) -> Poll:
-        """The latest answers, once there are others than those of the poll with that number."""
+        """The latest answers, once there are newer ones than those of poll number `number`."""
         while self._last is None or self._last.number == number:
             await self._change.wait()
         return self._last
@@ -283,6 +283,8 @@ class EventStream(Response):
 def event_stream(
     events: AsyncGenerator[bytes, None], service: Service, record: RequestRecord
 ) -> DeferredStream:
-    """A stream that goes on for as long as its client reads, with comments after each silence."""
+    """An endless stream of events, with comments after each silence. It ends when its client
+    disconnects.
+    """
     record.never_ends()
     return DeferredStream(EVENT_STREAM, written(events), service.settings.keepalive_seconds)

@@ -82,7 +82,9 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def completion(self) -> TextCompletion:
-        """What the body asks for, without its fields of the answer's form."""
+        """The completion that the body requests, without the fields that determine the answer's
+        form.
+        """
         return TextCompletion(
             prompts=self.prompt or [""],
             sampling=self,
@@ -142,7 +144,7 @@ PromptLogprobs = Sequence[TokenLogprob | None]
 
 
 class CompletionForm:
-    """How one request's completions are written. `echoes` are the prompts as text."""
+    """Writes one request's completions. `echoes` are the prompts as text."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class CompletionForm:
         return to_json({**self._fields, "choices": rendered, "usage": usage_fields(usage)})
 
     def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
-        """The writer of a stream of the choices, of which each prompt has n."""
+        """The writer of a stream of choices; each prompt has `n`."""
         texts = [self.text_of(index // self._n) for index in range(len(choices))]
         return CompletionWriter(self._fields, choices, texts, include_usage=self._include_usage)
 
@@ -202,7 +204,7 @@ class ChoiceText:
     """
 
     def __init__(self, echo: str, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> None:
-        """Without a tokenizer it has no log-probabilities."""
+        """Without a tokenizer the choice has no log-probabilities."""
         self._echo = echo
         self._unscored = iter(prompt)
         self._tokenizer = tokenizer
@@ -251,7 +253,7 @@ def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def best(siblings: Sequence[Choice], n: int) -> Sequence[Choice]:
-    """All of them if there are n, else the n with the highest mean logprob per token."""
+    """The n choices with the highest mean logprob per token, or all if there are n."""
     if len(siblings) == n:
         return siblings
     return sorted(siblings, key=_mean_logprob, reverse=True)[:n]
@@ -278,7 +280,7 @@ class CompletionWriter(ChunkWriter):
         self._texts = texts
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
-        """See StreamWriter. There is no chunk where nothing is new."""
+        """See StreamWriter. Without new text there is no chunk."""
         answer = self._choices[choice]
         text, logprobs = self._texts[choice].add(
             "".join(step.text for step in steps if isinstance(step, Grew)),

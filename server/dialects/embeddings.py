@@ -111,7 +111,7 @@ class RerankResponse(BaseModel):
 
 
 class ScoreRequest(RankingRequest):
-    """One text against each of several, or as many against as many, pair by pair."""
+    """One text with each of several, or two lists of equal length, pair by pair."""
 
     EXAMPLE: ClassVar = {
         "text_1": "What is a radix tree?",

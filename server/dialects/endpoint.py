@@ -91,7 +91,7 @@ class Endpoints(APIRouter):
     def generation(
         self, *paths: str, answer: type[BaseModel], stream: Stream | None = None
     ) -> Callable[[Handler], Handler]:
-        """Decorator: the function answers POST on each of the paths with what a model generates."""
+        """Decorator: the function answers POST on each of the paths with generated output."""
         return self.endpoint("POST", *paths, answer=answer, stream=stream, errors=GENERATION_ERRORS)
 
 

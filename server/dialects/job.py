@@ -1,8 +1,8 @@
-"""What a dialect makes of a request: a Job, whose response is sent whole or by a StreamWriter, once
-the model is loaded.
+"""A Job, which a dialect makes of each request. Its response is sent whole or by a StreamWriter,
+once the model is loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
-generation. Nothing of the request's body is held while the response is written.
+generation. The body of the request is released before the response is written.
 """
 
 from abc import ABC, abstractmethod
@@ -61,7 +61,7 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def keep_alive(self) -> bytes:
-        """What is sent while nothing else is, so that no client or proxy gives up."""
+        """The keep-alive of a silent stream, so that no client or proxy times out."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
@@ -74,7 +74,7 @@ class StreamWriter(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a client's request asks of the engine, and how the answers become its response.
+    """The engine requests of a client's request, and how their results become its response.
 
     It lives as long as the answer. It does not hold the request's body, which may be large.
     """
@@ -97,7 +97,7 @@ class Job:
         ]
 
     def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
-        """What the choices, which are all of the response, have used."""
+        """The usage of all choices of the response."""
         return answer_usage(choices, self.requests[0].n)
 
 
@@ -132,7 +132,7 @@ what there is to say to the client.
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """What a stream is sent while its model loads."""
+    """The keep-alives of a stream while its model loads."""
 
     media_type: str
     part: Callable[[], bytes]  # which clients pass over
@@ -175,8 +175,8 @@ async def when_loaded(
 
 
 def respond(job: Job | bytes, context: RequestContext) -> Response:
-    """A stream where the job has a writer, else the whole response. Sending it raises what the
-    engine raises, and ApiError when a whole answer grows too large.
+    """A stream if the job has a writer, else the whole response. Sending it raises the engine's
+    errors, and ApiError when a whole answer grows too large.
     """
     if isinstance(job, bytes):
         return json_response(job)
@@ -240,7 +240,7 @@ def streamed(
     tracker: RequestTracker,
     keepalive_seconds: float,
 ) -> DeferredStream:
-    """The response as a stream of what the engine generates."""
+    """The response as a stream of generated output."""
 
     async def fill(stream: DeferredStream) -> None:
         stream.keep_alive = writer.keep_alive  # another one's, where the model had to be loaded

@@ -1,4 +1,6 @@
-"""What OpenAI's dialects share: usage, chunks, log-probabilities, and the requests of `/render`."""
+"""Common parts of OpenAI's dialects: usage, chunks, log-probabilities, and the requests of
+`/render`.
+"""
 
 import time
 from collections.abc import Sequence
@@ -44,9 +46,7 @@ class CompletionTokensDetails(BaseModel):
     """OpenAI's names. Drafts count whatever they were taken from, a prediction or not."""
 
     reasoning_tokens: int
-    accepted_prediction_tokens: int = Field(
-        description="Of the completion's tokens, those that a draft had right."
-    )
+    accepted_prediction_tokens: int = Field(description="Accepted draft tokens of the completion.")
     rejected_prediction_tokens: int = Field(
         description="Drafted tokens that were wrong. They are in no other count."
     )
@@ -190,7 +190,9 @@ def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 
 
 class RenderedSampling(BaseModel):
-    """vLLM's names. What the request leaves open is as the model and the server have it."""
+    """The sampling values in use, under vLLM's names; omitted ones have the defaults of model and
+    server.
+    """
 
     n: int
     max_tokens: int
@@ -222,7 +224,7 @@ _SAME = (
 
 
 class RenderedRequest(BaseModel):
-    """What the engine would be asked."""
+    """The request that the engine would get."""
 
     request_id: str
     model: str
@@ -234,13 +236,15 @@ class RenderedRequest(BaseModel):
 
 
 class RenderedRequests(RootModel[list[RenderedRequest]]):
-    """One for each prompt."""
+    """The rendered requests, one for each prompt."""
 
 
 async def check_requests(
     requests: Sequence[Request], model: ServedModel, record: RequestRecord
 ) -> None:
-    """Raises what the engine would. A grammar may wait for its trial: no other request does."""
+    """Raises the engine's errors for these requests. Only requests with a grammar wait, for its
+    trial.
+    """
     record.slot.release()
     for request in requests:
         await model.engine.check(request)
@@ -273,12 +277,12 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
 
 
 class ChatConversation(Conversation):
-    """What a chat body has of it. What vLLM has beyond it is refused, as it would be another
-    prompt.
+    """The conversation of a chat's body. Fields of vLLM that would change the prompt are
+    refused.
     """
 
     functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
-        Field(default_factory=list, description="What was there before tools.")
+        Field(default_factory=list, description="The older form of tools.")
     )
     function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
     chat_template: ModelsTemplate = ""

@@ -132,7 +132,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """A checkpoint's tokenizer; null for what it does not have."""
+    """A checkpoint's tokenizer; missing parts are null."""
 
     tokenizer_class: str | None
     chat_template: str | None
@@ -167,7 +167,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
 
 @router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404))
 async def tokenizer_info(context: Context, model: ModelName = "") -> TokenizerInfo:
-    """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
+    """The data for clients that render chats themselves, such as lm-eval, under vLLM's names."""
     service, record = context.service, context.record
     source = (await service.chosen(model, record)).settings.source
     await service.hold(model, record)

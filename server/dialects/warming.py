@@ -1,4 +1,4 @@
-"""`POST /v1/cache/warm`: have a prompt computed before a client asks for it."""
+"""`POST /v1/cache/warm`: compute a prompt before a client sends it."""
 
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
 from server.errors import ApiError
@@ -11,8 +11,8 @@ router = Endpoints()
 
 @router.endpoint("POST", "/v1/cache/warm", errors=GENERATION_ERRORS)
 async def warm_cache(body: WarmRequest, context: Context) -> Warmed:
-    """Answers when the prompt is computed, which waits for all other requests. A client that leaves
-    ends it; what is computed by then stays in the cache.
+    """Answers when the prompt is computed, which waits for all other requests. A disconnect ends
+    it; computed tokens stay in the cache.
     """
     service, record = context.service, context.record
     if body.pin and not service.is_admin(record):

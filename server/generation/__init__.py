@@ -1,1 +1,3 @@
-"""What all dialects share: conversations, prompts, engine requests, and answers made of events."""
+"""Common parts of all dialects: conversations, prompts, engine requests, and answers made of
+events.
+"""

@@ -44,7 +44,9 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Its text so far. That of a call is its arguments, which are JSON when it is complete."""
+        """The text so far. The text of a call is its arguments, which are JSON when it is
+        complete.
+        """
         return "".join(self.pieces)
 
 
@@ -120,17 +122,17 @@ class Choice:
 
     @property
     def content(self) -> str:
-        """All its text for the user."""
+        """The whole text for the user."""
         return "".join(block.text for block in self.blocks if block.kind == "text")
 
     @property
     def reasoning(self) -> str:
-        """All its reasoning."""
+        """The whole reasoning."""
         return "".join(block.text for block in self.blocks if block.kind == "reasoning")
 
     @property
     def calls(self) -> list[Block]:
-        """Its calls, in order."""
+        """The tool calls, in order."""
         return [block for block in self.blocks if block.kind == "call"]
 
     def feed(self, events: Iterable[OutputEvent]) -> list[Step]:
@@ -228,7 +230,9 @@ class Choice:
         steps.append(Opened(block))
 
     def _logprobs_of(self, text: str) -> Sequence[TokenLogprob]:
-        """Of the last tokens that hold the text; those of markers before it are left out."""
+        """The log-probabilities of the last tokens that hold the text, without those of markers
+        before it.
+        """
         assert self._tokenizer is not None
         first, n_bytes = len(self._pending), len(text.encode())
         while first and n_bytes > 0:
@@ -259,7 +263,7 @@ class Choice:
 
 
 def answer_usage(choices: Sequence[Choice], sequences_per_prompt: int) -> AnswerUsage:
-    """What all sequences of a response used: each prompt once, every sequence's tokens."""
+    """The usage of all sequences of a response: each prompt once, and every sequence's tokens."""
     used = [(index, choice.usage) for index, choice in enumerate(choices) if choice.usage]
     prompts = [usage for index, usage in used if index % sequences_per_prompt == 0]
     return AnswerUsage(

@@ -136,7 +136,7 @@ class Message(RequestModel):
 
 
 def _none_reserved(arguments: object) -> object:
-    """Refuse those that the server gives itself."""
+    """Refuse arguments that the server sets itself."""
     if not isinstance(arguments, dict):
         raise PydanticCustomError("template", "must be an object")
     if reserved := sorted(OWN_TEMPLATE_ARGUMENTS & arguments.keys()):
@@ -158,7 +158,7 @@ TemplateArguments = Annotated[
 
 
 class Conversation(PromptRequest):
-    """All that a prompt is made of, in every dialect. A value: who makes one gets the errors."""
+    """The fields that make a prompt, in every dialect. Construction validates them."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
@@ -170,7 +170,7 @@ class Conversation(PromptRequest):
 
     @classmethod
     def read(cls, **fields: object) -> Self:
-        """One that a dialect makes of its own body. Raises ApiError (400)."""
+        """The conversation that a dialect makes of its own body. Raises ApiError (400)."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

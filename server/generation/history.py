@@ -1,5 +1,5 @@
-"""What is remembered of earlier requests: the tokens of answers with tool calls, which clients send
-back, and the beginnings of texts that were pooled.
+"""Memory of earlier requests: the tokens of answers with tool calls, which clients send back, and
+the prefixes of pooled texts.
 """
 
 from bisect import bisect_left
@@ -146,14 +146,16 @@ class CommonPrefixTracker:
         self._latest = deque[tuple[str, Tokens]](maxlen=REMEMBERED)
 
     def shared_tokens(self, salt: str, texts: Sequence[Tokens]) -> list[int]:
-        """How many tokens of each text are a prefix of another text, of these or of the latest."""
+        """The number of tokens of each text that are a prefix of another text, of these or of the
+        latest.
+        """
         known = [tokens for other, tokens in tuple(self._latest) if other == salt]
         found = _shared([*texts, *known])[: len(texts)]
         self._latest.append((salt, texts[0][:MOST_TOKENS]))
         return found
 
     def clear(self) -> None:
-        """Forget all texts. The next ones share a prefix with those of their request alone."""
+        """Forget all texts. Later texts share a prefix only with others of their request."""
         self._latest.clear()
 
 

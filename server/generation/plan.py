@@ -93,8 +93,8 @@ class Thinking:
 def answer_constraint(
     structure: Structure | None, settings: ConversationSettings
 ) -> Constraint | None:
-    """The constraint on what is answered, if it must be anything. Raises ApiError (400) for a
-    grammar that is too long: nothing is made of it.
+    """The constraint on the answer, if any. Raises ApiError (400) for a grammar that is too long,
+    without parsing it.
     """
     if structure is None:
         return None
@@ -108,7 +108,9 @@ def answer_constraint(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """What is no schema stays as it is: it is refused, with the reason, where it is tried."""
+    """The schema with closed objects. An invalid schema is returned unchanged; its trial refuses it
+    with the reason.
+    """
     with suppress(ValueError, RecursionError):
         schema = json.loads(grammar.text)
         return of_schema(closed(schema)) if isinstance(schema, dict) else grammar
@@ -117,7 +119,7 @@ def _closed(grammar: Grammar) -> Grammar:
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """The tokens with which calls begin, and no other text does, and what they spell of a call."""
+    """The tokens that begin calls and no other text, and the part of a call that they spell."""
 
     tokens: tuple[int, ...]
     text: str
@@ -163,8 +165,8 @@ class ConstraintWriter:
         )
 
     def _marker(self, tools: ToolFormat) -> _Marker | None:
-        """Text may be spelled in other tokens, so a marker has to begin with an added one. Behind
-        the last of these its last token may be spelled with what follows, and does not count.
+        """Text may be spelled in other tokens, so a marker has to begin with an added token. After
+        the last added token, the last token may merge with the following text and does not count.
         """
         added = self._tokenizer.added_tokens
         for text in tools.begins:
@@ -190,7 +192,7 @@ class ConstraintWriter:
         is_promised |= len(functions) < len(chat.conversation.tools)
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
-        # Behind a marker that not each call has, others may follow.
+        # After a marker that not every call has, other calls may follow.
         many = parallel and marker.text not in tools.syntax.begin
         grammars = self._fallback_grammars(tools, functions, many=many, behind=marker.text)
         short = [grammar for grammar in grammars if not grammar.too_long]
@@ -211,8 +213,9 @@ class ConstraintWriter:
     def _fallback_grammars(
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str
     ) -> list[Grammar]:
-        """Grammars for the calls: with all that schemas say, and with the names alone of what is
-        not strict."""
+        """Grammars for the calls: with the full schemas, and with only the names of functions that
+        are not strict.
+        """
         loose = [names_only(function) for function in functions]
         whole = list[Grammar]()
         with suppress(InvalidField):
@@ -242,12 +245,12 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
 
 
 TAIL_TOKENS = 64
-"""The prompt's last tokens: enough for what a template writes to begin the assistant's turn."""
+"""The number of last prompt tokens that hold the template's beginning of the assistant's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How one request's answers are constrained, and how they are parsed."""
+    """The constraint and the parser of one request's answers."""
 
     format: AnswerFormat
     functions: Mapping[str, Mapping[str, Any]]  # name to the schema of its parameters
@@ -294,7 +297,7 @@ class AnswerPlanner:
         return self._tools is not None
 
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
-        """Raises ApiError (400) for what the model has no format for."""
+        """Raises ApiError (400) for a feature that the model has no format for."""
         functions = _functions(chat.conversation)
         if functions:
             self._check_functions(functions, chat.tools_field)

@@ -36,13 +36,15 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 
 def vector(pooled: bytes, embedder: Embedder, dimensions: int | None = None) -> Vector:
-    """What the engine has pooled, as the checkpoint has vectors, or the front of that."""
+    """The first `dimensions` numbers of the pooled vector, at unit length if the checkpoint's
+    are.
+    """
     found = np.frombuffer(pooled, "<f4")[:dimensions]
     return unit(found) if embedder.normalized else found
 
 
 def unit(found: Vector) -> Vector:
-    """Of a length of 1, unless all is 0."""
+    """The vector at unit length; a zero vector is unchanged."""
     length = np.float32(np.linalg.norm(found))
     return found / length if length else found
 
@@ -52,7 +54,7 @@ def cosine(left: Vector, right: Vector) -> float:
 
 
 def score(pooled: bytes, reranker: Reranker) -> float:
-    """Of the one number that a reranker makes of a pair."""
+    """The score from the one number that a reranker computes for a pair."""
     (number,) = np.frombuffer(pooled, "<f4").tolist()
     if not reranker.has_sigmoid:
         return float(number)
@@ -84,7 +86,9 @@ Tokens: TypeAlias = tuple[int, ...]
 
 
 def token_limit(body: PooledRequest, card: ModelCard) -> int | None:
-    """Of how many tokens a text is cut to; None: it is refused. Raises ApiError (400)."""
+    """The number of tokens to which a text is cut; None: a longer text is refused. Raises ApiError
+    (400).
+    """
     asked, most = body.truncate_prompt_tokens, card.max_sequence_tokens
     if asked is None:
         return None
@@ -117,7 +121,7 @@ def pooled_requests(
     texts: Sequence[Tokens],
     pooling: Pooling,
 ) -> list[Request]:
-    """One for each text. The cache keeps what they begin with together."""
+    """One request for each text. The cache keeps their common prefix."""
     salt = record.cache_salt(body.cache_salt)
     shared = [0] * len(texts)
     if pooling is Pooling.LAST:
@@ -142,7 +146,9 @@ MAX_INPUTS = 2048
 
 
 def _parse_inputs(value: object) -> list[Prompt]:
-    """As `parse_prompts`, and as Jina's clients send texts, each in an object."""
+    """Parse inputs like `parse_prompts`, and also objects with a text, as Jina's clients send
+    them.
+    """
     if isinstance(value, list) and len(value) <= MAX_INPUTS:
         value = [_input_text(index, each) for index, each in enumerate(value)]
     return parse_prompts(value, MAX_INPUTS)
@@ -201,7 +207,7 @@ class EmbeddingRequest(PooledRequest):
 
     @property
     def input_names(self) -> list[str]:
-        """What errors call each input."""
+        """The name of each input in errors."""
         if len(self.input) == 1:
             return ["input"]
         return [f"input[{index}]" for index in range(len(self.input))]
@@ -210,8 +216,8 @@ class EmbeddingRequest(PooledRequest):
 async def embedding_requests(
     body: EmbeddingRequest, model: ServedModel, record: RequestRecord
 ) -> list[Request]:
-    """The engine's requests, one for each input. Raises ApiError (400) for what the model cannot
-    embed.
+    """The engine's requests, one for each input. Raises ApiError (400) for an input that the model
+    cannot embed.
     """
     check_task(model, Task.EMBED)
     embedder = model.engine.card.embedder
@@ -221,7 +227,7 @@ async def embedding_requests(
 
 
 def named_prompt(embedder: Embedder, name: str | None) -> str:
-    """What stands before a text. Raises ApiError (400) for a name that the checkpoint has not."""
+    """The prompt before a text. Raises ApiError (400) for a name that the checkpoint lacks."""
     if name is None:
         return embedder.prompts.get(embedder.default_prompt, "")
     if name not in embedder.prompts:
@@ -277,7 +283,7 @@ def _end(card: ModelCard) -> list[int]:
 Instruction = Annotated[
     str | None,
     Field(
-        description="What a document has to be for the query, where the model's template takes it."
+        description="How documents relate to the query, if the model's template has a place for it."
     ),
 ]
 
@@ -315,7 +321,7 @@ class Pair:
 async def prepare_ranking(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], Scores]:
-    """The engine's requests, and what makes scores of their results.
+    """The engine's requests, and the function that turns their results into scores.
 
     Raises ApiError (400) for what the model cannot compare.
     """
@@ -402,7 +408,9 @@ class _Texts:
         self.tokens: list[Tokens] = []
 
     def place(self, text: str, param: str) -> int:
-        """Where in `tokens` it is, or is from now on. Raises ApiError (400)."""
+        """The index of the input in `tokens`, to which it is added if new. Raises ApiError
+        (400).
+        """
         if text not in self._places:
             encode = partial(text_tokens, self._model.engine.tokenizer, text, self._limit)
             self._places[text] = len(self.tokens)

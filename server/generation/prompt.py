@@ -25,7 +25,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 
 ROLES = {"developer": "system", "function": "tool"}
-"""What templates call these roles."""
+"""The names of these roles in templates."""
 
 ChatMessage = dict[str, Any]
 """The fields of a Message, which a Conversation validates."""
@@ -231,7 +231,7 @@ def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, obje
 
 @dataclass(slots=True)
 class Turn:
-    """What one role says in a row, put together from a dialect's own parts."""
+    """Consecutive parts of one role, assembled from a dialect's own parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     texts: list[str] = field(default_factory=list)
@@ -256,7 +256,9 @@ class Turn:
         self.calls.append({"id": id, "type": "function", "function": function})
 
     def message(self) -> ChatMessage:
-        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
+        """The turn as one message. An assistant's texts are concatenated, others joined by line
+        breaks.
+        """
         message: ChatMessage = {"role": self.role}
         if self.texts or self.role != "assistant":
             message["content"] = ("" if self.role == "assistant" else "\n").join(self.texts)

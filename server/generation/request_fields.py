@@ -93,7 +93,7 @@ class StructuredOutputs(RequestModel):
 
 
 def of_format(format: ResponseFormat) -> Grammar | None:
-    """What a `response_format` asks for; None for text."""
+    """The output format of a `response_format`; None for text."""
     if format.type == "json_schema" and format.json_schema is not None:
         return of_schema(format.json_schema.schema_)
     return of_schema(ANY_OBJECT) if format.type == "json_object" else None
@@ -105,7 +105,7 @@ def of_schema(schema: JsonSchemaText) -> Grammar:
 
 
 def of_choice(choices: list[str]) -> Grammar:
-    """One of some texts, word for word."""
+    """A format that allows exactly one of some texts."""
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Grammar(GrammarKind.LARK, f"start: {' | '.join(quoted)}")
 
@@ -330,7 +330,7 @@ def parse_token_ids(value: object) -> list[int]:
 
 
 def _token_ids(value: object) -> list[int] | None:
-    """The list as token ids; None for what is none."""
+    """The list as token ids; None if it is not one."""
     if not isinstance(value, list):
         return None
     if _is_integers(value):

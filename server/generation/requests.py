@@ -1,4 +1,4 @@
-"""What a client asks, as requests to the engine, checked against the limits of the loaded model."""
+"""Turns a client's request into engine requests, within the limits of the loaded model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -66,7 +66,7 @@ class ServedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with what the model says: its own, and its adapter's."""
+        """A digest that changes with the weights of the model or of the adapter."""
         card = self.engine.card
         adapter = card.adapters.get(self.adapter)
         return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
@@ -90,8 +90,8 @@ def served_models(
     replays: Mapping[str, Replays],
     workers: Workers,
 ) -> Mapping[str, ServedModel]:
-    """The engine's model by each of its names. `replays` are by adapter: no adapter gets those of
-    another.
+    """The engine's model by each of its names. `replays` are by adapter: adapters do not share
+    them.
     """
     prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
     planner = AnswerPlanner(engine.tokenizer, settings)
@@ -106,8 +106,8 @@ def served_models(
 
 _USE_INSTEAD = {
     Task.GENERATE: "It answers /v1/chat/completions and the other routes of answers.",
-    Task.EMBED: "It embeds: ask /v1/embeddings, or /v1/rerank by similarity.",
-    Task.RERANK: "It reranks: ask /v1/rerank or /v1/score.",
+    Task.EMBED: "It embeds: use /v1/embeddings, or /v1/rerank by similarity.",
+    Task.RERANK: "It reranks: use /v1/rerank or /v1/score.",
 }
 _CANNOT = {
     Task.GENERATE: "writes no answers",
@@ -115,12 +115,12 @@ _CANNOT = {
     Task.RERANK: "does not rerank",
 }
 _ENABLE_BY = {
-    Task.EMBED: " Its checkpoint says nothing of embeddings; the setting pooling (--pooling last, "
-    "or mean) has it embed all the same.",
+    Task.EMBED: " Its checkpoint has no files for embeddings; the setting pooling (--pooling last, "
+    "or mean) makes it embed.",
     Task.RERANK: " The setting reranker (--reranker yes-no) serves a checkpoint such as "
     "Qwen3-Reranker as one.",
 }
-"""What else a model that generates could be."""
+"""Hints for a generating model that is used for other tasks, appended to the error."""
 
 
 def check_task(model: ServedModel, *tasks: Task) -> None:
@@ -164,7 +164,7 @@ class TextCompletion:
 async def prepare_chat(
     chat: Chat, model: ServedModel, record: RequestRecord
 ) -> tuple[Request, AnswerPlan]:
-    """The engine's request, and the plan by which its answers are read.
+    """The engine's request, and the plan for parsing its answers.
 
     Raises ApiError (400) for what the model cannot serve.
     """
@@ -213,7 +213,7 @@ def _planned(
 async def prepare_completion(
     completion: TextCompletion, model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], list[str]]:
-    """The engine's requests, one for each prompt, and each prompt as text where `echo` asks for it.
+    """The engine's requests, one for each prompt, and each prompt as text if `echo` is set.
 
     Raises ApiError (400) for what the model cannot serve.
     """
@@ -279,7 +279,7 @@ def _checked_requests(
 
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
-    """As many as asked for, at most what the context has left; all of it if nothing is asked."""
+    """The requested number, at most the rest of the context, which is the default."""
     left_tokens = card.max_sequence_tokens - len(prompt)
     if left_tokens < 0 or (left_tokens == 0 and asked != 0):
         raise too_long(str(len(prompt)), card, param)
@@ -343,7 +343,7 @@ def _sampling(
 
 
 def _with_defaults(body: SampledRequest, defaults: SamplingDefaults) -> SamplingDefaults:
-    """The request's values, and the model's defaults for those that it leaves out."""
+    """The request's values, with the model's defaults for omitted ones."""
     names = {field.name for field in fields(defaults)}
     return replace(defaults, **body.model_dump(include=names, exclude_none=True))
 

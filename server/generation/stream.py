@@ -192,7 +192,7 @@ class Inbox:
 
 
 def _failure(event: OutputEvent) -> Exception | None:
-    """What a client gets to know of the end of a sequence that did not end well."""
+    """The error for the client of a sequence that failed."""
     if event.finish_reason is FinishReason.ABORT:
         return EngineStopped("The server is stopping; the request was not completed.")
     if event.finish_reason is FinishReason.ERROR:

@@ -84,7 +84,7 @@ class ChatFunctionTool(RequestModel):
     function: FunctionDeclaration
 
     def for_template(self) -> dict[str, Any]:
-        """The declaration as it came, but for what is the server's to see to."""
+        """The declaration as received, without `strict`, which the server handles."""
         declared = self.model_dump(exclude_unset=True)
         declared["function"].pop("strict", None)
         return declared
@@ -132,7 +132,7 @@ class ChatCustomTool(RequestModel):
         return FunctionDeclaration(**declared)
 
     def for_template(self) -> dict[str, Any]:
-        """As a function."""
+        """The declaration as a function tool."""
         return ChatFunctionTool(type="function", function=self.function).for_template()
 
 

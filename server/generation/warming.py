@@ -1,4 +1,4 @@
-"""Prompts that are computed before a client asks for them, while the engine is idle."""
+"""Computes prompts before clients send them, while the engine is idle."""
 
 import asyncio
 import json
@@ -25,7 +25,9 @@ FILE_CLIENT = "warm_prompts"
 """The client of the prompts of a file. They wait for every other client."""
 
 NEXT_USER_TEXTS = ("A", "1")
-"""What a user might say next. What two chats that go on so have in common, every chat has."""
+"""Two different messages of a user. The common prefix of the two continued chats is in every
+continuation.
+"""
 
 log = logging.getLogger("rootstock")
 
@@ -57,7 +59,7 @@ class WarmRequest(Conversation):
 
 
 class Warmed(BaseModel):
-    """What became of a prompt. Its tokens were either cached before or are computed now."""
+    """The result of warming a prompt. Its tokens were either cached before or are computed now."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -160,8 +162,8 @@ async def warm(
 
 
 async def warm_file(prompts: Sequence[Mapping[str, object]], model: ServedModel) -> None:
-    """Warm the prompts of a file one after the other. One that cannot be warmed is logged with its
-    number and the field at fault, and the others go on.
+    """Warm the prompts of a file one after the other. A prompt that cannot be warmed is logged with
+    its number and the invalid field; the others continue.
     """
     n_computed = n_cached = n_pinned = 0
     for number, prompt in enumerate(prompts, 1):

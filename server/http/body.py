@@ -32,7 +32,7 @@ MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
 
 OLLAMA_PATHS = "/api/"
 BROWSER_HEADERS = ("origin", "sec-fetch-site")
-"""Browsers send one of them, or both, with what a page posts; pages cannot leave them out."""
+"""Browsers send at least one of these with requests of pages; pages cannot omit them."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -115,8 +115,8 @@ class BodyReader:
         self._workers = workers
 
     async def read(self, request: Request, model: type[Model]) -> Model:
-        """Sets the record's `n_bytes`, and reserves the memory of what is made of the body. Raises
-        ApiError (400, which names the field, 415 and 503) and ClientDisconnected.
+        """Sets the record's `n_bytes`, and reserves the memory of the parsed body. Raises ApiError
+        (400, which names the field, 415 and 503) and ClientDisconnected.
         """
         record = request_record(request.scope)
         _check_encoding(request)
@@ -137,7 +137,7 @@ class BodyReader:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """An estimate of the memory of what is made of a body until the engine has its request."""
+    """The estimated memory of a parsed body until the engine has its request."""
     parts = min(most_parts(body), MAX_NODES)  # of more a body is refused, before it is parsed
     return PARSED_BYTES_PER_BYTE * len(body) + PARSED_BYTES_PER_PART * parts
 
@@ -170,7 +170,7 @@ def parse(body: bytes, model: type[Model]) -> Model:
 
 
 def _check_encoding(request: Request) -> None:
-    """Raise ApiError (415) for a compressed body: nothing bounds what it would expand to."""
+    """Raise ApiError (415) for a compressed body: its expanded size is unknown."""
     encoding = request.headers.get("content-encoding", "").strip()
     if encoding and encoding.lower() != "identity":
         message = (

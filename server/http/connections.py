@@ -45,8 +45,9 @@ class ConnectionLimits:
 
 
 class Connections:
-    """All open connections. One more than `max_connections` closes the one that has waited longest
-    for its client's request; those whose clients wait for the server are never closed for another.
+    """All open connections. Beyond `max_connections`, the connection that has waited longest for
+    its client's request is closed; a connection whose client waits for the server is never closed
+    for another.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -55,7 +56,7 @@ class Connections:
         self._answering: set[Connection] = set()
 
     def guarding(self, make_inner: ProtocolFactory) -> ProtocolFactory:
-        """The same protocol, with a Connection in front of it."""
+        """The protocol, wrapped in a Connection."""
 
         def make(*, app_state: dict[str, Any], **arguments: Any) -> Connection:
             return Connection(
@@ -204,7 +205,9 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def _start_send_timer(self) -> None:
-        """It is renewed while the client reads, so that no timer is set for each write."""
+        """Start the timer for unread bytes. It is renewed while the client reads, so no timer is
+        set for each write.
+        """
         unsent = self._transport.get_write_buffer_size()
         seconds = self._limits.send_timeout_seconds
         self._send_timer = self._loop.call_later(seconds, self._check_sent, self._flushes, unsent)
@@ -226,7 +229,7 @@ def connection_of(scope: Scope) -> Connection | None:
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many connections the limit of open files allows, raised as far as it can be.
+    """The number of connections that the limit of open files allows, after raising the limit.
 
     At most `wanted`. The soft limit is 256 on macOS, and 1,024 on most Linux systems.
     """
@@ -282,8 +285,8 @@ class AcceptErrors:
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with its headers, of a chunk's framing, or of trailers. What came with the last
-of them in one read is not counted.
+"""Bytes of a request line with its headers, of a chunk's framing, or of trailers. Bytes
+received in the same read after them are not counted.
 """
 
 
@@ -329,7 +332,7 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     def plain_head(self) -> bytes:
-        """Of the request whose head came last, without its offer of another protocol."""
+        """The latest request head, without its upgrade to another protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([b"%b %b HTTP/%b" % (method, self.url, version), *lines, b"", b""])

@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def base_url(host: str, port: int) -> str:
-    """What OpenAI's clients call the base URL of a daemon at the host."""
+    """The base URL for OpenAI's clients of a daemon at the host."""
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 

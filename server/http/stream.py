@@ -64,8 +64,8 @@ Fill: TypeAlias = Callable[["DeferredStream"], Awaitable[None]]
 
 
 class DeferredStream(Response):
-    """A stream whose status line goes out with its first bytes: until then an error has a status of
-    its own. After them an error is the stream's last part, a missed deadline included.
+    """A stream whose status line goes out with its first bytes: until then an error has its own
+    status. Later errors, missed deadlines included, are the stream's last part.
 
     `fill` writes it. A client that disconnects ends `fill`. `keep_alive` makes what is sent after
     each silence of `keepalive_seconds`, and `failure` the part of an error; without it a stream
@@ -129,8 +129,8 @@ class DeferredStream(Response):
         self._silent_since = self._now()
 
     async def send(self, message: Message) -> None:
-        """Send a message of a response that takes this one's place, or goes on with it: without
-        its own status line where there has been one.
+        """Send a message of a response that replaces or continues this one, without its status line
+        if one was sent.
         """
         if message["type"] != "http.response.start":
             await self._send(message)
@@ -152,7 +152,7 @@ class DeferredStream(Response):
 
 
 def written(parts: AsyncGenerator[bytes, None]) -> Fill:
-    """Writes what a generator makes."""
+    """Writes the output of a generator."""
 
     async def fill(stream: DeferredStream) -> None:
         async with aclosing(parts):
@@ -206,7 +206,7 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
 
 
 async def until_cancelled(function: Callable[..., Awaitable[None]], *arguments: object) -> None:
-    """Call a function that goes on until it is cancelled, as a task of a group.
+    """Call an endless function as a task of a group, until it is cancelled.
 
     The task ends as one that returns: anyio's group keeps a cycle of the exception of a cancelled
     one, with all that its frames hold, until a full garbage collection.

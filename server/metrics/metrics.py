@@ -115,7 +115,7 @@ class HttpAnswers:
 
 @dataclass(frozen=True, slots=True)
 class HttpCounts:
-    """What is counted of HTTP, for all models together."""
+    """Counts of HTTP requests for all models together."""
 
     answers: HttpAnswers
     output: Budget  # of what waits to be sent

@@ -163,9 +163,7 @@ class Downloads:
         return download
 
     def stop(self) -> None:
-        """End all downloads, also those that start later. What has been fetched is resumed next
-        time.
-        """
+        """End all downloads, also those that start later. The next download resumes them."""
         self._is_stopped = True
         for download in self._running:
             download.stop()

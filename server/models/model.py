@@ -1,4 +1,4 @@
-"""One model of the daemon: what is known of it in memory or not, and one stay of it in memory."""
+"""One model of the daemon: its state, and one period in memory."""
 
 import logging
 import math
@@ -36,7 +36,7 @@ MOST_BACKOFF_SECONDS = 60.0
 """Before a model that has failed is loaded again: doubled each time, until it has served."""
 
 PROGRESS_SECONDS = 5.0
-"""Between two lines of the log on what a load is doing."""
+"""Seconds between two lines of the log about the progress of a load."""
 
 log = logging.getLogger("rootstock")
 
@@ -56,7 +56,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedModel:
-    """One stay of a model in memory, from the end of loading on."""
+    """A model in memory, from the end of its load on."""
 
     model: "Model"
     engine: Engine
@@ -131,7 +131,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """The model's own name."""
         return next(iter(self.aliases))
 
     @property
@@ -193,8 +193,8 @@ class Model:
         )
 
     def progress_share(self, now: float) -> float | None:
-        """How much of fetching or loading is done; None if that is not known. A load that takes
-        longer than the last one may take any time.
+        """The finished share of the download or load; None if unknown. A load that takes longer
+        than the last one may take any time.
         """
         if not isinstance(self.state, Loading):
             return self.fetched_share
@@ -202,7 +202,7 @@ class Model:
         return seconds / last_seconds if self.card is not None and seconds < last_seconds else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Until a loaded model that no other request uses is unloaded for its age; None: never."""
+        """The seconds until the idle model is unloaded; None: never."""
         if self.loaded is None or self.is_pinned:
             return None
         running = (lease.keep_seconds for lease in self.loaded.leases)
@@ -214,8 +214,8 @@ class Model:
         return sum(replays.clear() for replays in self.replays.values())
 
     def report(self, line: str) -> None:
-        """Keep a line on how loading goes as the progress, and log it. One that ends in an ellipsis
-        is what is being done: it is logged if nothing has been for PROGRESS_SECONDS.
+        """Keep a line on how loading goes as the progress, and log it. A line that ends in an
+        ellipsis is logged only if nothing was logged for PROGRESS_SECONDS.
         """
         self.progress, now = line, time.monotonic()
         is_due = not line.endswith("…") or now - self._logged_at >= PROGRESS_SECONDS
@@ -370,7 +370,7 @@ class Model:
 
 
 def aliases_of(settings: ModelSettings) -> tuple[ModelAlias, ...]:
-    """The names of the model with these settings, its own first, then those of its adapters."""
+    """The names of the model with these settings, its own first, then the names of its adapters."""
     names = settings.served_model_name or (public_name(settings.source),)
     return model_aliases(names, settings.adapters)
 

@@ -1,4 +1,5 @@
-"""Which models are loaded and which must go: a pure function of their states, the budget and time.
+"""Decides which models are loaded and unloaded: a pure function of their states, the budget and
+time.
 
 Loads are FIFO with head-of-line blocking, so small models cannot starve a large one. Memory is
 freed before it is used. Times are of one clock, in seconds.
@@ -15,7 +16,7 @@ UNKNOWN_LOAD_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What it takes to have a model in memory. Only a model whose need is known can be loaded."""
+    """The memory that a loaded model takes. Only a model whose need is known can be loaded."""
 
     bytes: int
     load_seconds: float = UNKNOWN_LOAD_SECONDS  # that the last load took
@@ -102,7 +103,7 @@ Residents: TypeAlias = Mapping[str, Resident]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Begin to load the model, within what it needs."""
+    """Begin to load the model with the memory that it needs."""
 
     name: str
     need: Need
@@ -119,7 +120,7 @@ Action: TypeAlias = Load | Unload
 
 
 def decide(models: Models, budget_bytes: int, now: float) -> list[Action]:
-    """What to begin at once."""
+    """The actions to start now."""
     resident = {name: model for name, model in models.items() if isinstance(model, Resident)}
     aged = [name for name, model in models.items() if _ends_at(model) <= now]
     staying = {
@@ -156,7 +157,7 @@ def next_due(models: Models, now: float) -> float:
 
 
 def need_of(model: ModelState) -> Need | None:
-    """What the model needs; None if that is not known."""
+    """The model's need; None if it is unknown."""
     return None if isinstance(model, Unknown | Measuring) else model.need
 
 
@@ -174,8 +175,8 @@ def fits_now(models: Models, need: Need, budget_bytes: int) -> bool:
 
 
 def eviction_grace_seconds(queued: Need, victim: Need) -> float:
-    """How long a model queues before one in use is unloaded for it: as long as it takes to load
-    both, so that models that take turns spend no more time on loading than on serving.
+    """The time that a model queues before one in use is unloaded for it: the time to load both, so
+    that alternating models spend no more time on loading than on serving.
     """
     return queued.load_seconds + victim.load_seconds
 

@@ -38,7 +38,7 @@ from server.models.policy import (
 )
 
 ABORT_SECONDS = 5.0
-"""For an engine without leases to end what its clients have left behind."""
+"""Time for an engine without leases to finish the requests of clients that have left."""
 
 log = logging.getLogger("rootstock.pool")
 
@@ -121,7 +121,7 @@ class ModelPool:
                     await self._wake.wait()
 
     def turn(self) -> None:
-        """Begin what the policy decides."""
+        """Start the actions that the policy decides."""
         if self._is_closed:
             return
         now = self._clock()

@@ -30,7 +30,7 @@ BUDGET_SHARE = 0.8
 """The share of the memory free at start that several models share: other programs grow, too."""
 
 CORRECTION_SECONDS = 1.0
-"""Between two corrections of what models need by what their processes take."""
+"""Seconds between two corrections of the models' needs by the memory of their processes."""
 
 STORAGE_SHARE = 0.25
 """The share of the budget for the KV cache of one model whose settings do not specify its size."""
@@ -85,7 +85,7 @@ class ModelRegistry:
                     try:
                         await self._correct(loaded)
                     except Exception:
-                        log.exception("cannot tell how much memory %s takes", name)
+                        log.exception("cannot measure the memory of %s", name)
 
     async def preload(self) -> None:
         """Load the models that the settings preload, in their order, as long as there is room.
@@ -225,7 +225,7 @@ class ModelRegistry:
         model.progress, model.fetched_share = f"looking for {model.settings.source}", None
         if await to_thread.run_sync(local_checkpoint, config.model) is None:
             await self._fetch(config.model, model.report_fetched)
-        model.progress, model.fetched_share = "finding out what memory it needs", None
+        model.progress, model.fetched_share = "measuring the memory that it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
         model.planned = await to_thread.run_sync(

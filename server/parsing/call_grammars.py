@@ -45,6 +45,8 @@ def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
     needed, declared = required(function.parameters), properties(function.parameters)
     expressions = []
     for key, schema in declared.items():
+        if schema is False and key not in needed:
+            continue
         values = [
             f"{lark.text(tags.opening(key, kind))} {value} {lark.text(tags.line)}"
             for kind, value in _values(lark, function, tags, schema)
@@ -95,7 +97,9 @@ def _strings(lark: Lark, function: Function, tags: Tags, schema: Schema) -> Iter
 
 
 def _patterns(schema: Schema) -> Iterator[str]:
-    """What a schema says of a string's length and form, as regular expressions for all of it."""
+    """A schema's constraints on a string's length and form, as regular expressions for the whole
+    string.
+    """
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least or most != "":
         yield f"(?s:.{{{least},{most}}})"
@@ -131,7 +135,7 @@ def _constants(schema: Schema) -> Sequence[Any]:
 
 
 def _definitions(schema: Schema, root: Schema) -> Schema:
-    """What references in the schema need to lead somewhere when it stands alone."""
+    """The definitions that references in the schema need when it is used alone."""
     if '"$ref"' not in json.dumps(schema):
         return {}
     return {key: root[key] for key in ("$defs", "definitions") if key in root}

@@ -89,7 +89,7 @@ def whole_characters(text: str) -> str:
 
 
 def decoded_string(text: str) -> str:
-    """What a JSON string says. Raises NotACall."""
+    """The value of a JSON string. Raises NotACall."""
     try:
         value = json.loads(whole_characters(text), strict=False)
     except ValueError:
@@ -112,7 +112,8 @@ def _scalar(reader: Reader) -> Reading[tuple[str, bool]]:
 
 
 def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
-    """How much of the text belongs to the value, the state after it, and whether it is over.
+    """The length of the text that belongs to the value, the state after it, and whether the value
+    is complete.
 
     An escape that is cut off is left for the next time.
     """

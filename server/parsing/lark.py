@@ -27,8 +27,9 @@ _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
 
 MAX_WRITTEN_CHARACTERS = 1 << 24
-"""Characters that may be written for one grammar, those that are written twice included: each
-parameter's rule can repeat all definitions of its function."""
+"""Most characters of one grammar, repetitions included: each parameter's rule can repeat all
+definitions of its function.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ class Lark:
         return self._define("T", f": {expression}")
 
     def _define(self, letter: str, meaning: str) -> str:
-        """What says the same has one name: many functions take no more than a few plain texts."""
+        """Define a rule and return its name. Equal rules share a name, because many functions take
+        only a few plain texts.
+        """
         self._count(meaning)
         return self._names.setdefault((letter, meaning), f"{letter}{len(self._names)}")
 
@@ -124,8 +127,8 @@ WriteCall: TypeAlias = Callable[[Lark, Function], str]
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a family writes calls: `opens`, then `begin`, a call, `end` for each, `between` them, and
-    `closes`. Opens and begin start with the marker that a parser looks for.
+    """The syntax of calls of a model family: `opens`, then `begin`, a call, `end` for each,
+    `between` them, and `closes`. Opens and begin start with the marker that a parser looks for.
     """
 
     call: WriteCall
@@ -158,7 +161,7 @@ def calls_grammar(
 
 
 def _rest(text: str, behind: str) -> str:
-    """What of the text follows a part of it; all of it where that is no part."""
+    """The text after `behind`, or all of it if it does not contain `behind`."""
     return text[text.find(behind) + len(behind) :] if behind in text else text
 
 
@@ -171,7 +174,7 @@ class NotASchema(ValueError):
 
 
 def keyword(schema: Schema, name: str, kind: type[Value]) -> Value | None:
-    """What a schema says under this name; None for nothing. Raises NotASchema."""
+    """The value of a keyword of the schema; None if it is absent. Raises NotASchema."""
     value = schema.get(name)
     if value is None or isinstance(value, kind):
         return value

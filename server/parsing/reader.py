@@ -225,7 +225,7 @@ class Reader:
             self._plain = None
 
     def _held(self, markers: Sequence[str]) -> int:
-        """How much at the end of the text may turn out to be a marker's."""
+        """The length of the end of the text that may be the beginning of a marker."""
         return 0 if self.is_closed else held_back(self._text, markers)
 
     def collect(self, markers: Sequence[str]) -> Reading[tuple[str, str]]:
@@ -324,7 +324,7 @@ def gathered(steps: Reading[T]) -> Reading[tuple[str, T]]:
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first marker begins, and which it is."""
+    """The position of the first marker, and the marker."""
     found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not found:
         return None
@@ -358,7 +358,7 @@ class AnswerStream:
         return self._run()
 
     def finish(self) -> list[AnswerPart]:
-        """What is left when the answer is at its end."""
+        """The remaining steps when the answer has ended."""
         self._reader.close()
         return self._run()
 

@@ -1,6 +1,6 @@
-"""All formats by name, and which of them a model writes.
+"""All formats by name, and the detection of those of a model.
 
-Names are those of vLLM's parsers where it has one for the format.
+Formats have the names of vLLM's parsers, if it has one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ _HARMONY = (harmony.TOOLS.name, "openai_gptoss")
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Names of formats; None for what a model does not write."""
+    """Names of the formats of a model; None where it has none."""
 
     tools: str | None
     reasoning: str | None
@@ -98,7 +98,7 @@ _TOKEN_SIGNS = (
     _Signs("kimi_k3", _KIMI_K3_TOKENS),
     _Signs("lfm2", ["<|tool_call_start|>", "<|tool_call_end|>"]),
 )
-"""For templates that do not tell: what the tokenizer has."""
+"""Detects formats by tokens of the tokenizer, for templates that do not show them."""
 
 _REASONING_SIGNS = (
     _Signs("deepseek_r1", ["<think>", "</think>"]),
@@ -121,8 +121,8 @@ def detect(chat_template: str, added_tokens: Collection[str]) -> Formats:
 
 
 def chosen(tool_parser: str, reasoning_parser: str, found: Formats) -> Formats:
-    """What settings say: names of formats, or `auto` for what was found, or `none`. What was found
-    counts as far as it goes together with what is named.
+    """The formats by the settings: a name, `auto` for the detected one, or `none`. A detected
+    format counts only if it is compatible with the named one.
     """
     tools = _chosen(tool_parser, found.tools)
     is_harmony = tools == harmony.TOOLS.name
@@ -153,9 +153,9 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def answer_format(formats: Formats) -> AnswerFormat:
-    """How to read an answer of a model that writes these formats.
+    """The parser for answers in these formats.
 
-    Raises ValueError for names that are unknown or do not go together.
+    Raises ValueError for unknown or incompatible names.
     """
     tools = tool_format(formats.tools) if formats.tools else None
     reasoning = reasoning_format(formats.reasoning) if formats.reasoning else None

@@ -93,8 +93,7 @@ def _check_references(root: Mapping[str, Any]) -> None:
 
 
 def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
-    """What is left of `left` steps after following one parameter. Raises ValueError for less than
-    none."""
+    """The rest of `left` steps after following one parameter. Raises ValueError below zero."""
     for branch in _alternatives(parameter, root):
         reference = branch.get("$ref")
         steps = reference.count("/") if isinstance(reference, str) else 0
@@ -232,7 +231,7 @@ def _closed_object(schema: dict[str, Any]) -> Schema:
 
 
 def _declares_nothing(branch: object) -> bool:
-    """As one does that only says which of the members are required."""
+    """Whether a schema declares no members, such as one with only `required`."""
     return isinstance(branch, Mapping) and _DECLARES.isdisjoint(branch)
 
 

@@ -33,7 +33,7 @@ Attributes: TypeAlias = Mapping[str, str]
 
 NAME = re.compile(r"[\w.:/-]{1,256}")
 HEAD = re.compile(r"[^<>\n]{1,1024}")
-"""What stands in a tag; the bound is one on the time that reading it takes, too."""
+"""Most characters of a tag, which also bounds the time of reading it."""
 
 _ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+))""")
 
@@ -49,13 +49,13 @@ def only_name(head: str) -> Attributes:
 
 
 def by_schema(attributes: Attributes) -> Set[str] | None:
-    """Tags that do not say of which type a value is."""
+    """None: the tags do not name the type of a value, so the schema determines it."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How a tag says which function or parameter it is about.
+    """The head of a tag, which names a function or parameter.
 
     A head is read as attributes, of which `name` and `key` are the function's and the parameter's
     name. `kinds` says which types of JSON the head of a parameter allows, or None where the schema
@@ -93,7 +93,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What encloses calls: in one section a model writes `calls` of them."""
+    """The tags around calls. A section has `calls` of them."""
 
     begin: str
     end: str
@@ -115,8 +115,9 @@ ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], AnswerPart]], Read
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """What around a value does not belong to it: `begin` consumes it in front of the value, and
-    `until` drops it between the value and its end tag. A model writes `written` on either side.
+    """White space or text around a value that does not belong to it: `begin` consumes it in front
+    of the value, and `until` drops it between the value and its end tag. A model writes `written`
+    on either side.
     """
 
     begin: Callable[[Reader], Reading[str]]
@@ -197,7 +198,7 @@ CDATA = Trim(Reader.skip_space, _until_in_cdata)
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a family marks calls and their parameters. A `section` may enclose calls.
+    """The tags of calls and parameters of a model family. A `section` may enclose calls.
 
     `value_begin` is a tag of its own between a parameter's head and its value. `undeclared` is the
     schema of parameters that the request does not declare. `whole` is a tag for all arguments as
@@ -216,7 +217,7 @@ class Tags:
     quotes: Sequence[Quotes] = (Quotes(),)
 
     def opening(self, key: str, kind: str) -> str:
-        """What a model writes in front of a parameter's value, which is of that type."""
+        """The text before a parameter's value of that type."""
         between = self.line + self.value_begin if self.value_begin else ""
         head = self.heads.parameter(key, kind) + self.parameter.head_end
         return self.parameter.begin + head + between + self.trim.written

@@ -19,86 +19,85 @@ class DaemonSettings(BaseModel):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on; one that other machines can reach needs API keys.",
+        description="Address to listen on. One that other machines can reach needs API keys.",
     )
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 selects a free one.")
     api_key: SecretStr | None = Field(
         None,
-        description="Require this API key, which may do everything. ROOTSTOCK_API_KEY keeps it "
-        "out of the process list and of files.",
+        description="An API key that may do everything. ROOTSTOCK_API_KEY keeps it out of the "
+        "process list.",
     )
     api_keys_file: Path | None = Field(
         None,
-        description="A YAML file with the SHA-256 of several keys, their roles and limits; "
-        "`rootstock key NAME` makes an entry.",
+        description="YAML file of keys (SHA-256), roles and limits; `rootstock key NAME` makes an"
+        " entry.",
     )
     cache_namespace: Literal["shared", "key"] = Field(
         "shared",
-        description="Which requests share the cache: all, or only those with the same API key.",
+        description="Requests that share the cache: all, or those with the same API key.",
     )
     allow_public_without_key: bool = Field(
-        False, description="Serve other machines although there are no API keys."
+        False, description="Serve other machines without API keys."
     )
     allowed_host: Texts = Field(
         (),
-        description="Another name by which clients may call this machine while there are no API "
-        "keys, such as llm.lan or *.example.org.",
+        description="Another Host name accepted without API keys, such as llm.lan or "
+        "*.example.org.",
     )
     cors_origin: Texts = Field(
         (),
-        description="Allow requests of web pages from this origin: https://chat.example.org, "
-        "app://* for desktop programs, or * where there are API keys.",
+        description="Allowed origin of web pages: https://chat.example.org, app://* for desktop "
+        "programs, or * with API keys.",
     )
-    allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
+    allow_priority: bool = Field(False, description="Allow `priority` in requests.")
     trusted_proxies: Texts = Field(
         (), description="Address or network of a proxy whose X-Forwarded-For is trusted."
     )
 
     max_body_bytes: ByteSize = Field(
-        ByteSize(8 * 1024**2), gt=0, description="The largest body of a request."
+        ByteSize(8 * 1024**2), gt=0, description="Largest body of a request."
     )
     max_total_body_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         gt=0,
-        description="All bodies together until the engine has their requests; beyond it the "
-        "largest of the client that holds most is refused.",
+        description="All bodies until the engine has their requests; beyond it the largest of the"
+        " client that holds most is refused.",
     )
     max_unsent_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         gt=0,
-        description="What may wait to be sent of one answer, in memory.",
+        description="Unsent output of one answer in memory.",
     )
     max_total_unsent_bytes: ByteSize = Field(
         ByteSize(1024**3),
         gt=0,
-        description="The same of all answers together; beyond it the largest of the client that "
-        "holds most is ended.",
+        description="Unsent output of all answers; beyond it the largest of the client that holds"
+        " most is ended.",
     )
     max_stored_responses: int = Field(
         1000,
         ge=0,
         le=1_000_000,
-        description="Responses of /v1/responses that are kept in memory. Beyond it the client "
-        "with the most loses its oldest.",
+        description="Stored responses of /v1/responses; beyond it the client with the most loses "
+        "its oldest.",
     )
     max_stored_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         ge=0,
-        description="Size of all stored responses with their conversations. A conversation counts "
-        "once, however many responses continue it.",
+        description="Size of all stored responses; a conversation counts once.",
     )
     max_background_responses: int = Field(
         64,
         ge=0,
         le=100_000,
-        description="Background responses of /v1/responses that run at once; of one client as "
-        "many as places are free.",
+        description="Running background responses of /v1/responses; one client may have as many "
+        "as there are free places.",
     )
     max_connections: int = Field(
         2048,
         ge=2,
         le=65_536,
-        description="Open connections; fewer where the limit of open files is lower.",
+        description="Open connections; fewer if the limit of open files is lower.",
     )
     header_timeout_seconds: float = Field(
         30.0, gt=0, le=3600, description="Time for the head of a request to arrive."
@@ -110,42 +109,39 @@ class DaemonSettings(BaseModel):
         45.0,
         gt=0,
         le=3600,
-        description="Time in which a client must take a byte of what is sent to it.",
+        description="Time in which a client must read at least a byte.",
     )
     idle_timeout_seconds: int = Field(
-        120, ge=1, le=3600, description="How long a connection stays open between two requests."
+        120, ge=1, le=3600, description="How long a connection stays open between requests."
     )
     keepalive_seconds: float = Field(
         10.0,
         gt=0,
         le=3600,
-        description="Silence in a stream after which a comment or an event keeps it open.",
+        description="Silence in a stream after which a keep-alive is sent.",
     )
     request_timeout_seconds: float | None = Field(
         None,
         gt=0,
         le=86_400,
-        description="Time from a request's arrival to the end of its answer, its wait in the queue "
-        "included. Unset: no limit.",
+        description="Time from a request's arrival to the end of its answer, queue included. "
+        "Unset: no limit.",
     )
     drain_timeout_seconds: int = Field(
         30,
         ge=0,
         le=86_400,
-        description="Time for running requests to finish after the first SIGINT or SIGTERM.",
+        description="Time for running requests to finish after SIGINT or SIGTERM.",
     )
 
     dashboard: bool = Field(
         True,
-        description="Serve the dashboard, a page that shows the cache at work, and the routes "
-        "that it uses.",
+        description="Serve the dashboard and its routes.",
     )
     dashboard_text: bool = Field(
-        False, description="Show what is cached as text, too: other people's prompts and answers."
+        False, description="Show the text of cached prompts and answers, which are other people's."
     )
-    vllm_metric_names: bool = Field(
-        True, description="Also name metrics as vLLM does, for dashboards made for it."
-    )
+    vllm_metric_names: bool = Field(True, description="Also expose metrics under vLLM's names.")
 
     @field_validator("host")
     @classmethod
@@ -215,7 +211,7 @@ class DaemonSettings(BaseModel):
         if ANY_ORIGIN in self.cors_origin and not self.keys:
             raise PydanticCustomError(
                 "cors_origin",
-                "cors_origin: * lets every web page that somebody visits ask, which needs API keys",
+                "cors_origin: * allows requests of every visited web page, which needs API keys",
             )
         return self
 
@@ -243,6 +239,6 @@ class DaemonSettings(BaseModel):
 
     @cached_property
     def keys(self) -> Keyring:
-        """The keys that open anything; empty where none is asked for. Raises KeyFileError."""
+        """The API keys; empty if none are set. Raises KeyFileError."""
         own = () if self.api_key is None else (admin_key(self.api_key.get_secret_value()),)
         return Keyring((*own, *(read_keys(self.api_keys_file) if self.api_keys_file else ())))

@@ -43,34 +43,33 @@ _ENGINE = EngineConfig(model="")
 
 
 class EngineSettings(BaseModel):
-    """How the engine runs a model."""
+    """Settings of the engine of a model."""
 
     adapters: Adapters = Field(
         {},
-        description="Adapters of the model by name: folders with a LoRA as mlx-lm writes them. In "
-        "the API each is a model of its own, MODEL:ADAPTER.",
+        description="LoRA folders of mlx-lm by name; the API serves each as MODEL:ADAPTER.",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="Sampling defaults: auto takes them from the model's generation_config.json, "
-        "none uses temperature 1.",
+        description="Sampling defaults: auto uses the model's generation_config.json, none "
+        "temperature 1.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         None,
         gt=0,
-        description="Size of the arena that holds the KV cache, such as 8GiB: allocated at start, "
-        "never grows. Unset: a share of what the machine has left.",
+        description="Size of the KV arena, such as 8GiB, allocated at start. Unset: a share of "
+        "the free memory.",
     )
     state_cache_bytes: ByteSize | None = Field(
         None,
         ge=0,
         description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
-        "or less if less is useful.",
+        "or what is useful.",
     )
     max_model_len: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="The most tokens of prompt and answer. Unset, or auto: the model's context, or "
-        "as much of it as fits into memory, which is said at the start.",
+        description="Most tokens of prompt and answer. Unset, or auto: the model's context, or "
+        "what fits into memory.",
     )
     block_size: int = Field(
         _ENGINE.block_size, ge=1, le=1024, description="Tokens in one block of the KV cache."
@@ -79,61 +78,59 @@ class EngineSettings(BaseModel):
         _ENGINE.max_running,
         ge=1,
         le=1024,
-        description="Sequences that are computed together in one step.",
+        description="Sequences computed together in one step.",
     )
     max_waiting: int = Field(
         _ENGINE.max_waiting,
         ge=1,
         le=1_000_000,
-        description="Queue length, in sequences, beyond which requests are refused with a 429. One "
-        "client may queue at most as many as places are left.",
+        description="Queue length in sequences, beyond which requests get a 429. One client may "
+        "queue as many as there are free places.",
     )
     step_tokens: int = Field(
         _ENGINE.step_tokens,
         ge=1,
         le=1_000_000,
-        description="The most tokens that are computed in one step.",
+        description="Most tokens computed in one step.",
     )
     max_prompt_share: float = Field(
         _ENGINE.max_prompt_share,
         ge=0,
         le=1,
-        description="The share of a step's time that prompts may take while answers are "
-        "generated: with 0.75 a step is at most four times as long as the answers alone would "
-        "make it. Less makes streams steadier, more finishes prompts sooner. 1: only step_tokens "
-        "limits.",
+        description="Share of a step's time that prompts may take next to decodes; 0.75 makes a "
+        "step at most four times as long. Smaller: steadier streams. 1: only "
+        "step_tokens limits.",
     )
     prefix_cache: bool = Field(
         _ENGINE.prefix_cache,
-        description="Share KV between prompts that begin alike, and between turns.",
+        description="Share KV between prompts with a common prefix, and between turns.",
     )
     speculate: Literal["auto", "off"] = Field(
         "auto",
-        description="Draft tokens of an answer, and verify several in one step where that is "
-        "faster; auto decides by what it costs and how often drafts are accepted. No answer "
-        "changes.",
+        description="Draft tokens and verify several in one step where that is predicted to be "
+        "faster. Answers do not change.",
     )
     decode: Literal["auto", "eager"] = Field(
         "auto",
-        description="auto compiles steps that do nothing but decode, if that is found to be "
-        "faster when the model is loaded; eager never compiles.",
+        description="auto compiles decode steps if that is faster when measured at load; eager "
+        "never compiles.",
     )
     attention: Literal["auto", "gather", "cascade"] = Field(
         "auto",
-        description="How attention reads the blocks; auto is cascade on a CPU, which alone "
-        "has it, else gather.",
+        description="How attention reads the blocks; auto is cascade on a CPU (the only device "
+        "that has it), else gather.",
     )
 
     pooling: Literal["auto", "last", "mean", "first"] = Field(
         "auto",
-        description="Embeddings are made of the hidden state of a text's last token, of its first, "
-        "or of the mean of all; auto is what the checkpoint's files of sentence-transformers say, "
-        "without which a model does not embed.",
+        description="Which hidden states form an embedding: the last token's, the first's or the "
+        "mean; auto follows the checkpoint's sentence-transformers files, without "
+        "which a model does not embed.",
     )
     reranker: Literal["auto", "yes-no"] = Field(
         "auto",
-        description="yes-no serves a generator as a reranker, by the logits of these two words, as "
-        "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
+        description="yes-no serves a generator as a reranker by the logits of these two words; "
+        "auto reranks with sequence-classification checkpoints only.",
     )
 
     @field_validator("max_model_len", mode="before")
@@ -179,37 +176,35 @@ class DiskCacheSettings(EngineSettings):
 
     disk_cache: Path | None = Field(
         None,
-        description="A directory on a fast disk, for KV that is to outlive evictions and restarts. "
-        "It is made where it is missing. All models of a daemon share it, and one daemon at a time "
-        "has it. Unset: no such cache.",
+        description="Directory on a fast disk for KV that outlives evictions and restarts, "
+        "created if missing. Models share it; one daemon uses it at a time.",
     )
     disk_cache_bytes: ByteSize = Field(
         ByteSize(20 * 1024**3),
         ge=LEAST_DISK_BYTES,
-        description="The most that the directory takes for all models, as du counts it.",
+        description="Limit of the directory for all models, as du counts.",
     )
     disk_cache_write: Literal["selective", "all", "exit"] = Field(
         "selective",
-        description="What is written: selective, long prefixes that are shared, idle or about to "
-        "be evicted; all, every block as soon as it is computed; exit, nothing before the daemon "
-        "stops.",
+        description="selective: long prefixes that are shared, idle or about to be evicted; all: "
+        "every computed block; exit: nothing before shutdown.",
     )
     disk_cache_daily_bytes: ByteSize = Field(
         ByteSize(100 * 1024**3),
         ge=0,
-        description="The most that is written in a day (of UTC) for all models, which spares the "
-        "SSD. 0: no limit.",
+        description="Most bytes written per day (UTC) for all models, to spare the SSD. 0: no "
+        "limit.",
     )
     disk_cache_shutdown_seconds: float = Field(
         10.0,
         ge=0,
         le=3600,
-        description="Time for writing what is not on disk yet when the daemon stops, after running "
-        "requests have ended.",
+        description="Time for writing the rest at shutdown, after running requests have ended.",
     )
     disk_cache_salted: bool = Field(
         False,
-        description="Write prompts with a cache_salt, too, and those of keys that share nothing.",
+        description="Also write prompts with a cache_salt, and those of keys that do not share "
+        "the cache.",
     )
 
     @field_validator("disk_cache")
@@ -246,39 +241,37 @@ class DiskCacheSettings(EngineSettings):
 
 
 class ConversationSettings(BaseModel):
-    """How prompts of chats are made, and how answers are parsed."""
+    """Settings of chat prompts and of the parsing of answers."""
 
     tool_parser: str = Field(
         "auto",
-        description="How the model writes tool calls: the name of a format, auto to tell it from "
-        "the chat template, or none.",
+        description="Format of tool calls: a name, auto to detect it in the chat template, or "
+        "none.",
     )
     reasoning_parser: str = Field(
         "auto",
-        description="How the model marks its reasoning: the name of a format, auto to tell it "
-        "from the chat template, or none.",
+        description="Format of reasoning: a name, auto to detect it in the chat template, or none.",
     )
     tool_guides: Literal["all", "strict-only"] = Field(
         "all",
-        description="Which tool calls a grammar holds to the declared names and arguments, once "
-        "they have begun: all, or only those of strict functions.",
+        description="Tool calls whose names and arguments a grammar enforces: all, or those of "
+        "strict functions.",
     )
     json_schemas: Literal["closed", "literal"] = Field(
         "closed",
-        description="How JSON schemas for an answer are read: closed, an object with `properties` "
-        "has no others unless the schema says so, as in OpenAI's strict mode; literal, it may.",
+        description="closed: objects with `properties` allow no others unless the schema says so,"
+        " as in OpenAI's strict mode; literal: they do.",
     )
     strip_billing_header: bool = Field(
         True,
-        description="Leave out of prompts the billing header with which Claude Code begins its "
-        "system prompt: it differs between sessions, which would share nothing.",
+        description="Drop Claude Code's billing header from system prompts; it differs by session"
+        " and prevents sharing.",
     )
 
     warm_prompts: Path | None = Field(
         None,
-        description="A file with prompts to compute as soon as the model is loaded, whenever no "
-        "request is answered: system prompts with their tools, as chats begin with them. A list "
-        "in JSON or YAML, or JSON lines (.jsonl).",
+        description="File of prompts to compute after loading while the engine is idle. A list in"
+        " JSON or YAML, or JSON lines (.jsonl).",
     )
 
     @field_validator("warm_prompts")
@@ -320,17 +313,16 @@ class ResidencySettings(BaseModel):
     ttl_seconds: float | None = Field(
         None,
         ge=0,
-        description="How long a model stays loaded after a request, unless the request states a "
-        "`keep_alive` of its own; the longest wish holds. Unset: without end.",
+        description="Unload the model after this many idle seconds; a request's `keep_alive` "
+        "overrides it, and the longest wish holds. Unset: never.",
     )
     pinned: bool = Field(
         False,
-        description="Never unload this model, neither when idle nor to make room; restart it if "
-        "its process dies.",
+        description="Never unload this model; restart it if its process dies.",
     )
     preload: bool = Field(
         True,
-        description="Load this model at start if there is room; else on first use.",
+        description="Load this model at start if it fits, else on first use.",
     )
 
 
@@ -375,14 +367,13 @@ def from_json(value: object) -> object:
 
 
 class PoolSettings(BaseModel):
-    """Which models there are, and the memory that they share."""
+    """The models, and the memory that they share."""
 
     model: Texts = Field((), description=f"{MODEL} Several are loaded when requests name them.")
     served_model_name: Texts = Field((), description=NAMES)
     models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
         (),
-        description="In YAML: more models, each with a `model` and the settings that differ for "
-        "it.",
+        description="In YAML: more models, each with a `model` and its own settings.",
     )
     on_demand: bool = Field(
         False, description="Let requests name every model in the Hugging Face cache."
@@ -390,11 +381,11 @@ class PoolSettings(BaseModel):
     memory_budget: ByteSize | None = Field(
         None,
         gt=0,
-        description="The most that all models together take of memory, such as 24GiB. Unset: for "
-        "one model no limit but the machine's, for several four fifths of what is free at start.",
+        description="Memory limit of all models together, such as 24GiB. Unset: none for one "
+        "model, 80% of the memory free at start for several.",
     )
     load_timeout_seconds: float = Field(
-        600.0, gt=0, description="How long a request waits for its model to be loaded."
+        600.0, gt=0, description="How long a request waits for its model to load."
     )
 
 
@@ -433,21 +424,23 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return self
 
     def each_model(self) -> tuple[ModelSettings, ...]:
-        """Of `model` and of `models`, in this order; the embedded one where there is none."""
+        """The settings of `model` and of `models`, in this order; of the embedded model if there
+        are none.
+        """
         return tuple(map(self.of_model, self._given_to_each()))
 
     def of_model(self, given: dict[str, Any]) -> ModelSettings:
-        """One model's settings: what is given, and for the rest what holds for all."""
+        """One model's settings: its own, and the common ones for the rest."""
         shared = set(ModelSettings.model_fields) - {"model", "served_model_name"}
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """An engine's configuration. It takes `memory_bytes` at most; None: what is free."""
+        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory."""
         config = model.engine_config(model.model, self.disk_cache_config())
         return replace(config, memory_bytes=memory_bytes)
 
     def _given_to_each(self) -> list[dict[str, Any]]:
-        """What is set for each model alone, in the order of `each_model`."""
+        """The settings given for single models, in the order of `each_model`."""
         names = self.model or (() if self.models else ("",))
         given: list[dict[str, Any]] = [{"model": name} for name in names]
         given += [entry.model_dump(exclude_unset=True) for entry in self.models]

@@ -1,4 +1,4 @@
-"""All settings as one, read from flags, environment and YAML, and what is wrong with them."""
+"""All settings as one, read from flags, environment and YAML, and their error messages."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -56,7 +56,7 @@ MESSAGES = {
     "string_type": "must be a text",
     "tuple_type": "must be a list",
 }
-"""What replaces pydantic's own message, by the type of the error."""
+"""Replacements of pydantic's messages, by the type of the error."""
 
 YAML_HINTS = {
     "mapping values are not allowed here": "is the line indented too far, or a text with a colon "
@@ -163,7 +163,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Where a file is not YAML, and why, as the end of a line that begins with its path."""
+    """The position and reason of a YAML error, as the end of a line that begins with the path."""
     match error:
         case yaml.MarkedYAMLError(problem_mark=yaml.Mark(line=line), problem=str(problem)):
             hint = YAML_HINTS.get(problem)

@@ -1,4 +1,4 @@
-"""How values of settings are written: lists of texts, adapters, and environment variables."""
+"""The notation of setting values: lists of texts, adapters, and environment variables."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -112,7 +112,7 @@ def admin_client(endpoint: Endpoint) -> Iterator[Admin]:
 def loaded_model(daemon: Admin, name: str | None) -> str:
     """The name of the model to look into: the given one, or else the first that is loaded.
 
-    Where that is not the daemon's first model, a line on standard error says so. Raises NotLoaded
+    If that is not the daemon's first model, a line on standard error names it. Raises NotLoaded
     where the model, or every model, is not loaded. A name that the daemon does not list is returned
     as it is: the daemon refuses it.
     """
@@ -165,7 +165,7 @@ def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
     try:
         return TypeAdapter(model).validate_json(content)
     except ValidationError:
-        raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
+        raise TerminalError(f"not an answer of a Rootstock daemon: {one_line(content)}") from None
 
 
 @contextmanager

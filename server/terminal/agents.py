@@ -135,8 +135,9 @@ def claude_code(target: Target) -> Setup:
 
 
 def newer_claude_code(program: str, target: Target, setup: Setup) -> Setup:
-    """With the flag that moves text about the folder after the tools, where this version has it:
-    an unknown flag would end it. Sessions in other folders then share the tools.
+    """The setup with the flag that moves text about the folder after the tools, so that sessions in
+    other folders share the tools. Only if this version has it: an unknown flag would end the
+    program.
     """
     flag = "--exclude-dynamic-system-prompt-sections"
     return setup.with_arguments(flag) if knows_flag(program, flag) else setup
@@ -169,8 +170,8 @@ def codex(target: Target) -> Setup:
 
 
 def newer_codex(program: str, target: Target, setup: Setup) -> Setup:
-    """With a catalog that describes the model, where this version takes one: Codex warns of a model
-    that it does not know.
+    """The setup with a catalog that describes the model, if this version accepts one: Codex warns
+    of unknown models.
     """
     catalog = codex_catalog(program, target.model, target.context_tokens)
     if catalog is None:
@@ -213,8 +214,8 @@ def opencode(target: Target) -> Setup:
 def aider(target: Target) -> Setup:
     """https://aider.chat/docs/config/options.html
 
-    A project's .env replaces variables; what aider sets itself comes later. litellm, below it,
-    asks for OPENAI_BASE_URL before OPENAI_API_BASE.
+    A project's .env replaces variables; what aider sets itself comes later. litellm, which it uses,
+    reads OPENAI_BASE_URL before OPENAI_API_BASE.
     """
     return Setup(
         {

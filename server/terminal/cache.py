@@ -1,4 +1,4 @@
-"""`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
+"""`rootstock cache`: a daemon's cache, and directories of disk caches."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -164,7 +164,7 @@ def du(
 def verify(directory: Directory) -> None:
     """Read all of a disk cache and compare it with its checksums. No daemon may use it.
 
-    Nothing is changed: a daemon drops what is damaged when it reads it, and computes it again.
+    Nothing is changed: a daemon drops damaged files when it reads them, and recomputes their KV.
     """
     is_sound = True
     with errors_printed(DiskError):

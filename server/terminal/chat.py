@@ -51,8 +51,8 @@ COMMANDS = {
 }
 KEYS = {
     "Alt-Enter": "break the line; Enter sends",
-    "Ctrl-R": "search what was typed before",
-    "Ctrl-C": "while an answer comes: stop it, and keep what came",
+    "Ctrl-R": "search earlier input",
+    "Ctrl-C": "during an answer: stop it, and keep its text",
 }
 HELP = "\n".join(
     [f"{name:11}{about}" for name, about in {**COMMANDS, **KEYS}.items()]
@@ -263,7 +263,7 @@ class Session:
             case "/help":
                 self._screen.note(typeable(HELP))
             case _ if name.startswith("/"):
-                self._screen.error(f"there is no {name}; /help lists what there is")
+                self._screen.error(f"there is no {name}; /help lists the commands")
             case _ if line.strip():
                 self._ask(line.strip())
 

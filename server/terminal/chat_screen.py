@@ -124,7 +124,7 @@ class Screen:
             yield lambda line: status.update(self._status(line))
 
     def _status(self, text: str) -> Text:
-        """As much of the text as fits into the spinner's line."""
+        """The part of the text that fits into the spinner's line."""
         status = Text(printable(text))
         status.truncate(self._notes.width - SPINNER_CELLS, overflow="ellipsis")
         return status
@@ -194,8 +194,8 @@ def command_begun() -> bool:
 
 
 def line_reader(commands: Mapping[str, str], history: History) -> Callable[[], str]:
-    """A function that asks for the user's next text, which may have several lines. It raises
-    EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C where nothing is typed.
+    """A function that reads the user's next text, which may have several lines. It raises EOFError
+    for Ctrl-D and KeyboardInterrupt for Ctrl-C where nothing is typed.
 
     `commands`, with descriptions, are completed. A paste of several lines arrives as one piece
     (bracketed paste) and is sent by Enter, not by its own line breaks.

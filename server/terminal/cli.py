@@ -28,10 +28,10 @@ SUMMARIES = {
     "pull": "Fetch a model into the Hugging Face cache.",
     "ls": "List the models in the Hugging Face cache.",
     "rm": "Delete models from the Hugging Face cache.",
-    "doctor": "Show what this machine offers a model, or measure it.",
+    "doctor": "Show this machine and the memory plan of a model, or measure them.",
     "key": "Make an API key.",
 }
-"""What help says of each command, in the order in which help lists them."""
+"""The summary of each command in help, in order."""
 
 SHARED_MODULES = {
     **dict.fromkeys(("ps", "load", "unload"), "daemon"),
@@ -81,7 +81,7 @@ class CommandsOnDemand(TyperGroup):
                 raise
             typer.echo(
                 f"error: cannot write {error.filename}: {error.strerror}; "
-                f"`{ctx.info_name} --show-completion` prints what a shell has to read",
+                f"`{ctx.info_name} --show-completion` prints the script for the shell",
                 err=True,
             )
             raise typer.Exit(1) from None

@@ -146,7 +146,7 @@ class Answer:
         return (self.usage.completion_tokens - 1) / decode_seconds
 
     def summary(self) -> str:
-        """Tokens, speed, and how the answer ended, without what the server did not report."""
+        """Tokens, speed, and how the answer ended, as far as the server reported them."""
         parts = []
         if self.usage is not None:
             cached = self.usage.cached_tokens

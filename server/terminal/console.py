@@ -83,8 +83,8 @@ def print_error(text: str) -> None:
 
 
 def command_name() -> str:
-    """What has to be typed here to run `rootstock`: its name where the shell finds it by that, else
-    the path of the one of this environment, such as `.venv/bin/rootstock` in a clone.
+    """The command that runs `rootstock` here: its name if the shell finds it, else its path in this
+    environment, such as `.venv/bin/rootstock` in a clone.
     """
     ours = Path(sys.executable).with_name(NAMES[0])
     for name in NAMES:
@@ -137,13 +137,13 @@ def id_text(request_id: str) -> str:
 
 
 def state_text(state: str, reason: str | None) -> str:
-    """A request's state, and what it waits for if it waits."""
+    """A request's state, with the reason if it waits."""
     return f"{state}: {reason}" if reason else state
 
 
 def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
-    """How full a disk cache is: one model's bytes, of the limit for all models, and the bytes of
-    the other models. `shared_bytes` counts all models.
+    """The use of a disk cache: one model's bytes, the limit for all models, and the bytes of the
+    other models. `shared_bytes` counts all models.
     """
     others = shared_bytes - used_bytes
     others_text = f", other models {bytes_text(others)}" if others >= LEAST_OTHERS_BYTES else ""
@@ -190,8 +190,8 @@ MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "process", "in
 
 
 def memory_listing(models: Sequence[tuple[str, ModelMemory]]) -> Table:
-    """What the memory of each model consists of: the first four parts as planned, then what its
-    process takes now, if it has one, and what is charged to a budget.
+    """The parts of each model's memory: four as planned, then the memory of its process, if it has
+    one, and the bytes charged to a budget.
     """
     parts = attrgetter("weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes")
     rows = []

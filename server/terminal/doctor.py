@@ -1,4 +1,4 @@
-"""`rootstock doctor`: what the machine offers, and a report of measurements."""
+"""`rootstock doctor`: the machine, the memory plan, and a report of measurements."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -83,9 +83,7 @@ def _measure(config: EngineConfig, into: Path) -> None:
 
 
 def machine_table(report: MachineReport) -> RenderableType:
-    """What the machine offers the configured model, and what memory that takes there. For a report
-    without a problem.
-    """
+    """The machine and the memory plan of the configured model, for a report without a problem."""
     assert report.memory is not None, "a report without a problem has it"
     rows = [
         ("device", report.device),

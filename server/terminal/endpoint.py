@@ -1,4 +1,4 @@
-"""Which server a command talks to: the options that name it, and the daemons that run here."""
+"""Finds the server for a command: by options, or among the daemons of this machine."""
 
 import ipaddress
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("block_size", "step_tokens", "max_prompt_share", "speculate", "decode", "attention"),
     ),
 }
-"""The sections of help, and the settings in each. What is in none comes first, as options."""
+"""The sections of help, and the settings in each. Settings in no section come first, as options."""
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2

@@ -1,4 +1,4 @@
-"""What only the installed program of an agent can tell: its flags, and Codex's own instructions."""
+"""Facts from the installed program of an agent: its flags, and Codex's own instructions."""
 
 import json
 import os
@@ -41,7 +41,9 @@ def codex_catalog(program: str, model: str, context_tokens: int | None) -> str |
 
 
 def _codex_entry(model: str, context_tokens: int | None, instructions: str) -> dict[str, object]:
-    """As Codex describes a model that it does not know, but for the context and for images."""
+    """The catalog entry that Codex uses for unknown models, with the real context and without
+    images.
+    """
     entry: dict[str, object] = {
         "slug": model,
         "display_name": model,
@@ -130,8 +132,8 @@ def _refusing_server() -> Iterator[_RefusingServer]:
 
 
 def _run(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
-    """What the command writes. One that cannot be started, or takes longer than SECONDS, has
-    written nothing and failed.
+    """Run the command with its output captured. If it cannot start or takes longer than SECONDS,
+    the output is empty and the status 1.
     """
     try:
         return subprocess.run(

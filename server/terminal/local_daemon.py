@@ -38,8 +38,8 @@ def serve_command(model: str | None) -> list[str]:
 def local_daemon(
     command: Sequence[str], progress: Callable[[str], None], stop_seconds: float = STOP_SECONDS
 ) -> Iterator[Endpoint]:
-    """Run a daemon until the context ends. Its API key is random, so nobody else may use it, and
-    other commands do not find its record.
+    """Run a daemon until the context ends. Its API key is random, and other commands do not find
+    its record, so it is private.
 
     `progress` is called with the log's last line while the daemon starts. Raises TerminalError with
     the log's end when the daemon does not start, when it has died in the meantime, and when it was

@@ -67,7 +67,7 @@ def rm(
         try:
             strategies = deletions(models)
         except NotCached as error:
-            raise TerminalError(f"{error}; `rootstock ls` lists what is") from error
+            raise TerminalError(f"{error}; `rootstock ls` lists the models") from error
     size = bytes_text(sum(strategy.expected_freed_size for strategy in strategies))
     if not yes:
         typer.confirm(f"Delete {', '.join(models)} ({size})?", abort=True)

@@ -138,8 +138,8 @@ def _used_bytes(folder: Path) -> int:
 
 
 def _model_problems(settings: Settings) -> Iterator[str]:
-    """Which models that are loaded at start are not there, or not whole, as far as that shows
-    without a network: so that none is loaded in vain.
+    """The models to load at start that are missing or incomplete, as far as that shows without a
+    network, so that no model is loaded in vain.
     """
     for model in settings.each_model():
         if model.preload:
@@ -183,7 +183,7 @@ async def serve_models(
 
 
 def page_launch() -> Launch:
-    """What the page's `rootstock launch` lines are made of."""
+    """The data of the page's `rootstock launch` lines."""
     agents = [
         LaunchableAgent(
             name=name, context_tokens=agent.least_context_tokens, calls_tools=agent.calls_tools

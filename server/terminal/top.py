@@ -63,7 +63,7 @@ MOST_ALONE = 5
 
 @command
 def top(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Watch a model's cache and requests: each prefix is shown once, with those that hold it.
+    """Watch a model's cache and requests: each prefix is shown once, with its users.
 
     Ctrl-C leaves. Without a terminal it is shown once.
     """

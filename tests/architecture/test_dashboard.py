@@ -6,8 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 DASHBOARD = Path(__file__).parents[2] / "server" / "dashboard"
 VENDOR = DASHBOARD / "vendor"
 MANIFEST = VENDOR / "manifest.json"
@@ -32,11 +30,13 @@ def test_libraries_are_as_they_were_published() -> None:
     assert hashes == {name: sha256((VENDOR / name).read_bytes()).hexdigest() for name in hashes}
 
 
-def test_every_library_has_a_version_and_its_licence() -> None:
+def test_every_library_has_a_version_and_its_licence_and_all_are_small() -> None:
     for package in PACKAGES:
         assert re.fullmatch(r"\d+\.\d+\.\d+", package["version"])
         assert package["licence"] in LICENCES
         assert (VENDOR / package["licence_file"]).read_text("utf-8").strip()
+    files = [VENDOR / name for package in PACKAGES for name in package["files"]]
+    assert sum(path.stat().st_size for path in files) <= MOST_FOREIGN_BYTES
 
 
 def test_nothing_stands_there_that_the_manifest_does_not_name() -> None:
@@ -44,17 +44,13 @@ def test_nothing_stands_there_that_the_manifest_does_not_name() -> None:
     assert {path.name for path in VENDOR.iterdir()} == named | {MANIFEST.name}
 
 
-def test_libraries_are_small() -> None:
-    files = [VENDOR / name for package in PACKAGES for name in package["files"]]
-    assert sum(path.stat().st_size for path in files) <= MOST_FOREIGN_BYTES
-
-
-@pytest.mark.parametrize("path", OWN, ids=lambda path: str(path.relative_to(DASHBOARD)))
-def test_own_files_are_small_and_make_no_markup_of_text(path: Path) -> None:
-    text = path.read_text("utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    assert not MARKUP_FROM_TEXT.search(text)
-    assert not INLINE.search(text)
-    for name in NAMES_OF_FORMATS:
-        text = text.replace(name, "")
-    assert not ELSEWHERE.search(text)
+def test_own_files_are_small_and_make_no_markup_of_text() -> None:
+    assert OWN
+    for path in OWN:
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= MOST_LINES, path
+        assert not MARKUP_FROM_TEXT.search(text), path
+        assert not INLINE.search(text), path
+        for name in NAMES_OF_FORMATS:
+            text = text.replace(name, "")
+        assert not ELSEWHERE.search(text), path

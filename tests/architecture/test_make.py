@@ -18,24 +18,33 @@ NO_CARD = "BACKEND=" if BACKEND == "metal" else "BACKEND=cpu"
 """What tells make not to look for an NVIDIA card."""
 
 
+def made(*arguments: str, **variables: str) -> str:
+    """What `make` prints, without the variables of a `make test` around this."""
+    inherited = ("MAKE", "GLIBC_TUNABLES", "HYPOTHESIS_PROFILE")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    command = ["make", *arguments]
+    environment = clean | variables
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
 def commands(environment: Path, target: str, *variables: str) -> str:
     """What `make` would run to set up a new environment."""
-    # Variables of a `make test` around this would reach it.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "--dry-run", target, f"VENV={environment}", *variables]
-    done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=True)
-    return done.stdout
+    return made("--dry-run", target, f"VENV={environment}", *variables)
+
+
+def write_program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!{script}\n")
+    path.chmod(0o755)
 
 
 @pytest.mark.parametrize("target", ["serve", "test"])
-def test_mkl_comes_where_it_is_the_fastest(tmp_path: Path, target: str) -> None:
+def test_mkl_comes_where_it_is_the_fastest_and_can_be_left_out(tmp_path: Path, target: str) -> None:
     said = commands(tmp_path / "new", target)
     assert ("constraints.txt mkl" in said) == (HAS_MKL and not HAS_NVIDIA)
     assert ("1 GB on the disk" in said) == (HAS_MKL and not HAS_NVIDIA)
-
-
-@pytest.mark.parametrize("target", ["serve", "test"])
-def test_mkl_can_be_left_out(tmp_path: Path, target: str) -> None:
     said = commands(tmp_path / "new", target, "MKL=")
     assert "--constraint constraints.txt --editable" in said
     assert "constraints.txt mkl" not in said
@@ -46,23 +55,11 @@ def test_the_daemon_is_started_with_large_pages(
     tmp_path: Path, target: str, set_before: str
 ) -> None:
     """Unless somebody has set something else. The service and the image do as make does."""
-    (tmp_path / "bin").mkdir()
+    write_program(tmp_path / "bin" / "rootstock", "/bin/sh\nenv")
     for name in ("bin/python", f".mlx-{BACKEND}", ".runtime"):  # else make sets it up
         (tmp_path / name).touch()
-    command = tmp_path / "bin" / "rootstock"
-    command.write_text("#!/bin/sh\nenv\n")
-    command.chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    clean.pop("GLIBC_TUNABLES", None)
     before = {"GLIBC_TUNABLES": set_before} if set_before else {}
-    said = subprocess.run(
-        ["make", target, f"VENV={tmp_path}", "MKL=", "PORT=0", NO_CARD],
-        cwd=ROOT,
-        env=clean | before,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    said = made(target, f"VENV={tmp_path}", "MKL=", "PORT=0", NO_CARD, **before)
     assert (f"GLIBC_TUNABLES={set_before}" if set_before else LARGE_PAGES) in said.splitlines()
     assert LARGE_PAGES in (ROOT / "configs/rootstock.service").read_text("utf-8")
     assert LARGE_PAGES in (ROOT / "Dockerfile").read_text("utf-8")
@@ -81,25 +78,15 @@ def test_the_port_is_tried_before_anything_is_installed_and_not_afterwards(tmp_p
 
 def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) -> None:
     """With the tools of macOS, too: `sed` writes a `t` there for a tab that is written `\\t`."""
-    sed = tmp_path / "sed"
-    sed.write_text(
-        f"#!{sys.executable}\nimport os, sys\n"
+    write_program(
+        tmp_path / "sed",
+        f"{sys.executable}\nimport os, sys\n"
         'words = [word.replace("\\\\t", "t") for word in sys.argv[1:]]\n'
-        f'os.execv({shutil.which("sed")!r}, ["sed", *words])\n'
+        f'os.execv({shutil.which("sed")!r}, ["sed", *words])',
     )
-    sed.chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    path = os.pathsep.join([str(tmp_path), clean["PATH"]])
-    found = subprocess.run(
-        ["make", "help"],
-        cwd=ROOT,
-        env=clean | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    found = made("help", PATH=os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     rows = {line[:18].rstrip(): line[18:] for line in found.splitlines()}
-    assert rows["help"] == "what there is to make"
+    assert rows["help"] == "list the targets"
     assert rows["serve"].startswith("run the daemon; make serve PORT=9000, options in ARGS")
 
 
@@ -110,26 +97,15 @@ def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) ->
 def test_a_tier_has_its_tests_and_its_profile(
     tmp_path: Path, target: str, profile: str, words: str
 ) -> None:
-    (tmp_path / "bin").mkdir()
+    write_program(tmp_path / "bin" / "python", '/bin/sh\necho "$HYPOTHESIS_PROFILE: $*"')
     for name in (f".mlx-{BACKEND}", ".dev"):  # else make sets it up
         (tmp_path / name).touch()
-    python = tmp_path / "bin" / "python"
-    python.write_text('#!/bin/sh\necho "$HYPOTHESIS_PROFILE: $*"\n')
-    python.chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    clean.pop("HYPOTHESIS_PROFILE", None)
     for chosen in ({}, {"HYPOTHESIS_PROFILE": "nightly"}):
-        done = subprocess.run(
-            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last", NO_CARD],
-            cwd=ROOT,
-            env=clean | chosen,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.startswith(f"{chosen.get('HYPOTHESIS_PROFILE', profile)}: -m pytest")
-        assert done.stdout.endswith(f"{words} --last\n")
-        assert ("-m not slow" in done.stdout) == bool(words)
+        arguments = (f"VENV={tmp_path}", "MKL=", "ARGS=--last", NO_CARD)
+        said = made("--silent", target, *arguments, **chosen)
+        assert said.startswith(f"{chosen.get('HYPOTHESIS_PROFILE', profile)}: -m pytest")
+        assert said.endswith(f"{words} --last\n")
+        assert ("-m not slow" in said) == bool(words)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "cuda12"])

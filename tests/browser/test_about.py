@@ -14,10 +14,9 @@ from pydantic import SecretStr
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.console import command_name
-from tests.browser.axe import grave
-from tests.browser.clearing import clear
 from tests.browser.conftest import Serve, Visit
-from tests.browser.demo import PHONE, say
+from tests.browser.demo import DESKTOP, PHONE, say
+from tests.browser.seen import clear, grave
 from tests.contract.access.helpers import key_file, secret_of
 from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine
 
@@ -85,21 +84,19 @@ def test_only_agents_that_the_model_can_serve_have_a_line(
     expect(others).to_contain_text("26,000" if template else "no tool calls")
 
 
-def test_the_header_leads_there(visit: Visit, demo_url: str) -> None:
-    page = visit(demo_url)
-    expect(page.locator("#daemon")).to_be_visible()
-    expect(page.locator(".picture")).to_be_visible()
-    page.get_by_role("link", name="Connect a client").click()
-    expect(page.get_by_role("heading", name="Connect a client")).to_be_in_viewport()
-    expect(page.get_by_role("link", name="Chat")).to_be_hidden()
-
-
-def test_on_a_phone_the_header_leads_to_the_chat(visit: Visit, demo_url: str) -> None:
-    page = visit(demo_url, viewport=PHONE)
-    expect(page.locator("#daemon")).to_be_visible()
-    expect(page.locator(".picture")).to_be_visible()
-    page.get_by_role("link", name="Chat").click()
-    expect(page.get_by_role("heading", name="Playground")).to_be_in_viewport()
+def test_the_header_leads_to_the_clients_and_on_a_phone_to_the_chat(
+    visit: Visit, demo_url: str
+) -> None:
+    for viewport, link, heading in (
+        (DESKTOP, "Connect a client", "Connect a client"),
+        (PHONE, "Chat", "Playground"),
+    ):
+        page = visit(demo_url, viewport=viewport)
+        expect(page.locator("#daemon")).to_be_visible()
+        expect(page.locator(".picture")).to_be_visible()
+        page.get_by_role("link", name=link).click()
+        expect(page.get_by_role("heading", name=heading)).to_be_in_viewport()
+        expect(page.get_by_role("link", name="Chat")).to_be_visible(visible=viewport is PHONE)
 
 
 def test_lines_work_for_awkward_names(visit: Visit, serve: Serve) -> None:

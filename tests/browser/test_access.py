@@ -9,9 +9,9 @@ from playwright.sync_api import expect
 from pydantic import SecretStr
 
 from server.settings import Settings
-from tests.browser.axe import grave
 from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE, say
+from tests.browser.seen import grave
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
 
@@ -86,16 +86,12 @@ def test_both_columns_end_at_the_same_height(
     assert page.evaluate("document.documentElement.scrollHeight") < MOST_PIXELS
 
 
-def test_the_page_is_not_long_on_a_phone(visit: Visit, demo_url: str) -> None:
-    page = visit(demo_url, viewport=PHONE)
-    expect(page.locator("#daemon")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollHeight") < 2 * MOST_PIXELS
-
-
-def test_a_phone_scrolls_in_one_direction(
+def test_on_a_phone_the_page_is_not_long_and_scrolls_in_one_direction(
     visit: Visit, demo_url: str, daemon: httpx.Client
 ) -> None:
     say(daemon, "Who are you?")
     page = visit(demo_url, viewport=PHONE)
+    expect(page.locator("#daemon")).to_be_visible()
     expect(page.locator(".bar")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollHeight") < 2 * MOST_PIXELS
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

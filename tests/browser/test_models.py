@@ -17,9 +17,9 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
 from server.settings import Settings
-from tests.browser.axe import grave
 from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
+from tests.browser.seen import grave
 from tests.contract.access.helpers import key_file, secret_of
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate
@@ -166,20 +166,6 @@ def test_a_clear_is_of_the_model_that_is_chosen(two: str, visit: Visit, engines:
     assert [engine.cleared.qsize() for engine in engines.started] == [0, 1]
 
 
-def test_a_model_is_unloaded_and_comes_back(two: str, visit: Visit, engines: Engines) -> None:
-    page = visit(two)
-    expect(page.locator(".bar").first).to_be_visible()
-    row(page, "first").get_by_role("button", name="Unload").click()
-    row(page, "first").get_by_role("button", name="Really?").click()
-    expect(row(page, "first").locator(".state")).to_contain_text("not loaded")
-    assert engines.started[0].drained.qsize() == 1
-    expect(page.get_by_role("heading", name="first is not in memory")).to_be_visible()
-    page.get_by_role("button", name="Load first").click()
-    expect(row(page, "first").locator(".state")).to_contain_text("ready")
-    expect(page.locator(".bar").first).to_be_visible()
-    assert len(engines.started) == 2
-
-
 NOTE_WHAT_IS_GREY = """() => {
   window.noted = [];
   const note = () => {
@@ -199,7 +185,7 @@ def noted(page: Page) -> set[str]:
     return found - WAITING
 
 
-def test_the_page_is_not_grey_while_a_model_is_unloaded_and_loaded_again(
+def test_a_model_is_unloaded_and_comes_back_and_the_page_is_not_grey_meanwhile(
     two: str, visit: Visit, engines: Engines
 ) -> None:
     page = visit(two)
@@ -207,13 +193,17 @@ def test_the_page_is_not_grey_while_a_model_is_unloaded_and_loaded_again(
     page.evaluate(NOTE_WHAT_IS_GREY)
     row(page, "first").get_by_role("button", name="Unload").click()
     row(page, "first").get_by_role("button", name="Really?").click()
+    expect(row(page, "first").locator(".state")).to_contain_text("not loaded")
     expect(page.get_by_role("heading", name="first is not in memory")).to_be_visible()
+    assert engines.started[0].drained.qsize() == 1
     engines.gate = Gate()
     page.get_by_role("button", name="Load first").click()
     expect(page.get_by_role("heading", name="first is being loaded")).to_be_visible()
     assert not grave(page)
     engines.gate.open()
+    expect(row(page, "first").locator(".state")).to_contain_text("ready")
     expect(page.locator(".bar").first).to_be_visible()
+    assert len(engines.started) == 2
     assert noted(page) == set()
 
 
@@ -281,18 +271,6 @@ def test_one_that_can_never_be_loaded_is_refused_in_words(
     row(page, "second").get_by_role("button", name="Load").click()
     expect(row(page, "second").get_by_role("alert")).to_contain_text("memory_budget")
     expect(row(page, "second").locator(".state")).to_contain_text("not loaded")
-
-
-def test_a_pull_that_fails_offline_says_so(
-    start: Start, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    settings = settings_of({"model": REPOSITORY})
-    page = visit(start(settings), expected="503")
-    row(page, REPOSITORY).get_by_role("button", name="Load").click()
-    expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:

@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.demo import QUESTIONS, SYSTEM, say
-from tests.browser.picture import GAP, bars
+from tests.browser.seen import GAP, bars
 
 
 @pytest.fixture
@@ -16,32 +16,38 @@ def page(visit: Visit, demo_url: str, daemon: httpx.Client) -> Page:
     return page
 
 
-def test_three_requests_with_one_system_prompt_are_one_bar_with_three_behind_it(
-    page: Page, daemon: httpx.Client
+@pytest.fixture
+def shared(page: Page, daemon: httpx.Client) -> Page:
+    """The page, with the bars of three requests with one system prompt."""
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(len(QUESTIONS) + 1)
+    return page
+
+
+def test_three_requests_are_one_bar_with_three_behind_it_each_as_wide_as_its_tokens_are_many(
+    shared: Page,
 ) -> None:
-    for question in QUESTIONS:
-        say(daemon, question, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    shared, *others = sorted(bars(page), key=lambda bar: bar.x)
-    assert all(bar.is_behind(shared) for bar in others)
-
-
-def test_bars_are_as_wide_as_their_tokens_are_many(page: Page, daemon: httpx.Client) -> None:
-    for question in QUESTIONS:
-        say(daemon, question, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    shown = bars(page)
-    assert len({bar.tokens for bar in shown}) > 1
-    widths = [(bar.width + GAP) / bar.tokens for bar in shown]
+    first, *others = sorted(bars(shared), key=lambda bar: bar.x)
+    assert all(bar.is_behind(first) for bar in others)
+    assert len({bar.tokens for bar in (first, *others)}) > 1
+    widths = [(bar.width + GAP) / bar.tokens for bar in (first, *others)]
     assert max(widths) - min(widths) < 0.01 * max(widths)
 
 
-def test_it_has_every_token_that_was_computed_and_kept(page: Page, daemon: httpx.Client) -> None:
+def test_bar_tables_and_numbers_have_every_token_that_was_computed_and_kept(
+    page: Page, daemon: httpx.Client
+) -> None:
     usage = say(daemon, QUESTIONS[0])
+    kept = usage["prompt_tokens"] + usage["completion_tokens"] - 1
     expect(page.locator(".bar")).to_have_count(1)
     (bar,) = bars(page)
-    assert bar.tokens == usage["prompt_tokens"] + usage["completion_tokens"] - 1
-    assert bar.holders == 0
+    assert (bar.tokens, bar.holders) == (kept, 0)
+    page.get_by_text("The same as tables").click()
+    row = page.get_by_role("row").filter(has_text="the beginning")
+    expect(row.get_by_role("cell").nth(4)).to_have_text(str(kept))
+    expect(page.locator(".numbers")).to_contain_text("%")
+    expect(page.locator(".memory li").filter(has_text="cached")).not_to_contain_text("cached 0 ")
 
 
 def test_after_a_clear_it_is_empty(page: Page, daemon: httpx.Client) -> None:
@@ -55,20 +61,18 @@ def test_after_a_clear_it_is_empty(page: Page, daemon: httpx.Client) -> None:
 
 
 def test_a_resend_lights_up_what_it_adopts_and_nothing_else(
-    page: Page, daemon: httpx.Client
+    shared: Page, daemon: httpx.Client
 ) -> None:
-    for text in QUESTIONS:
-        say(daemon, text, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    expect(page.locator(".bar .found")).to_have_count(0)  # any more
+    found = shared.locator(".bar .found")
+    expect(found).to_have_count(0)  # any more
     cached = say(daemon, QUESTIONS[0], SYSTEM)["prompt_tokens_details"]["cached_tokens"]
-    expect(page.locator(".bar .found")).to_have_count(2)
-    shared, question = sorted((bar for bar in bars(page) if bar.found), key=lambda bar: bar.x)
-    assert shared.x == 0
-    assert question.is_behind(shared)
-    assert shared.found == shared.tokens
-    assert question.found == cached - shared.tokens < question.tokens
-    expect(page.locator(".bar .found")).to_have_count(0)
+    expect(found).to_have_count(2)
+    first, question = sorted((bar for bar in bars(shared) if bar.found), key=lambda bar: bar.x)
+    assert first.x == 0
+    assert question.is_behind(first)
+    assert first.found == first.tokens
+    assert question.found == cached - first.tokens < question.tokens
+    expect(found).to_have_count(0)
 
 
 def test_one_namespace_is_cleared_alone(page: Page, daemon: httpx.Client) -> None:
@@ -86,65 +90,54 @@ def test_one_namespace_is_cleared_alone(page: Page, daemon: httpx.Client) -> Non
     expect(salted).to_have_count(0)
 
 
-def test_a_click_tells_of_a_bar_and_the_keyboard_does_too(page: Page, daemon: httpx.Client) -> None:
-    for question in QUESTIONS:
-        say(daemon, question, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    shared = min(bars(page), key=lambda bar: bar.x)
-    details = page.get_by_role("region", name="The selected run of tokens")
-    page.locator(f".bar[data-tokens='{shared.tokens}']").click()
-    expect(details).to_contain_text(f"Tokens 0 to {shared.tokens}")
+def test_a_click_tells_of_a_bar_and_the_keyboard_does_too(shared: Page) -> None:
+    first = min(bars(shared), key=lambda bar: bar.x)
+    details = shared.get_by_role("region", name="The selected run of tokens")
+    shared.locator(f".bar[data-tokens='{first.tokens}']").click()
+    expect(details).to_contain_text(f"Tokens 0 to {first.tokens}")
     expect(details).to_contain_text("--dashboard-text")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    expect(details).to_contain_text(f"Tokens {shared.tokens} to")
-    page.get_by_role("button", name="Close the details").click()
+    shared.keyboard.press("ArrowRight")
+    shared.keyboard.press("Enter")
+    expect(details).to_contain_text(f"Tokens {first.tokens} to")
+    shared.get_by_role("button", name="Close the details").click()
     expect(details).to_have_count(0)
 
 
-def test_a_click_fills_the_width_with_a_bar_and_what_is_behind_it(
-    page: Page, daemon: httpx.Client
-) -> None:
-    for question in QUESTIONS:
-        say(daemon, question, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    whole = bars(page)
-    shared, one, *_ = whole
-    page.locator(".bar").first.click()
-    trail = page.get_by_role("navigation", name="Where the picture begins")
-    expect(trail).to_contain_text(f"0 to {shared.tokens}")
-    end = max(bar.x + bar.width for bar in bars(page))
+def test_a_click_fills_the_width_with_a_bar_and_what_is_behind_it(shared: Page) -> None:
+    whole = bars(shared)
+    first, one, *_ = whole
+    shared.locator(".bar").first.click()
+    trail = shared.get_by_role("navigation", name="Where the picture begins")
+    expect(trail).to_contain_text(f"0 to {first.tokens}")
+    end = max(bar.x + bar.width for bar in bars(shared))
     assert end > max(bar.x + bar.width for bar in whole)
-    page.locator(".bar").nth(1).click()
-    expect(page.locator(".bar")).to_have_count(1)
-    (alone,) = bars(page)
+    shared.locator(".bar").nth(1).click()
+    expect(shared.locator(".bar")).to_have_count(1)
+    (alone,) = bars(shared)
     assert (alone.x, alone.tokens) == (0, one.tokens)
     assert alone.width == pytest.approx(end, abs=1)
-    trail.get_by_role("button", name=f"0 to {shared.tokens}").click()
-    expect(page.locator(".bar")).to_have_count(4)
+    trail.get_by_role("button", name=f"0 to {first.tokens}").click()
+    expect(shared.locator(".bar")).to_have_count(4)
     trail.get_by_role("button", name="All tokens").click()
     expect(trail).to_have_count(0)
-    assert bars(page) == whole
+    assert bars(shared) == whole
 
 
-def test_the_keyboard_goes_in_and_out(page: Page, daemon: httpx.Client) -> None:
-    for question in QUESTIONS:
-        say(daemon, question, SYSTEM)
-    expect(page.locator(".bar")).to_have_count(4)
-    page.locator(".bar[tabindex='0']").focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    expect(page.locator(".bar")).to_have_count(1)
-    inner = page.locator(".bar")
+def test_the_keyboard_goes_in_and_out(shared: Page) -> None:
+    shared.locator(".bar[tabindex='0']").focus()
+    shared.keyboard.press("ArrowRight")
+    shared.keyboard.press("Enter")
+    expect(shared.locator(".bar")).to_have_count(1)
+    inner = shared.locator(".bar")
     expect(inner).to_be_focused()
     inner_id = inner.get_attribute("data-node")
-    page.keyboard.press("Escape")
-    expect(page.locator(".bar")).to_have_count(4)
-    expect(page.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
-    page.keyboard.press("Enter")
-    page.get_by_role("button", name="All tokens").press("Enter")
-    expect(page.locator(".bar")).to_have_count(4)
-    expect(page.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
+    shared.keyboard.press("Escape")
+    expect(shared.locator(".bar")).to_have_count(4)
+    expect(shared.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
+    shared.keyboard.press("Enter")
+    shared.get_by_role("button", name="All tokens").press("Enter")
+    expect(shared.locator(".bar")).to_have_count(4)
+    expect(shared.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
 
 
 def test_what_fills_the_width_may_be_cleared(page: Page, daemon: httpx.Client) -> None:
@@ -156,19 +149,3 @@ def test_what_fills_the_width_may_be_cleared(page: Page, daemon: httpx.Client) -
     expect(page.get_by_text("No longer in the cache")).to_be_visible()
     say(daemon, QUESTIONS[1])
     expect(page.locator(".bar")).to_have_count(1)
-
-
-def test_the_tables_say_the_same(page: Page, daemon: httpx.Client) -> None:
-    usage = say(daemon, QUESTIONS[0])
-    expect(page.locator(".bar")).to_have_count(1)
-    page.get_by_text("The same as tables").click()
-    row = page.get_by_role("row").filter(has_text="the beginning")
-    kept = usage["prompt_tokens"] + usage["completion_tokens"] - 1
-    expect(row.get_by_role("cell").nth(4)).to_have_text(str(kept))
-
-
-def test_the_numbers_count(page: Page, daemon: httpx.Client) -> None:
-    say(daemon, QUESTIONS[0])
-    say(daemon, QUESTIONS[0])
-    expect(page.locator(".numbers")).to_contain_text("%")
-    expect(page.locator(".memory li").filter(has_text="cached")).not_to_contain_text("cached 0 ")

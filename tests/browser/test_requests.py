@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from engine.values.request import WaitReason
 from server.admin.activity import INTERVAL_SECONDS
 from server.settings import Settings
-from tests.browser.axe import grave
 from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import CLIENT_SECONDS, DESKTOP, PHONE, QUESTIONS, SYSTEM, say
+from tests.browser.seen import grave
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 
 WAIT_SECONDS = 20
@@ -83,26 +83,20 @@ def test_a_live_request_is_a_row(
     expect(section).not_to_contain_text("nobody may read")
 
 
-def test_a_row_says_how_many_tokens_were_drafted(
+def test_a_row_says_how_many_tokens_were_drafted_where_any_were(
     visit: Visit, scripted_url: str, engine: FakeEngine, gate: Gate, asker: ThreadPoolExecutor
 ) -> None:
+    httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi", "max_tokens": WRITTEN - 1})
     engine.script.expected = engine.script.answers[0][: WRITTEN + 1]
     ask(scripted_url, engine, asker)
     page = visit(scripted_url)
+    expect(finished(page).locator("[data-head='Output']")).to_contain_text(str(WRITTEN - 1))
+    expect(finished(page).locator("[data-head='Output']")).not_to_contain_text("draft")
     drafted = live(page).locator("[data-head='Output'] [title*='draft']")
     expect(drafted).to_have_text(f"{WRITTEN} from drafts")
     gate.open()
-    drafted = finished(page).locator("[data-head='Output'] [title*='draft']")
+    drafted = finished(page).first.locator("[data-head='Output'] [title*='draft']")
     expect(drafted).to_have_text(f"{WRITTEN + 1} from drafts")
-
-
-def test_a_row_says_nothing_of_drafts_where_there_were_none(
-    visit: Visit, scripted_url: str, engine: FakeEngine
-) -> None:
-    httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi"}, timeout=CLIENT_SECONDS)
-    written = finished(visit(scripted_url)).locator("[data-head='Output']")
-    expect(written).to_contain_text(str(len(engine.script.answers[0].encode())))
-    expect(written).not_to_contain_text("draft")
 
 
 def test_who_waits_says_why(
@@ -116,17 +110,16 @@ def test_who_waits_says_why(
         expect(live(page).locator(".state")).to_contain_text(words)
 
 
-def test_an_agent_is_named(visit: Visit, scripted_url: str) -> None:
+def test_agents_are_named_and_requests_for_no_model_are_in_the_log(
+    visit: Visit, scripted_url: str
+) -> None:
     headers = {"User-Agent": "claude-cli/2.0.14 (external, cli)"}
     httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi"}, headers=headers)
-    expect(finished(visit(scripted_url)).locator(".who")).to_contain_text("Claude Code")
-
-
-def test_a_request_for_no_model_is_in_the_log(visit: Visit, scripted_url: str) -> None:
     httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi", "model": "nope"})
-    row = finished(visit(scripted_url))
-    expect(row.locator(".outcome")).to_have_text("404 model not found")
-    expect(row).not_to_contain_text("NaN")
+    last, first = (finished(visit(scripted_url)).nth(i) for i in range(2))
+    expect(first.locator(".who")).to_contain_text("Claude Code")
+    expect(last.locator(".outcome")).to_have_text("404 model not found")
+    expect(last).not_to_contain_text("NaN")
 
 
 def test_a_long_queue_is_folded_with_its_count(

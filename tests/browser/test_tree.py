@@ -10,10 +10,9 @@ from playwright.sync_api import Page, expect
 
 from engine.values.tree import TreeSnapshot
 from server.settings import Settings
-from tests.browser.axe import grave, in_each_scheme
 from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
-from tests.browser.picture import bars
+from tests.browser.seen import bars, grave, in_each_scheme
 from tests.cache_scenes import LEAF, SHARED, Scene, agent_beside_short_prompts, many_leaves
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
@@ -250,17 +249,12 @@ def test_a_daemon_that_is_gone_dims_what_it_said(visit: Visit, port: int, viewpo
         expect(page.locator(".notice")).to_have_count(0)
 
 
-def test_axe_finds_nothing_grave_in_it(visit: Visit, scripted_url: str, engine: FakeEngine) -> None:
-    engine.picture = agent_beside_short_prompts()
-    page = visit(scripted_url)
-    expect(page.locator(".bar")).to_have_count(33)
-    assert not grave(page)
-
-
-def test_a_phone_scrolls_in_one_direction(
-    visit: Visit, scripted_url: str, engine: FakeEngine
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_grave_and_a_phone_scrolls_in_one_direction(
+    visit: Visit, scripted_url: str, engine: FakeEngine, viewport: Any
 ) -> None:
     engine.picture = agent_beside_short_prompts()
-    page = visit(scripted_url, viewport=PHONE)
+    page = visit(scripted_url, viewport=viewport)
     expect(page.locator(".bar")).to_have_count(33)
+    assert not grave(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine.values.request import Request
 from server.settings import Settings
 from tests.clients.checks import Daemon
+from tests.clients.programs.agent import Program
 from tests.clients.scenario import GREETING, SCRIPTED
 from tests.clients.scripted import TOOLS, AgentEngine
 from tests.contract.daemon import running
@@ -102,7 +103,9 @@ def main(
 
 def _prompts(client: str) -> Iterator[Prompt]:
     """Of a session in one folder, then of one in another."""
-    program, engine = import_module(f"tests.clients.programs.{client}"), RecordingEngine()
+    module = import_module(f"tests.clients.programs.{client}")
+    program: Program = module.PROGRAM
+    engine = RecordingEngine()
     settings = Settings(port=0, served_model_name=(SCRIPTED,))
     with tempfile.TemporaryDirectory() as home, running(engine, settings) as root:
         for agent in program.agent_in(home, Daemon(root, SCRIPTED)).in_two_folders():
@@ -110,7 +113,7 @@ def _prompts(client: str) -> Iterator[Prompt]:
             subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
             (folder / f"{agent.folder}.py").touch()
             engine.prompt = ""
-            agent.say(*program.ONE_QUESTION)
+            agent.say(*program.ask, GREETING)
             system, tools, conversation = TOOLS.split(engine.prompt, maxsplit=1)
             yield Prompt(system.removeprefix("<system>").strip(), tools, conversation)
 

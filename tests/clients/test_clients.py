@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings import Settings
-from tests.clients.catalogue import CLIENTS, HERE, ROOT, Client
+from tests.clients.catalogue import CLIENTS, HERE, ROOT
 from tests.clients.checks import Daemon, stopped
 from tests.clients.prompts import Prompt, RecordingEngine
 from tests.clients.scenario import (
@@ -25,8 +25,8 @@ from tests.clients.scenario import (
     knows_the_weather,
 )
 from tests.clients.scripted import AgentEngine
-from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
+from tests.contract.scripted import StrictClient, strict_client
 
 pytestmark = pytest.mark.process
 
@@ -43,21 +43,17 @@ def client() -> Iterator[StrictClient]:
         yield client
 
 
-@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
-def test_every_client_has_a_script_and_pinned_requirements(client: Client) -> None:
-    scripts = [
-        f"python/{client.name}.py",
-        f"node/{client.name}.mjs",
-        f"programs/{client.name}.py",
-    ]
-    assert sum((HERE / script).exists() for script in scripts) == 1
-    text = client.requirements.read_text()
-    if client.requirements.suffix == ".json":
-        versions = json.loads(text)["dependencies"].values()
-    else:
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        versions = [line.partition("==")[2] for line in lines]
-    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in versions), versions
+def test_every_client_has_one_script_and_pinned_requirements() -> None:
+    for name, client in CLIENTS.items():
+        scripts = [f"python/{name}.py", f"node/{name}.mjs", f"programs/{name}.py"]
+        assert sum((HERE / script).exists() for script in scripts) == 1, name
+        text = client.requirements.read_text()
+        if client.requirements.suffix == ".json":
+            versions = list(json.loads(text)["dependencies"].values())
+        else:
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            versions = [line.partition("==")[2] for line in lines]
+        assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in versions), versions
 
 
 def test_the_scripted_model_plays_the_scenario(client: StrictClient) -> None:

@@ -19,39 +19,43 @@ _TEXT = """\
 
 <!-- Written by `make conformance`. -->
 
-mlx-lm {mlx_lm} has {total} architectures: **{served} served, {refused} refused** at load, with the
-reason below.
+mlx-lm {mlx_lm} has {total} architectures: **{served} served, {refused} refused** at load.
 
-Each was served as a tiny random checkpoint in float32 by the daemon's own loader, scheduler, store
-and runner: ragged prompts side by side, cold and warm, their next turns, a shared prefix with
-different ends, two choices of one prompt, preemption. Every token said was the best of mlx-lm's own
-logits after those before it (or within {near_tie:g} of the best), and `cached_tokens` what it had
-to be. The error is that of a token's logits against mlx-lm's own caches, relative to their size, at
-most. "Compiled decode" is "yes" where steps of decodes alone run as a compiled graph, and otherwise
-has the reason why they do not.
+The daemon's loader, scheduler, store and runner served a tiny random checkpoint of each in float32:
+ragged prompts, cold and warm, next turns, shared prefixes, two choices of one prompt, preemption.
+Every generated token was the best of mlx-lm's own logits (or within {near_tie:g} of the best), and
+`cached_tokens` was exact. The largest error of a logit, relative to mlx-lm's, was {error:.0e}.
 
-Made by `make conformance` with mlx {mlx} and mlx-lm {mlx_lm} on the {device} of {system}. The words
-are explained in [internals](internals/attention-and-decode.md#kinds-of-caches); windows and chunks
-are as small as the tiny configs have them.
+Made with mlx {mlx} and mlx-lm {mlx_lm} on the {device} of {system}. The kinds of layers and batches
+are [explained here](internals/attention-and-decode.md#kinds-of-caches).
 
-{architectures}
-{metal}
-## Other checkpoints
+## Served
 
-Quantized by `mlx_lm.convert`, or of the same module with other kinds of layers.
+{served_table}
+Decode steps are compiled, except for:
 
-{variants}"""
+{eager}
+Also served: {variants}.
+
+## Refused
+
+{refusals}{metal}"""
 _HEADER = """\
-| architecture | layers keep | batches | served | error | compiled decode |
-| --- | --- | --- | --- | --- | --- |
+| layers keep | batches | architectures |
+| --- | --- | --- |
 """
-_ROW = re.compile(r"^\| ([^|]+) \| [^|]* \| [^|]* \| (yes|refused|wrong)\b", re.MULTILINE)
+_SERVED_ROW = re.compile(r"^\| [^|]* \| [^|]* \| ([^|]+) \|$", re.MULTILINE)
+_VARIANTS = re.compile(r"^Also served: (.*)\.$", re.MULTILINE)
+_REFUSED_ROW = re.compile(r"^- `([^`]+)`: (?:refused|wrong)", re.MULTILINE)
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The whole document, of a run of everything."""
     plain = architectures(outcomes)
     verdicts = [outcome.verdict for outcome in plain]
+    served = [outcome for outcome in plain if outcome.verdict is Verdict.SERVED]
+    variants = [outcome for outcome in outcomes if outcome not in plain]
+    refused = [outcome for outcome in outcomes if outcome.verdict is not Verdict.SERVED]
     return _TEXT.format(
         mlx=version("mlx"),
         mlx_lm=version("mlx-lm"),
@@ -59,11 +63,14 @@ def render(outcomes: Sequence[Outcome]) -> str:
         served=verdicts.count(Verdict.SERVED),
         refused=verdicts.count(Verdict.REFUSED),
         near_tie=NEAR_TIE,
+        error=max((outcome.error for outcome in outcomes), default=0.0),
         device="CPU" if mx.default_device() == mx.cpu else "GPU",
         system=f"{platform.system()} {platform.machine()}",
-        architectures=_table(plain),
+        served_table=_served(served),
+        eager=_eager(served),
+        variants=_names(each for each in variants if each.verdict is Verdict.SERVED),
+        refusals="".join(map(_refusal, refused)),
         metal=_metal(plain),
-        variants=_table(outcome for outcome in outcomes if outcome not in plain),
     )
 
 
@@ -73,29 +80,41 @@ def architectures(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def served_column(document: str) -> dict[str, bool]:
-    """Whether each checkpoint is served, by its name in the tables."""
-    return {name: cell == "yes" for name, cell in _ROW.findall(document)}
+    """Whether each checkpoint is served, by its name in the document."""
+    lists = (*_SERVED_ROW.findall(document), *_VARIANTS.findall(document))
+    served = [name for names in lists for name in re.findall(r"`([^`]+)`", names)]
+    return dict.fromkeys(served, True) | dict.fromkeys(_REFUSED_ROW.findall(document), False)
 
 
-def _table(outcomes: Iterable[Outcome]) -> str:
-    return _HEADER + "".join(_row(outcome) for outcome in outcomes)
+def _served(outcomes: Iterable[Outcome]) -> str:
+    """A row for each combination of kept layers and batches; windows of any size are one kind."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        keeps = re.sub(r"(window|chunks)(?: of)? \d+", r"\1", outcome.keeps)
+        groups.setdefault((keeps, outcome.batching), []).append(outcome)
+    rows = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return _HEADER + "".join(f"| {a} | {b} | {_names(found)} |\n" for (a, b), found in rows)
 
 
-def _row(outcome: Outcome) -> str:
-    served, error = "yes", f"{outcome.error:.0e}" if outcome.error else "0"
-    if outcome.verdict is not Verdict.SERVED:
-        served, error = f"{outcome.verdict}: {_clause(outcome.reason)}", ""
-    compiled = _clause(outcome.compiled)
-    cells = (outcome.name, outcome.keeps, outcome.batching, served, error, compiled)
-    return f"| {' | '.join(map(_escaped, cells))} |\n"
+def _eager(outcomes: Iterable[Outcome]) -> str:
+    """The served architectures without compiled decodes, by reason."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.compiled != "yes":
+            groups.setdefault(_clause(outcome.compiled), []).append(outcome)
+    return "".join(f"- {_names(found)}: {reason}\n" for reason, found in groups.items())
 
 
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
+def _names(outcomes: Iterable[Outcome]) -> str:
+    return ", ".join(f"`{outcome.name}`" for outcome in outcomes)
+
+
+def _refusal(outcome: Outcome) -> str:
+    return f"- `{outcome.name}`: {outcome.verdict}, {_clause(outcome.reason)}\n"
 
 
 def _clause(reason: str) -> str:
-    """The beginning of a reason that fits a cell: what failed, and the first words of the cause."""
+    """The beginning of a reason: what failed, and the first words of the cause."""
     first = re.split(r"; | \(", reason)[0]
     return ": ".join(first.split(": ")[:2])
 
@@ -104,7 +123,4 @@ def _metal(outcomes: Iterable[Outcome]) -> str:
     names = [f"`{outcome.name}`" for outcome in outcomes if outcome.wants_metal]
     if not names:
         return ""
-    return (
-        f"{' and '.join(names)} cannot be run on the machine that made this: their modules are "
-        "written as Metal kernels, which only Apple's GPUs run.\n"
-    )
+    return f"\n{' and '.join(names)} are written as Metal kernels, which only Apple's GPUs run.\n"

@@ -14,6 +14,8 @@ from mlx.utils import tree_unflatten
 from engine.mlx_backend.loading.loader import named_weights
 from engine.mlx_backend.model.layout import discover
 from measuring.random_checkpoint import CONFIGS, random_model
+from tests.conformance import document
+from tests.conformance.cases import CASES
 
 REFUSED = {"deepseek_v41", "olmo"}
 """On any device: a cache of its own kind, a package of its own."""
@@ -39,11 +41,12 @@ def half_but_norms(config: Mapping[str, Any]) -> Module:
     return model
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - REFUSED))
-def test_half_precision_is_discovered(name: str) -> None:
-    if name in METAL_ONLY and not mx.metal.is_available():
-        pytest.skip("its module is written as Metal kernels")
-    assert discover(half(CONFIGS[name])).dtypes == (mx.bfloat16,)
+def test_half_precision_is_discovered_in_every_architecture() -> None:
+    """But for those that are Metal kernels, where there is no Metal."""
+    absent = set() if mx.metal.is_available() else METAL_ONLY
+    names = sorted(CONFIGS.keys() - REFUSED - absent)
+    found = {name: discover(half(CONFIGS[name])).dtypes for name in names}
+    assert {name: dtypes for name, dtypes in found.items() if dtypes != (mx.bfloat16,)} == {}
 
 
 @pytest.mark.parametrize("name", ["exaone4", "olmo2", "olmo3"])
@@ -51,3 +54,9 @@ def test_keys_and_values_may_differ(name: str) -> None:
     first, *rest = discover(half_but_norms(CONFIGS[name])).kv_layers
     assert (first.key_dtype, first.value_dtype) == (mx.float32, mx.bfloat16)
     assert {(shape.key_dtype, shape.value_dtype) for shape in rest} == {(mx.float32, mx.float32)}
+
+
+def test_the_document_has_every_checkpoint() -> None:
+    served = document.served_column(document.PATH.read_text("utf-8"))
+    assert served.keys() == CASES.keys()
+    assert {name for name, is_served in served.items() if not is_served} >= REFUSED | METAL_ONLY

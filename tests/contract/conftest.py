@@ -9,24 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from engine.values.settings import EngineConfig
 from server.settings import CLIENT_KEY_VARIABLE, Settings
 from tests.contract.daemon import running
-from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.fake_engine import FakeEngine
+from tests.contract.scripted import CLIENT_SECONDS, Daemon, StrictClient, strict_client
 from tests.hosting import loaded
 
-StrictClient = Any
-"""An OpenAI client. It checks its answers' types as it runs, more strictly than its unions say."""
-
-AnthropicClient = Any
-"""The same of Anthropic's."""
-
 ChatBody = Callable[..., dict[str, Any]]
-
-CLIENT_SECONDS = 20.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,12 +51,21 @@ def demo_url(no_settings_from_outside: None) -> Iterator[str]:
 @pytest.fixture
 def engine(shared_engine: FakeEngine) -> FakeEngine:
     """The engine behind `base_url`, its script and records fresh."""
-    blank = FakeEngine()
-    for name in ("submitted", "at_gate", "aborted", "cleared"):
-        setattr(shared_engine, name, getattr(blank, name))
-    shared_engine.script = Script()
-    shared_engine.latencies = blank.latencies
+    shared_engine.reset()
     return shared_engine
+
+
+@pytest.fixture(scope="session")
+def shared_hermes(no_settings_from_outside: None) -> Iterator[Daemon]:
+    with Daemon.serving() as made:
+        yield made
+
+
+@pytest.fixture
+def hermes(shared_hermes: Daemon) -> Daemon:
+    """A model that reasons and writes its calls as Hermes does, its script and records fresh."""
+    shared_hermes.engine.reset()
+    return shared_hermes
 
 
 @pytest.fixture(scope="session")
@@ -109,25 +109,3 @@ def chat(model: str) -> ChatBody:
         return {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
 
     return body
-
-
-def strict_client(base_url: str, api_key: str = "none") -> StrictClient:
-    """The SDK, with responses checked against its types and no retries to hide errors."""
-    return OpenAI(
-        base_url=f"{base_url}/v1",
-        api_key=api_key,
-        max_retries=0,
-        timeout=CLIENT_SECONDS,
-        _strict_response_validation=True,
-    )
-
-
-def anthropic_client(base_url: str, api_key: str = "none") -> AnthropicClient:
-    """Anthropic's SDK, likewise."""
-    return Anthropic(
-        base_url=base_url,
-        api_key=api_key,
-        max_retries=0,
-        timeout=CLIENT_SECONDS,
-        _strict_response_validation=True,
-    )

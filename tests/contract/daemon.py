@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -23,7 +22,6 @@ from server.terminal.serve import page_launch
 
 START_SECONDS = 10
 STOP_SECONDS = 30
-EVENTUALLY_SECONDS = 20
 
 
 class _ThreadedServer(DrainingServer):
@@ -109,11 +107,3 @@ def serving(
             server.should_exit = True
             thread.join(STOP_SECONDS)
             assert not thread.is_alive()
-
-
-def eventually(actual: Callable[[], object], expected: object) -> None:
-    """Wait for what the daemon does when there is nobody left whom it could tell."""
-    deadline = time.monotonic() + EVENTUALLY_SECONDS
-    while (found := actual()) != expected and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert found == expected

@@ -191,7 +191,9 @@ class Gate:
         return self._opened.done()
 
     def open(self) -> None:
-        self._opened.set_result(None)
+        """Once for all; again it does nothing."""
+        if not self._opened.done():
+            self._opened.set_result(None)
 
     async def passed(self) -> None:
         await asyncio.shield(asyncio.wrap_future(self._opened))
@@ -199,6 +201,19 @@ class Gate:
     def wait(self) -> None:
         """Likewise, on another thread."""
         self._opened.result()
+
+
+@dataclass(frozen=True)
+class HeldTokenizer(ByteTokenizer):
+    """Encodes prompts only once its gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    encoding: "queue.Queue[str]" = field(default_factory=queue.Queue)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.encoding.put(text)
+        self.gate.wait()
+        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 @dataclass
@@ -241,6 +256,12 @@ class FakeEngine:
     _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     _counters: RequestCounters = field(default_factory=RequestCounters)
     _live: dict[str, Request] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """A fresh script, and fresh records of what was asked."""
+        blank = FakeEngine()
+        for name in ("script", "submitted", "at_gate", "aborted", "cleared", "latencies"):
+            setattr(self, name, getattr(blank, name))
 
     async def check(self, request: Request) -> None:
         if self.script.refusal is not None:
@@ -401,8 +422,7 @@ class FakeEngine:
             self._idle.set()
         with move_on_after(timeout_seconds):
             await self._idle.wait()
-        if not self._stopped.is_open:
-            self._stopped.open()
+        self._stopped.open()
 
     async def _passed_or_stopped(self, gate: Gate) -> None:
         async with create_task_group() as tasks:
@@ -431,6 +451,18 @@ class FakeEngine:
 
     def _answer(self, request: Request, index: int) -> bytes:
         return self.script.answers[index % len(self.script.answers)].encode()
+
+
+@dataclass
+class TryingEngine(FakeEngine):
+    """Tries what it is asked until the gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    tried: "queue.Queue[Request]" = field(default_factory=queue.Queue)
+
+    async def check(self, request: Request) -> None:
+        self.tried.put(request)
+        await self.gate.passed()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,18 +9,16 @@ import httpx
 import pytest
 
 from server.settings import Settings
-from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
+from tests.contract.access.helpers import bearer, client_of, key_file, line_with, secret_of
 from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_disconnect import WAIT_SECONDS, posted
+from tests.contract.wire import WAIT_SECONDS, posted
 
 SECRET = "the launch code is 0000"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,17 +126,6 @@ def test_who_leaves_in_mid_question_is_a_499(
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
         connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
     assert line_with(caplog, "POST /v1/completions").startswith("POST /v1/completions 499 ")
-
-
-def line_with(caplog: pytest.LogCaptureFixture, text: str) -> str:
-    """The access line that has the text. It is written when nobody is there to be told."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        for record in tuple(caplog.records):
-            if record.name == "rootstock.access" and text in record.message:
-                return record.message
-        time.sleep(0.001)
-    raise AssertionError(f"no access line with {text}")
 
 
 def follow_up(http: httpx.Client) -> None:

@@ -10,16 +10,15 @@ from openai.types.chat import ChatCompletionChunk
 
 from server.dialects.chat.schema import ChatRequest
 from server.generation.conversation import Message
-from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.conftest import ChatBody
 from tests.contract.fake_engine import VOCAB_SIZE, FakeEngine, Script
+from tests.contract.scripted import StrictClient
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER = "Hello, wörld!"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def test_answer_has_every_key_of_the_api(http: httpx.Client, chat: ChatBody) -> None:
@@ -38,19 +37,6 @@ def test_answer_has_every_key_of_the_api(http: httpx.Client, chat: ChatBody) -> 
             "finish_reason": "stop",
         }
     ]
-
-
-def test_resent_prompt_reports_what_was_cached(client: StrictClient, model: str) -> None:
-    first = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": "resend"}]
-    )
-    again = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": "resend"}]
-    )
-    assert first.usage.prompt_tokens == len("<user>resend\n<assistant>")
-    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
-    assert again.usage.completion_tokens == len(ANSWER.encode())
-    assert again.usage.total_tokens == again.usage.prompt_tokens + again.usage.completion_tokens
 
 
 def test_n_choices_count_the_prompt_once(
@@ -322,12 +308,6 @@ def test_max_tokens_is_what_the_context_leaves(
     for _ in range(2):
         request = engine.submitted.get_nowait()
         assert len(request.prompt) + request.max_tokens == engine.card.max_context_tokens
-
-
-def test_cut_by_length(client: StrictClient, model: str) -> None:
-    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=5)
-    assert answer.choices[0].message.content == "Hello"
-    assert answer.choices[0].finish_reason == "length"
 
 
 def stream(client: StrictClient, model: str, **fields: object) -> list[ChatCompletionChunk]:

@@ -7,15 +7,13 @@ import httpx
 import pytest
 
 from server.dialects.completions import CompletionRequest
-from tests.contract.conftest import StrictClient
 from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.scripted import StrictClient
 
 ANSWER = "Hello, wörld!"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def post(http: httpx.Client, model: str, **fields: object) -> Any:

@@ -1,4 +1,6 @@
-"""Clients that are silent, slow, many, or deaf: they end, and nobody else is harmed."""
+"""Clients that are silent, slow, many, or deaf: they end, and nobody else is harmed. What is
+computed and not read has a bound.
+"""
 
 import json
 import select
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import httpx
 import pytest
@@ -16,41 +18,11 @@ from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_disconnect import posted
+from tests.contract.wire import CHAT_PATH, LITTLE, connected, is_healthy, posted, request_head
 
 WAIT_SECONDS = 20
 AT_ONCE = 0.05
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-LITTLE = {socket.SO_SNDBUF: 4096}
-"""A send buffer that is soon full when the client does not read."""
-
-
-@contextmanager
-def connected(base_url: str) -> Iterator[socket.socket]:
-    address = urlsplit(base_url)
-    with socket.create_connection((address.hostname, address.port), WAIT_SECONDS) as connection:
-        yield connection
-
-
-@contextmanager
-def deaf(base_url: str, body: object) -> Iterator[socket.socket]:
-    """A posted request whose answer nobody reads."""
-    address = urlsplit(base_url)
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(WAIT_SECONDS)
-        connection.connect((address.hostname, address.port))
-        connection.sendall(request_head(json.dumps(body).encode()))
-        yield connection
-
-
-def request_head(content: bytes, length: int | None = None) -> bytes:
-    """A chat request with `content` as its body, or as the beginning of a longer one."""
-    return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % (len(content) if length is None else length) + content
-    )
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -63,10 +35,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 def status(connection: socket.socket) -> int:
     return int(connection.recv(65536).split(b" ")[1])
-
-
-def is_healthy(base_url: str) -> bool:
-    return httpx.get(f"{base_url}/health", timeout=WAIT_SECONDS).status_code == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: loc"])
@@ -168,7 +136,7 @@ def test_a_client_that_reads_nothing_loses_its_place() -> None:
     settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
     with running(engine, settings, socket_options=LITTLE) as base_url:
         body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 20}
-        with deaf(base_url, body):
+        with posted(base_url, CHAT_PATH, body, is_deaf=True):
             request_id = engine.submitted.get(timeout=WAIT_SECONDS).id
             assert engine.aborted.get(timeout=WAIT_SECONDS) == request_id
         gate.open()
@@ -180,7 +148,7 @@ def test_a_whole_answer_that_nobody_reads_is_dropped() -> None:
     body = CHAT | {"logprobs": True, "top_logprobs": 20}
     with (
         running(engine, settings, socket_options=LITTLE) as base_url,
-        deaf(base_url, body) as connection,
+        posted(base_url, CHAT_PATH, body, is_deaf=True) as connection,
     ):
         assert engine.submitted.get(timeout=WAIT_SECONDS)
         assert is_healthy(base_url)
@@ -201,7 +169,9 @@ def test_a_client_that_reads_on_is_kept() -> None:
     settings = Settings(port=0)
     with (
         running(engine, settings, socket_options=LITTLE) as base_url,
-        deaf(base_url, CHAT | {"stream": True, "logprobs": True}) as connection,
+        posted(
+            base_url, CHAT_PATH, CHAT | {"stream": True, "logprobs": True}, is_deaf=True
+        ) as connection,
     ):
         assert engine.submitted.get(timeout=WAIT_SECONDS)
         assert is_healthy(base_url)
@@ -280,3 +250,112 @@ def test_the_largest_body_gives_way() -> None:
         assert status(first) == 503
         answer = httpx.post(f"{base_url}/v1/chat/completions", json=CHAT, timeout=WAIT_SECONDS)
         assert answer.status_code == 200
+
+
+LONG = Script(["x" * 450])
+LARGE = CHAT | {"logprobs": True, "top_logprobs": 20}
+"""A megabyte before it is rendered."""
+SMALL = CHAT | {"logprobs": True, "top_logprobs": 0}
+"""A fifth of that."""
+
+
+@contextmanager
+def bounded(**limits: Any) -> Iterator[tuple[FakeEngine, str]]:
+    engine = FakeEngine(LONG)
+    settings = Settings(port=0, **limits)
+    with running(engine, settings, socket_options=LITTLE) as base_url:
+        yield engine, base_url
+
+
+def error_event(lines: Iterator[bytes]) -> dict[str, Any]:
+    """The error that a stream ends with."""
+    line = next(line for line in lines if line.startswith(b'data: {"error"'))
+    error: dict[str, Any] = json.loads(line.removeprefix(b"data: "))["error"]
+    return error
+
+
+def last_event(answer: httpx.Response) -> dict[str, Any]:
+    *_, line = (line for line in answer.iter_lines() if line)
+    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    return event
+
+
+def test_a_whole_answer_that_grows_too_large_is_a_400() -> None:
+    with bounded(max_unsent_bytes="1MB") as (engine, base_url):
+        answer = httpx.post(f"{base_url}/v1/chat/completions", json=LARGE, timeout=WAIT_SECONDS)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "answer_too_large"
+        assert "max_unsent_bytes" in answer.json()["error"]["message"]
+        assert engine.aborted.get(timeout=WAIT_SECONDS)
+        metrics = httpx.get(f"{base_url}/metrics").text
+        assert "rootstock_answers_cut_off_total 1.0" in metrics
+        small = httpx.post(f"{base_url}/v1/chat/completions", json=SMALL, timeout=WAIT_SECONDS)
+        assert small.status_code == 200
+
+
+def test_a_stream_that_is_read_has_no_bound() -> None:
+    body = SMALL | {"stream": True}
+    with (
+        bounded(max_unsent_bytes="400KB") as (engine, base_url),
+        httpx.stream("POST", f"{base_url}/v1/chat/completions", json=body) as answer,
+    ):
+        assert list(answer.iter_lines())[-2] == "data: [DONE]"
+        assert engine.aborted.empty()
+
+
+def test_what_the_last_events_of_a_stream_repeat_has_a_bound() -> None:
+    """They have the whole response, so that its logprobs are kept although they have been sent."""
+    body = {"input": "Hi", "stream": True}
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    with bounded(max_unsent_bytes="400KB") as (engine, base_url):
+        url = f"{base_url}/v1/responses"
+        assert (
+            last_event(httpx.post(url, json=body, timeout=WAIT_SECONDS))["type"]
+            == "response.completed"
+        )
+        assert engine.aborted.empty()
+        failed = last_event(httpx.post(url, json=body | asked, timeout=WAIT_SECONDS))
+        assert failed["type"] == "response.failed"
+        assert "max_unsent_bytes" in failed["response"]["error"]["message"]
+
+
+def test_a_stream_that_is_not_read_ends_with_an_error() -> None:
+    """The work ends at once; the client learns of it when it reads on."""
+    with (
+        bounded(max_unsent_bytes="400KB") as (engine, base_url),
+        posted(base_url, CHAT_PATH, LARGE | {"stream": True}, is_deaf=True) as connection,
+    ):
+        assert engine.aborted.get(timeout=WAIT_SECONDS)
+        received = connection.makefile("rb")
+        assert error_event(received)["code"] == "answer_too_large"
+        received.close()
+
+
+def test_what_all_hold_is_taken_from_the_largest() -> None:
+    with (
+        bounded(max_total_unsent_bytes="600KB") as (engine, base_url),
+        posted(base_url, CHAT_PATH, SMALL | {"stream": True}, is_deaf=True) as small,
+    ):
+        engine.submitted.get(timeout=WAIT_SECONDS)
+        with posted(base_url, CHAT_PATH, LARGE | {"stream": True}, is_deaf=True) as large:
+            large_id = engine.submitted.get(timeout=WAIT_SECONDS).id
+            assert engine.aborted.get(timeout=WAIT_SECONDS) == large_id
+            received = large.makefile("rb")
+            assert error_event(received)["code"] == "overloaded"
+            received.close()
+        received = small.makefile("rb")
+        assert any(line == b"data: [DONE]\n" for line in received)
+        received.close()
+
+
+def test_an_answer_holds_memory_until_it_has_been_read() -> None:
+    """Two fit one after the other. The first, which nobody reads, makes way for the second."""
+    with (
+        bounded(max_total_unsent_bytes="12MB") as (_, base_url),
+        posted(base_url, CHAT_PATH, LARGE, is_deaf=True) as unread,
+    ):
+        assert unread.recv(1) == b"H"
+        second = httpx.post(f"{base_url}/v1/chat/completions", json=LARGE, timeout=WAIT_SECONDS)
+        assert second.status_code == 200
+        received = unread.makefile("rb").read()
+        assert 0 < len(received) < len(second.content)

@@ -1,7 +1,6 @@
 """Chat's custom tools: to the model they are functions of one text, to the client texts."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,8 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.test_tools import RECORDED, TOOLS, USER, Daemon, daemon
+from tests.contract.scripted import CLIENT_SECONDS, HERMES_PING, TOOLS, USER, Daemon
 
 GRAMMAR = {"syntax": "lark", "definition": 'start: "begin"'}
 PATCH_TOOL = {
@@ -26,14 +24,8 @@ SAID = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure
 CALL = f"<tool_call>\n{SAID}\n</tool_call>"
 
 
-@pytest.fixture(scope="module")
-def hermes(no_settings_from_outside: None) -> Iterator[Daemon]:
-    with daemon(tool_parser="hermes") as made:
-        yield made
-
-
 def test_a_call_is_its_text(hermes: Daemon) -> None:
-    hermes.say("I patch." + CALL + RECORDED["hermes"][1])
+    hermes.say("I patch." + CALL + HERMES_PING)
     choice = hermes.create(tools=[PATCH_TOOL, *TOOLS]).choices[0]
     patch, ping = choice.message.tool_calls
     assert (patch.type, patch.custom.name, patch.custom.input) == ("custom", "apply_patch", PATCH)
@@ -54,7 +46,7 @@ def test_the_model_is_told_of_a_function(hermes: Daemon) -> None:
 
 def test_a_streamed_call_has_its_name_and_then_its_text(hermes: Daemon) -> None:
     """In the shape that OpenAI sends, which its client's types lack: it is not strict here."""
-    hermes.say("I patch." + CALL + RECORDED["hermes"][1] + CALL)
+    hermes.say("I patch." + CALL + HERMES_PING + CALL)
     with OpenAI(base_url=f"{hermes.url}/v1", api_key="none", timeout=CLIENT_SECONDS) as lenient:
         asked: Any = {"messages": [USER], "tools": [PATCH_TOOL, *TOOLS], "stream": True}
         chunks = lenient.chat.completions.create(model="bytes", **asked)

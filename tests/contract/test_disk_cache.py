@@ -1,7 +1,6 @@
 """What a daemon with a disk cache finds of an earlier one's prompts."""
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
@@ -23,6 +22,7 @@ from tests.checkpoints import FAMILIES
 from tests.disk_store_harness import PATIENCE, extent_files
 from tests.golden.driving import random_tokens
 from tests.hosting import hosted, launched
+from tests.polling import until
 from tests.unit.threaded_harness import Letters
 from tools.events import events_of
 
@@ -159,7 +159,7 @@ def test_exit_writes_at_the_end_alone_and_all_at_once(
     async def served() -> None:
         await _ask(engine, "one", PROMPT[:300])
         if mode == "all":
-            await asyncio.to_thread(_wait_until_stored, tmp_path, 9 * 32 * TOKEN_BYTES)
+            await asyncio.to_thread(until, lambda: _stored(tmp_path) >= 9 * 32 * TOKEN_BYTES)
         else:
             assert not _stored(tmp_path)
         await engine.drain(10.0)
@@ -191,13 +191,6 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
     _, alice = asyncio.run(serve([], ["alice"]))
     assert asyncio.run(serve([], ["bob"]))[0] == [0]
     assert asyncio.run(serve([alice], ["alice", "bob"]))[0] == [0, 288]
-
-
-def _wait_until_stored(directory: Path, n_bytes: int) -> None:
-    began = time.monotonic()
-    while _stored(directory) < n_bytes:
-        assert time.monotonic() - began < PATIENCE
-        time.sleep(0.01)
 
 
 def _stored(directory: Path) -> int:

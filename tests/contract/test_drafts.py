@@ -1,12 +1,12 @@
 """How clients ask for drafts, and what they are told of them."""
 
-from typing import Any
-
 import httpx
 import pytest
 
-from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.conftest import ChatBody
+from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.scripted import StrictClient
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER = "Hello, wörld!"
@@ -14,29 +14,19 @@ ANSWER_TOKENS = len(ANSWER.encode())
 PREDICTION = "Hello, you there"
 RIGHT = len("Hello, ")
 WRONG = len("you there")
-ROUTES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
-}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def predicted(content: object) -> dict[str, object]:
     return {"type": "content", "content": content}
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_request_may_do_without_drafts(
-    route: str, http: httpx.Client, engine: FakeEngine
-) -> None:
+@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/chat"}))
+def test_a_request_may_do_without_drafts(path: str, http: httpx.Client, engine: FakeEngine) -> None:
     for fields in ({}, {"speculate": None}, {"speculate": True}, {"speculate": False}):
-        answer = http.post(route, json=ROUTES[route] | fields)
+        answer = http.post(path, json=BODIES[path] | fields)
         assert answer.status_code == 200, answer.text
     asked = [engine.submitted.get_nowait().speculate for _ in range(4)]
     assert asked == [True, True, True, False]

@@ -9,16 +9,13 @@ import httpx
 import pytest
 from openai import NotFoundError
 
-from engine.api import EngineStopped, InvalidRequest, QueueFull
 from server.settings import Settings
-from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, FakeEngine, Script
+from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.scripted import StrictClient
 
-
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -275,10 +272,10 @@ def post(http: httpx.Client, path: str, body: object) -> httpx.Response:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "br, gzip"])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_a_compressed_body_is_a_415_that_names_the_header(
-    http: httpx.Client, path: str, encoding: str
+    http: httpx.Client, encoding: str
 ) -> None:
+    path = "/v1/chat/completions"
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
     refused = http.post(path, content=gzip.compress(b"{}"), headers=headers)
     assert refused.status_code == 415
@@ -369,15 +366,10 @@ def test_unknown_model(client: StrictClient, http: httpx.Client, chat: ChatBody)
         assert post(http, "/v1/chat/completions", chat(model=name)).status_code == 200
 
 
-def test_context_length_exceeded_is_said_as_openai_says_it(
-    http: httpx.Client, chat: ChatBody, model: str
+def test_a_prompt_may_fill_the_context_where_nothing_is_generated(
+    http: httpx.Client, model: str
 ) -> None:
-    limit = CARD.max_context_tokens
-    error = error_of(post(http, "/v1/chat/completions", chat(messages=user("x" * limit))))
-    assert error["code"] == "context_length_exceeded"
-    assert error["message"].startswith(f"This model's maximum context length is {limit} tokens")
-    assert str(limit + len("<user>\n<assistant>")) in error["message"]
-    full = {"model": model, "prompt": "x" * limit}
+    full = {"model": model, "prompt": "x" * CARD.max_context_tokens}
     assert post(http, "/v1/completions", full).status_code == 400
     assert post(http, "/v1/completions", full | {"max_tokens": 0}).status_code == 200
 
@@ -406,55 +398,6 @@ def test_what_may_be_got_may_be_asked_for_its_head(http: httpx.Client, path: str
     answer = http.delete(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     assert error_of(answer)["message"] == "Method Not Allowed"
-
-
-REFUSALS = [
-    (InvalidRequest("too much", "prompt"), 400, None),
-    (QueueFull("the queue is full", retry_after_seconds=7), 429, "7"),
-    (EngineStopped("the engine has stopped"), 503, "5"),
-    (RuntimeError("secret path /root"), 500, None),
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("refusal", "status", "retry_after"), REFUSALS)
-def test_refusals_of_the_engine(
-    http: httpx.Client,
-    chat: ChatBody,
-    engine: FakeEngine,
-    refusal: Exception,
-    status: int,
-    retry_after: str | None,
-    stream: bool,
-) -> None:
-    engine.script = Script(refusal=refusal)
-    answer = post(http, "/v1/chat/completions", chat(stream=stream))
-    assert answer.status_code == status
-    assert answer.headers.get("retry-after") == retry_after
-    assert "secret" not in error_of(answer)["message"]
-    assert answer.headers["x-request-id"]
-
-
-def test_failure_of_one_sequence_is_readable(
-    http: httpx.Client, chat: ChatBody, engine: FakeEngine
-) -> None:
-    engine.script = Script(fails_after_tokens=3)
-    answer = post(http, "/v1/chat/completions", chat())
-    assert answer.status_code == 500
-    assert error_of(answer)["message"] == "it broke"
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_failure_in_mid_stream_is_an_event(
-    http: httpx.Client, chat: ChatBody, engine: FakeEngine, path: str
-) -> None:
-    engine.script = Script(fails_after_tokens=3)
-    answer = post(http, path, chat(stream=True, prompt="Hi"))
-    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert answer.status_code == 200
-    error = json.loads(events[-1])["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["message"], error["code"]) == ("it broke", "generation_failed")
 
 
 def test_request_id_is_the_servers_own(http: httpx.Client) -> None:

@@ -2,33 +2,26 @@
 they are asked."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.contract.test_tools import CALL, RECORDED, USER, WEATHER, Daemon, daemon
+from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, USER, WEATHER, Daemon
 
 PING: dict[str, Any] = {"name": "ping", "parameters": {"type": "object"}}
 FUNCTIONS: list[Any] = [WEATHER["function"], PING]
 PLACE = {"name": "get_weather", "arguments": '{"city": "Köln"}'}
 
 
-@pytest.fixture(scope="module")
-def hermes(no_settings_from_outside: None) -> Iterator[Daemon]:
-    with daemon(tool_parser="hermes") as made:
-        yield made
-
-
 def ask(hermes: Daemon, **fields: Any) -> Any:
-    return hermes.client.chat.completions.create(
+    return hermes.openai.chat.completions.create(
         **{"model": "bytes", "messages": [USER], "functions": FUNCTIONS} | fields
     )
 
 
 def test_a_call_comes_as_a_function_call(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][0])
+    hermes.say(HERMES_CALL)
     choice = ask(hermes).choices[0]
     assert choice.message.function_call.name == "get_weather"
     assert json.loads(choice.message.function_call.arguments) == CALL[1]
@@ -37,7 +30,7 @@ def test_a_call_comes_as_a_function_call(hermes: Daemon) -> None:
 
 
 def test_a_streamed_call_has_its_name_and_then_its_arguments(hermes: Daemon) -> None:
-    hermes.say("Let me see." + RECORDED["hermes"][0])
+    hermes.say("Let me see." + HERMES_CALL)
     choices = [chunk.choices[0] for chunk in ask(hermes, stream=True)]
     assert "".join(choice.delta.content or "" for choice in choices) == "Let me see."
     first, *rest = [choice.delta.function_call for choice in choices if choice.delta.function_call]
@@ -49,7 +42,7 @@ def test_a_streamed_call_has_its_name_and_then_its_arguments(hermes: Daemon) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_there_is_one_call_in_an_answer(hermes: Daemon, stream: bool) -> None:
-    hermes.say("".join(RECORDED["hermes"]))
+    hermes.say(HERMES_CALL + HERMES_PING)
     answer = ask(hermes, stream=stream)
     if stream:
         calls = [chunk.choices[0].delta.function_call for chunk in answer]
@@ -76,7 +69,7 @@ def test_the_model_is_told_of_tools(hermes: Daemon) -> None:
 
 
 def test_one_that_is_named_is_called(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][1])
+    hermes.say(HERMES_PING)
     choice = ask(hermes, function_call={"name": "ping"}).choices[0]
     assert choice.finish_reason == "function_call"
     grammar = hermes.engine.submitted.queue[-1].constraint.grammar

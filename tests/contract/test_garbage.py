@@ -3,7 +3,6 @@ collections are rare, so cycles that hold parsed bodies would add up to gigabyte
 """
 
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,16 +16,11 @@ from server.json_model import RequestModel
 from server.record import RequestRecord
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_disconnect import WAIT_SECONDS, posted
+from tests.contract.wire import WAIT_SECONDS, posted
+from tests.polling import until
 
-BODIES: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/responses": {"input": "Hi", "store": False},
-    "/api/chat": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-}
 CHAT = "/v1/chat/completions"
 HELD = (RequestRecord, RequestModel, Reservation, Connection)
 
@@ -56,10 +50,10 @@ def nothing_left() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        deadline = time.monotonic() + WAIT_SECONDS
-        while left := [type(each).__name__ for each in held() if id(each) not in ids]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
+        until(
+            lambda: [type(each).__name__ for each in held() if id(each) not in ids],
+            lambda left: not left,
+        )
     finally:
         gc.enable()
 

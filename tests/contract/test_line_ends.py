@@ -9,9 +9,10 @@ import pytest
 from ollama import Client
 
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
+from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
 
 LINE_ENDS = "\x85\u2028\u2029"
 TEXT = f"one{LINE_ENDS}two"
@@ -40,18 +41,14 @@ def sent_lines(base_url: str, method: str, path: str, **body: Any) -> Iterator[s
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": MESSAGES}),
+        *BODIES.items(),
         ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 100}),
-        ("/v1/responses", {"input": "Hi"}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
-        ("/api/chat", {"messages": MESSAGES}),
         ("/api/generate", {"prompt": "Hi"}),
     ],
     ids=str,
 )
 def test_every_line_of_an_answer_is_whole(base_url: str, path: str, body: dict[str, Any]) -> None:
-    lines = sent_lines(base_url, "POST", path, model=MODEL, stream=True, **body)
+    lines = sent_lines(base_url, "POST", path, **body | {"model": MODEL, "stream": True})
     parts = [json.loads(line) for line in lines if line != "[DONE]"]
     found = texts(parts)
     assert MODEL in found

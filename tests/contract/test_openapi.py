@@ -20,9 +20,9 @@ from server import openapi
 from server.models.registry import ModelRegistry
 from server.settings import Settings
 from tests.contract.access.helpers import key_file
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running, serving
 from tests.contract.fake_engine import FakeEngine
+from tests.contract.scripted import CLIENT_SECONDS
 
 KEY = "sesame"
 OPTIONS = [

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from engine.values.model import NO_REPLAYS
-from tests.contract.test_tools import TOOLS, USER, Daemon, RecordingTokenizer, daemon
+from tests.contract.scripted import TOOLS, USER, Daemon, RecordingTokenizer
 
 
 class OneText(RecordingTokenizer):
@@ -26,7 +26,7 @@ class OneText(RecordingTokenizer):
 
 @pytest.fixture(scope="module")
 def strict(no_settings_from_outside: None) -> Iterator[Daemon]:
-    with daemon(OneText, tool_parser="hermes") as made:
+    with Daemon.serving(OneText()) as made:
         yield made
 
 

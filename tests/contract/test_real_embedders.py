@@ -20,8 +20,8 @@ from engine.values.request import Pooling
 from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
+from tests.contract.scripted import CLIENT_SECONDS
 from tests.embedders import (
     END,
     PROMPTS,

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
-from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
+from tests.contract.scripted import strict_client
 from tests.hosting import launched
 
 pytestmark = pytest.mark.process

@@ -13,8 +13,9 @@ from engine.api import ModelError
 from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
-from tests.contract.daemon import eventually, running
+from tests.contract.daemon import running
 from tests.hosting import loaded
+from tests.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +57,7 @@ def test_what_each_group_holds_is_shown_in_both_places(url: str) -> None:
     def read() -> list[dict[str, Any]]:
         return list(httpx.get(f"{url}/admin/cache/stats").json()["groups"])
 
-    eventually(lambda: [group["held"] for group in read()], [0] * len(read()))  # once answers end
+    until(lambda: not any(group["held"] for group in read()))  # once answers end
     groups = read()
     assert groups
     shown = {

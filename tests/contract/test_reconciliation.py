@@ -6,15 +6,18 @@ The engine is the real one behind its thread; the model is hashes whose steps th
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from operator import eq
 from typing import Any
 
 import httpx
 import pytest
 
 from server.settings import Settings
-from tests.contract.daemon import eventually, running
-from tests.contract.test_disconnect import posted
-from tests.contract.test_service_routes import metric_families, value
+from tests.contract.daemon import running
+from tests.contract.metrics import metric_families, value
+from tests.contract.wire import posted
+from tests.polling import until
 from tests.unit.threaded_harness import Setup
 
 WAIT_SECONDS = 20
@@ -106,20 +109,20 @@ def test_a_mixed_load_adds_up(watched: Watched) -> None:
 
     for count, stream in enumerate([False, True, True], 1):  # gone before the loop looks up
         with posted(watched.url, COMPLETIONS, body(stream=stream)):
-            eventually(watched.received, 1 + count)
-        eventually(watched.answered, {"499": count})
+            until(watched.received, partial(eq, 1 + count))
+        until(watched.answered, partial(eq, {"499": count}))
     assert watched.finished() == {"abort": 3}
 
     with posted(watched.url, COMPLETIONS, body(stream=True, max_tokens=150)) as connection:
-        eventually(watched.received, 5)
+        until(watched.received, partial(eq, 5))
         for _ in range(2):
             runner.gate.release()
         assert connection.recv(1).startswith(b"H")
-    eventually(watched.finished, {"abort": 4})
+    until(watched.finished, partial(eq, {"abort": 4}))
 
     crowd = [watched.ask(n=MAX_WAITING) for _ in range(3)]
     too_many = watched.ask(n=MAX_WAITING + 1)
-    eventually(watched.received, 5 + 3 * MAX_WAITING + MAX_WAITING + 1)
+    until(watched.received, partial(eq, 5 + 3 * MAX_WAITING + MAX_WAITING + 1))
     runner.open()
     assert first.result(WAIT_SECONDS).status_code == 200
     statuses = sorted(answer.result(WAIT_SECONDS).status_code for answer in crowd)
@@ -139,7 +142,7 @@ def test_a_mixed_load_adds_up(watched: Watched) -> None:
     assert watched.get("/admin/cache/stats").status_code == 409, "it is not loaded any more"
 
     answered = {"499": 3, "200": 3, "429": 2, "400": 1, "500": 1, "503": 1}
-    eventually(watched.answered, answered)
+    until(watched.answered, partial(eq, answered))
     refused, finished = watched.refused(), watched.finished()
     assert refused == {"queue_full": 2 * MAX_WAITING, "invalid": MAX_WAITING + 1}, (
         "the pool refused the last"

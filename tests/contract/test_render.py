@@ -1,9 +1,8 @@
 """What the engine would be asked: just what it is asked when the same body is sent in earnest."""
 
 import json
-import queue
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -12,13 +11,13 @@ import pytest
 from engine.values.request import Request
 from server.settings import Settings
 from server.workers import LARGE_BYTES
-from tests.contract.conftest import CLIENT_SECONDS, ChatBody
+from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
-from tests.contract.test_tools import (
+from tests.contract.fake_engine import CARD, FakeEngine, Script, TryingEngine
+from tests.contract.scripted import (
+    CLIENT_SECONDS,
+    HERMES_PING,
     PING,
-    RECORDED,
-    THINK,
     TOOLS,
     USER,
     OpeningTokenizer,
@@ -29,9 +28,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 @dataclass(frozen=True)
@@ -41,18 +38,6 @@ class WholeTokenizer(OpeningTokenizer):
     def apply_chat_template(self, *given: Any, **template_arguments: Any) -> list[int]:
         ids = super().apply_chat_template(*given, **template_arguments)
         return [*json.dumps([*map(str, given), template_arguments]).encode(), *ids]
-
-
-@dataclass
-class TryingEngine(FakeEngine):
-    """Tries what it is asked until the gate is open."""
-
-    gate: Gate = field(default_factory=Gate)
-    tried: "queue.Queue[Request]" = field(default_factory=queue.Queue)
-
-    async def check(self, request: Request) -> None:
-        self.tried.put(request)
-        await self.gate.passed()
 
 
 def large(body: dict[str, Any]) -> bytes:
@@ -77,10 +62,10 @@ def sent(http: httpx.Client, engine: FakeEngine, path: str, body: dict[str, Any]
 def test_a_chat_with_everything_in_its_prompt() -> None:
     """Tools, reasoning, the template's own arguments, and an answer that is replayed."""
     card = replace(CARD, max_context_tokens=100_000, arena_tokens=100_000)
-    engine = FakeEngine(tokenizer=WholeTokenizer(chat_template=THINK), card=card)
+    engine = FakeEngine(tokenizer=WholeTokenizer(), card=card)
     settings = Settings(port=0, tool_parser="hermes")
     with running(engine, settings) as url, httpx.Client(base_url=url) as http:
-        engine.script = Script(answers=(f"Hm.</think>{RECORDED['hermes'][1]}",))
+        engine.script = Script(answers=(f"Hm.</think>{HERMES_PING}",))
         body: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "reasoning_effort": "high"}
         body["chat_template_kwargs"] = {"style": "short"}
         first = rendered(http, CHAT, body)

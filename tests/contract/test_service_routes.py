@@ -6,36 +6,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from anyio import fail_after, to_thread
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 import server
-from engine.values.model import ModelCard
 from engine.values.stats import CacheTier, Histogram, Latency
 from server.app import create_app
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
-from tests.contract.daemon import eventually, registry_of, running
+from tests.contract.conftest import ChatBody
+from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import CARD, DECODE, DISK, FakeEngine, Gate, Script, observed
+from tests.contract.metrics import metric_families, value
+from tests.contract.scripted import CLIENT_SECONDS, StrictClient
+from tests.polling import until
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
-DRAFT_COUNTERS = (
-    "rootstock_drafts_total",
-    "rootstock_draft_tokens_total",
-    "rootstock_draft_accepted_tokens_total",
-)
 NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometheus/alerts.yml")
 WAIT_SECONDS = 20
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def test_models(client: StrictClient, http: httpx.Client) -> None:
@@ -67,21 +61,6 @@ def test_the_version(http: httpx.Client) -> None:
     assert http.get("/version").json() == {"version": server.__version__}
 
 
-def test_the_api_describes_itself(http: httpx.Client) -> None:
-    paths = http.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/admin/cache/probe"} <= set(paths)
-
-
-def test_served_name_and_directory_names(tmp_path: Path) -> None:
-    for name, settings, served in [
-        (str(tmp_path), Settings(port=0), tmp_path.name),
-        (str(tmp_path), Settings(port=0, served_model_name=("mine",)), "mine"),
-    ]:
-        engine = FakeEngine(card=_named(name))
-        with running(engine, settings) as base_url:
-            assert httpx.get(f"{base_url}/v1/models").json()["data"][0]["id"] == served
-
-
 def test_a_model_answers_to_each_of_its_names() -> None:
     with running(FakeEngine(), Settings(port=0, served_model_name=("mine", "gpt-4"))) as base_url:
         listed = httpx.get(f"{base_url}/v1/models").json()["data"]
@@ -99,40 +78,45 @@ def _answering(base_url: str, name: str) -> str:
     return str(httpx.post(f"{base_url}/v1/completions", json=body).json()["model"])
 
 
-def _named(name: str) -> ModelCard:
-    return replace(CARD, name=name)
-
-
 def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
     assert http.get("/health").json() == {"status": "ok"}
     engine.script = Script(dead=True)
     answer = http.get("/health")
-    assert answer.status_code == 503
+    assert http.head("/health").status_code == answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_stopped"
 
 
-def test_health_says_that_the_store_contradicts_itself() -> None:
-    with running(FakeEngine(n_contradictions=2), Settings(port=0)) as url:
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n_contradictions": 2}, "contradicts itself"),
+        (
+            {"disk": replace(DISK, ended_threads=("disk-writer",))},
+            "threads of the disk cache have ended: disk-writer",
+        ),
+        (
+            {"disk": replace(DISK, write_fault="no_space", is_day_spent=True)},
+            "the disk cache cannot be written: no_space",
+        ),
+    ],
+    ids=["contradictions", "threads", "writes"],
+)
+def test_health_says_what_is_broken_while_all_requests_are_answered(
+    fields: dict[str, Any], reason: str
+) -> None:
+    """A router goes on asking here."""
+    with running(FakeEngine(**fields), Settings(port=0)) as url:
         answer = httpx.get(f"{url}/health")
         metrics = httpx.get(f"{url}/metrics").text
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "degraded"
-    assert "contradicts itself" in answer.json()["reason"]
-    assert 'rootstock_kv_contradictions_total{model="test/bytes"} 2.0' in metrics
-
-
-def test_health_says_what_has_been_lost_for_good() -> None:
-    """A router goes on asking here: all requests are answered."""
-    lost = replace(DISK, ended_threads=("disk-writer",))
-    with running(FakeEngine(disk=lost), Settings(port=0)) as url:
-        answer = httpx.get(f"{url}/health")
         stats = httpx.get(f"{url}/admin/cache/stats").json()
-    assert answer.status_code == 200
-    assert answer.json() == {
-        "status": "degraded",
-        "reason": "threads of the disk cache have ended: disk-writer",
-    }
-    assert stats["disk"]["ended_threads"] == ["disk-writer"]
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert reason in answer.json()["reason"]
+    broken = replace(FakeEngine(), **fields)
+    n_contradictions = value(metrics, "rootstock_kv_contradictions_total", model="test/bytes")
+    assert n_contradictions == broken.n_contradictions
+    assert broken.disk is not None
+    assert value(metrics, "rootstock_disk_day_spent") == broken.disk.is_day_spent
+    assert stats["disk"]["ended_threads"] == list(broken.disk.ended_threads)
 
 
 def test_alarms_say_what_is_wrong_and_what_to_do() -> None:
@@ -164,25 +148,12 @@ def test_a_sound_model_has_no_alarm_and_one_that_nobody_pinned_is_not_pinned() -
     assert model["pinned"]
 
 
-def test_a_disk_that_cannot_be_written_is_in_health_and_a_spent_day_in_metrics() -> None:
-    full = replace(DISK, write_fault="no_space", is_day_spent=True)
-    with running(FakeEngine(disk=full), Settings(port=0)) as url:
-        answer = httpx.get(f"{url}/health")
-        text = httpx.get(f"{url}/metrics").text
-    assert answer.status_code == 200
-    assert answer.json() == {
-        "status": "degraded",
-        "reason": "the disk cache cannot be written: no_space",
-    }
-    assert value(text, "rootstock_disk_day_spent") == 1
-
-
 @pytest.mark.parametrize(
     "path",
     [
         *("/health", "/load", "/metrics", "/openapi.json", "/version"),
         *("/v1/models", "/v1/models/test/bytes"),
-        *("/admin/cache/stats", "/admin/requests"),
+        *("/admin/cache/stats", "/admin/cache/tree", "/admin/requests"),
         *("/", "/docs", "/dashboard/docs/index.html"),
     ],
 )
@@ -191,17 +162,8 @@ def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]
     assert int(head.headers["content-length"]) > 0
-
-
-def test_head_of_health_has_the_length_of_get(http: httpx.Client) -> None:
-    """GET leaves out what is null, and so must HEAD."""
-    head, get = http.head("/health"), http.get("/health")
-    assert int(head.headers["content-length"]) == len(get.content)
-
-
-def test_head_tells_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
-    engine.script = Script(dead=True)
-    assert http.head("/health").status_code == 503
+    if path == "/health":  # which leaves out what is null
+        assert int(head.headers["content-length"]) == len(get.content)
 
 
 async def test_who_watches_needs_no_worker_thread() -> None:
@@ -249,54 +211,26 @@ def test_http_answers_are_counted_by_route() -> None:
     }
 
 
-def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
+def test_cache_stats_are_all_that_the_engine_counts(http: httpx.Client) -> None:
     stats = http.get("/admin/cache/stats").json()
-    assert set(stats) == {
-        "block_size",
-        "blocks_total",
-        "blocks_free",
-        "blocks_cached",
-        "blocks_held",
-        "blocks_pinned",
-        "blocks_shared",
-        "blocks_saved",
-        "saved_bytes",
-        "arena_bytes",
-        "nodes",
-        "queried_tokens",
-        "warmed_tokens",
-        "hit_tokens",
-        "recent_hits",
-        "evictions",
-        "tail_hit_tokens",
-        "prefix_copies",
-        "fork_copies",
-        "groups",
-        "disk",
-        "memory",
-    }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]
-
-
-def test_copies_are_told_by_cause_and_what_sharing_saves(http: httpx.Client) -> None:
-    families = metric_families(http.get("/metrics").text)
-    copied = families["rootstock_kv_copied_blocks"].samples
-    assert {sample.labels["cause"]: sample.value for sample in copied} == {"prefix": 7, "fork": 3}
-    told = {name: family.samples[0].value for name, family in families.items() if family.samples}
-    assert told["rootstock_prefix_tail_hit_tokens"] == 9
-    assert told["rootstock_kv_saved_blocks"] == 12
-    assert told["rootstock_kv_saved_bytes"] == 393_216
-
-
-def test_the_last_minutes_hits_are_told_where_anything_was_asked(http: httpx.Client) -> None:
-    ratios = metric_families(http.get("/metrics").text)["rootstock_prefix_hit_ratio"].samples
-    assert {s.labels["window"]: s.value for s in ratios} == {"5m": 0.25, "15m": 20 / 120}
-    assert http.get("/admin/cache/stats").json()["recent_hits"] == [
+    assert set(stats) == {
+        *("block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_held"),
+        *("blocks_pinned", "blocks_shared", "blocks_saved", "saved_bytes", "arena_bytes"),
+        *("nodes", "queried_tokens", "warmed_tokens", "hit_tokens", "recent_hits", "evictions"),
+        *("tail_hit_tokens", "prefix_copies", "fork_copies", "groups", "disk", "memory"),
+    }
+    assert stats["recent_hits"] == [
         {"seconds": 60, "queried_tokens": 0, "hit_tokens": 0},
         {"seconds": 300, "queried_tokens": 40, "hit_tokens": 10},
         {"seconds": 900, "queried_tokens": 120, "hit_tokens": 20},
     ]
+    disk = stats["disk"]
+    assert disk.pop("failures") == {"checksum": 1, "io": 0}
+    assert disk.pop("ended_threads") == []
+    assert {name: getattr(DISK, name) for name in disk} == disk
+    assert len(disk) == 15
 
 
 def test_the_memory_of_a_model_is_exported_part_by_part(http: httpx.Client) -> None:
@@ -310,28 +244,6 @@ def test_the_memory_of_a_model_is_exported_part_by_part(http: httpx.Client) -> N
     for part in ("weights", "kv", "states", "workspace"):
         exported = value(text, "rootstock_planned_memory_bytes", part=part)
         assert exported == listed["memory"][f"{part}_bytes"] > 0
-
-
-def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
-    assert http.get("/admin/cache/stats").json()["disk"] == {
-        "entries": 40,
-        "used_bytes": 5_242_880,
-        "shared_bytes": 7_340_032,
-        "limit_bytes": 1 << 30,
-        "buffered_bytes": 65_536,
-        "read_bytes": 1_048_576,
-        "written_bytes": 4_194_304,
-        "hits": 3,
-        "loaded_tokens": 900,
-        "load_seconds": 0.25,
-        "given_up_loads": 2,
-        "evicted_entries": 11,
-        "refused_entries": 5,
-        "failures": {"checksum": 1, "io": 0},
-        "write_fault": None,
-        "is_day_spent": False,
-        "ended_threads": [],
-    }
 
 
 def test_without_a_disk_cache_nothing_is_said_of_one() -> None:
@@ -400,31 +312,13 @@ def test_bad_probes_are_400(http: httpx.Client, body: dict[str, object]) -> None
     assert http.post("/admin/cache/probe", json=body).status_code == 400
 
 
-def test_live_requests_are_listed(
-    base_url: str, http: httpx.Client, chat: ChatBody, engine: FakeEngine
-) -> None:
-    gate = Gate()
-    engine.script = Script(gate=gate)
-    with httpx.Client(base_url=base_url) as other:
-        request = other.build_request("POST", "/v1/chat/completions", json=chat(stream=True))
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(other.send, request)
-            request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
-            (live,) = http.get("/admin/requests").json()["requests"]
-            gate.open()
-            assert answer.result(WAIT_SECONDS).status_code == 200
-    assert live["id"] == request_id
-    assert live["prompt_tokens"] == len("<user>Hi\n<assistant>")
-    assert http.get("/admin/requests").json() == {"requests": []}
-
-
 def test_load_is_what_has_not_ended(
     base_url: str, http: httpx.Client, chat: ChatBody, engine: FakeEngine
 ) -> None:
     gate = Gate()
     engine.script = Script(gate=gate)
     nothing = {"server_load": 0, "running": 0, "waiting": 0}
-    eventually(lambda: http.get("/load").json(), nothing)  # of clients of other tests, which left
+    until(lambda: http.get("/load").json() == nothing)  # of clients of other tests, which left
     with ThreadPoolExecutor(1) as pool:
         url = f"{base_url}/v1/chat/completions"
         answer = pool.submit(httpx.post, url, json=chat(n=3), timeout=WAIT_SECONDS)
@@ -441,20 +335,6 @@ def test_admin_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = Script(dead=True)
     assert http.get("/admin/requests").status_code == 503
     assert http.get("/admin/cache/stats").json() == before
-
-
-def metric_families(text: str) -> dict[str, Metric]:
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
-def value(text: str, name: str, **labels: str) -> float:
-    (found,) = [
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
-    return found
 
 
 def test_metrics_follow_promtools_rules(http: httpx.Client) -> None:
@@ -504,57 +384,61 @@ def test_histograms_are_cumulative_and_of_the_engines_latencies(
         assert value(text, name, model_name="test/bytes") == count
 
 
-def test_figures_of_the_engine_appear_under_both_names(http: httpx.Client) -> None:
+DRAFTS = {"grammar": (0, 0, 0), "prediction": (0, 0, 0), "tree": (5, 30, 24), "own": (2, 4, 1)}
+FIGURES: list[tuple[str, dict[str, str], float]] = [
+    ("up", {}, 1),
+    ("kv_blocks", {"state": "held"}, 8),
+    ("kv_copied_blocks_total", {"cause": "prefix"}, 7),
+    ("kv_copied_blocks_total", {"cause": "fork"}, 3),
+    ("kv_saved_blocks", {}, 12),
+    ("kv_saved_bytes", {}, 393_216),
+    ("prefix_hit_tokens_total", {}, 20),
+    ("prefix_tail_hit_tokens_total", {}, 9),
+    ("prefix_hit_ratio", {"window": "5m"}, 0.25),
+    ("prefix_hit_ratio", {"window": "15m"}, 20 / 120),
+    ("prompt_tokens_total", {"source": "cached"}, 20),
+    ("computed_steps_total", {"path": "compiled", "model": "test/bytes"}, 25),
+    ("computed_steps_total", {"path": "eager", "model": "test/bytes"}, 15),
+    ("disk_entries", {}, 40),
+    ("disk_used_bytes", {}, 5_242_880),
+    ("disk_shared_bytes", {}, 7_340_032),
+    ("disk_limit_bytes", {}, 1 << 30),
+    ("disk_buffered_bytes", {}, 65_536),
+    ("disk_read_bytes_total", {}, 1_048_576),
+    ("disk_written_bytes_total", {}, 4_194_304),
+    ("disk_hits_total", {}, 3),
+    ("disk_loaded_tokens_total", {}, 900),
+    ("disk_load_seconds_total", {}, 0.25),
+    ("disk_given_up_loads_total", {}, 2),
+    ("disk_evicted_entries_total", {}, 11),
+    ("disk_refused_entries_total", {}, 5),
+    ("disk_day_spent", {}, 0),
+    ("disk_failures_total", {"fault": "checksum"}, 1),
+    ("disk_failures_total", {"fault": "no_space"}, 0),  # none so far
+    *(("drafts_total", {"source": name}, counts[0]) for name, counts in DRAFTS.items()),
+    *(("draft_tokens_total", {"source": name}, counts[1]) for name, counts in DRAFTS.items()),
+    *(
+        ("draft_accepted_tokens_total", {"source": name}, counts[2])
+        for name, counts in DRAFTS.items()
+    ),
+]
+VLLM_FIGURES = {
+    "prefix_cache_hits_total": 20,
+    "kv_cache_usage_perc": 8 / 128,
+    "prompt_tokens_total": 120,
+    "spec_decode_num_drafts_total": 7,
+    "spec_decode_num_draft_tokens_total": 34,
+    "spec_decode_num_accepted_tokens_total": 25,
+}
+
+
+def test_figures_of_the_engine_are_exported_under_our_names_and_vllms(http: httpx.Client) -> None:
     text = http.get("/metrics").text
-    assert value(text, "rootstock_up") == 1
-    assert value(text, "rootstock_kv_blocks", state="held") == 8
-    assert value(text, "rootstock_prefix_hit_tokens_total") == 20
-    assert value(text, "vllm:prefix_cache_hits_total") == 20
-    assert value(text, "vllm:kv_cache_usage_perc") == 8 / 128
-    assert value(text, "rootstock_prompt_tokens_total", source="cached") == 20
-    assert value(text, "vllm:prompt_tokens_total") == 120
-
-
-def test_drafts_are_counted_by_source_and_for_vllm_together(http: httpx.Client) -> None:
-    text = http.get("/metrics").text
-    shown = {
-        source: [value(text, name, source=source) for name in DRAFT_COUNTERS]
-        for source in ("grammar", "prediction", "tree", "own", "answers")
-    }
-    nothing = [0, 0, 0]
-    assert shown == {
-        "grammar": nothing,
-        "prediction": nothing,
-        "tree": [5, 30, 24],
-        "own": [2, 4, 1],
-        "answers": nothing,
-    }
-    assert value(text, "vllm:spec_decode_num_drafts_total") == 7
-    assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 34
-    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 25
-
-
-def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
-    text = http.get("/metrics").text
-    shown = {
-        "entries": 40,
-        "used_bytes": 5_242_880,
-        "shared_bytes": 7_340_032,
-        "limit_bytes": 1 << 30,
-        "buffered_bytes": 65_536,
-        "read_bytes_total": 1_048_576,
-        "written_bytes_total": 4_194_304,
-        "hits_total": 3,
-        "loaded_tokens_total": 900,
-        "load_seconds_total": 0.25,
-        "given_up_loads_total": 2,
-        "evicted_entries_total": 11,
-        "refused_entries_total": 5,
-        "day_spent": 0,
-    }
-    assert {name: value(text, f"rootstock_disk_{name}") for name in shown} == shown
-    assert value(text, "rootstock_disk_failures_total", fault="checksum") == 1
-    assert value(text, "rootstock_disk_failures_total", fault="no_space") == 0  # none so far
+    for name, labels, figure in FIGURES:
+        assert value(text, f"rootstock_{name}", **labels) == figure, (name, labels)
+    assert {name: value(text, f"vllm:{name}") for name in VLLM_FIGURES} == VLLM_FIGURES
+    windows = metric_families(text)["rootstock_prefix_hit_ratio"].samples
+    assert len(windows) == 2, "of the last minute nothing is said, in which nothing was asked"
 
 
 VLLM_PER_REQUEST = (
@@ -612,14 +496,6 @@ def test_a_stopping_daemon_drains_the_engine() -> None:
         assert httpx.get(f"{base_url}/health").status_code == 200
         assert engine.drained.empty()
     assert engine.drained.get_nowait() == 3
-
-
-def test_steps_are_counted_by_the_path_of_their_decodes(http: httpx.Client) -> None:
-    samples = metric_families(http.get("/metrics").text)["rootstock_computed_steps"].samples
-    assert {sample.name for sample in samples} == {"rootstock_computed_steps_total"}
-    counts = {sample.labels["path"]: sample.value for sample in samples}
-    assert counts == {"compiled": 25, "eager": 15}
-    assert {sample.labels["model"] for sample in samples} == {"test/bytes"}
 
 
 def test_each_model_says_how_its_decodes_are_computed(http: httpx.Client) -> None:

@@ -1,78 +1,35 @@
-"""The first signal drains, a second one stops at once. A process of its own, real signals."""
+"""Processes of daemons: the first signal drains, a second one stops at once, and file descriptors
+do not run out.
+"""
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO
 
 import httpx
 import pytest
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from tests.contract.test_disconnect import posted
+from tests.contract.gated_daemon import daemon, line_of, rest_of_log, started
+from tests.contract.wire import connected, is_healthy, posted
 from tests.hub import Hub, checkpoint_files, serving_hub
 
 pytestmark = pytest.mark.process
 
 WAIT_SECONDS = 30
-NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
-
-
-@contextmanager
-def daemon(
-    environment: Mapping[str, str] = NO_ENVIRONMENT, /, **settings: str
-) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A gated daemon and its URL."""
-    with started(environment, **settings) as process:
-        yield process, wait_for(process.stderr, r"ready on (http://\S+)/v1")
-
-
-@contextmanager
-def started(
-    environment: Mapping[str, str] = NO_ENVIRONMENT, /, **settings: str
-) -> Iterator["subprocess.Popen[str]"]:
-    """A gated daemon that begins; killed at the end if a test left it running."""
-    set_variables = {f"ROOTSTOCK_{name.upper()}": value for name, value in settings.items()}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.contract.gated_daemon"],
-        env={**os.environ, **environment, **set_variables},
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow
 def test_the_log_says_where_the_dashboard_is() -> None:
     with started() as process:
-        page = wait_for(process.stderr, r"the dashboard is on (\S+)\n")
-        wait_for(process.stderr, r"(ready)")
+        page = line_of(process.stderr, r"the dashboard is on (\S+)\n")
+        line_of(process.stderr, r"(ready)")
         assert "<title>Rootstock</title>" in httpx.get(page, timeout=60).text
-
-
-def wait_for(lines: IO[str] | None, pattern: str) -> str:
-    """The pattern's group in the first line of the log that has it."""
-    assert lines is not None
-    found = next(match for line in lines if (match := re.search(pattern, line)))
-    return found[found.re.groups]
-
-
-def rest_of_log(process: "subprocess.Popen[str]") -> str:
-    assert process.stderr is not None
-    return process.stderr.read()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -89,7 +46,7 @@ def test_running_requests_finish_first() -> None:
             received = connection.makefile("rb")
             assert any(line.startswith(b": keep-alive") for line in received)
             process.send_signal(signal.SIGTERM)
-            wait_for(process.stderr, "finishing running requests")
+            line_of(process.stderr, "finishing running requests")
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
@@ -152,7 +109,7 @@ def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
     ):
         assert connection.recv(1)
         process.send_signal(stop)
-        wait_for(process.stderr, "finishing running requests")
+        line_of(process.stderr, "finishing running requests")
         process.send_signal(stop)
         assert process.wait(WAIT_SECONDS) == -stop
         assert "Traceback" not in rest_of_log(process)
@@ -188,3 +145,22 @@ def test_a_download_does_not_hold_up_the_end(
     assert "Traceback" not in said
     assert "Thread 0x" not in said, "no dump of the stacks"
     assert "never retrieved" not in said
+
+
+FEW = 100
+MANY = 200
+DAEMON = f'ulimit -n {FEW} && exec "{sys.executable}" -m tests.contract.gated_daemon'
+
+
+def test_silent_connections_do_not_use_up_the_file_descriptors() -> None:
+    with started(command=("sh", "-c", DAEMON)) as process:
+        assert line_of(process.stderr, rf"({FEW // 2}) connections at most")
+        base_url = line_of(process.stderr, r"ready on (http://\S+)/v1")
+        with ExitStack() as stack:
+            for _ in range(MANY):
+                stack.enter_context(connected(base_url))
+            assert is_healthy(base_url)
+        process.terminate()
+        log = rest_of_log(process)
+    assert "Traceback" not in log
+    assert len(re.findall("cannot accept", log)) <= 1

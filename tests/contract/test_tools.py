@@ -2,9 +2,8 @@
 client gets calls."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx
@@ -13,133 +12,18 @@ import pytest
 
 from engine.values.model import NO_REPLAYS, Replay
 from engine.values.request import GrammarKind
-from server.parsing.registry import TOOL_FORMATS
 from server.parsing.schemas import MAX_REFERENCE_STEPS
-from server.settings import Settings
-from tests.contract.conftest import StrictClient, strict_client
-from tests.contract.daemon import running
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Script
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-    },
-}
-PING = {"type": "function", "function": {"name": "ping"}}
-TOOLS = [WEATHER, PING]
-USER = {"role": "user", "content": "How is the weather?"}
-CALL = ("get_weather", {"city": 'Köln <&> "x"', "days": 3})
-NO_ARGUMENTS: tuple[str, dict[str, Any]] = ("ping", {})
-ARGUMENTS = json.dumps(CALL[1], ensure_ascii=False)
-
-THINK = "<think> and </think>, <tool_call> "
-"""A chat template's words, by which the server knows a model's formats."""
-
-RECORDED = {
-    "hermes": [
-        f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-        '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
-    ],
-    "llama3_json": [
-        f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}; ',
-        '{"name": "ping", "parameters": {}}',
-    ],
-    "mistral": [
-        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGUMENTS}}}, ',
-        '{"name": "ping", "arguments": {}}]',
-    ],
-    "mistral_args": [
-        f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}",
-        "[TOOL_CALLS]ping[ARGS]{}",
-    ],
-    "kimi_k2": [
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
-        f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>",
-        "<|tool_call_begin|>functions.ping:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|>",
-    ],
-    "deepseek_v3": [
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
-        f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>\n",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>",
-    ],
-    "deepseek_v31": [
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ARGUMENTS}"
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ],
-    "deepseek_v32": [
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
-        '<｜DSML｜parameter name="city" string="true">Köln <&> "x"</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n",
-        '<｜DSML｜invoke name="ping">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
-    ],
-    "qwen3_coder": [
-        '<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln <&> "x"\n</parameter>\n'
-        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n",
-        "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
-    ],
-    "glm45": [
-        '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln <&> "x"</arg_value>\n'
-        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n",
-        "<tool_call>ping\n</tool_call>",
-    ],
-    "openai": [
-        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-        f"{ARGUMENTS}<|call|>",
-        "<|start|>assistant<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{}",
-    ],
-    "lfm2": [
-        '<|tool_call_start|>[get_weather(city="Köln <&> \\"x\\"", days=3), ',
-        "ping()]<|tool_call_end|>",
-    ],
-    "gemma4": [
-        '<|tool_call>call:get_weather{city:<|"|>Köln <&> "x"<|"|>,days:3}<tool_call|>',
-        "<|tool_call>call:ping{}<tool_call|>",
-    ],
-}
-"""The two calls as families write them."""
-
-
-@dataclass(frozen=True)
-class RecordingTokenizer(ByteTokenizer):
-    """Keeps what the chat template was given."""
-
-    given: list[tuple[Sequence[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=list)
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        replays: Mapping[int, Replay] = NO_REPLAYS,
-        /,
-        **template_arguments: object,
-    ) -> list[int]:
-        self.given.append((messages, template_arguments))
-        return super().apply_chat_template(messages)
-
-
-@dataclass(frozen=True)
-class OpeningTokenizer(RecordingTokenizer):
-    """Its template begins the assistant's reasoning."""
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        replays: Mapping[int, Replay] = NO_REPLAYS,
-        /,
-        **template_arguments: object,
-    ) -> list[int]:
-        ids = super().apply_chat_template(messages, **template_arguments)
-        return [*ids, *b"<think>\n"]
+from tests.contract.scripted import (
+    CALL,
+    HERMES_CALL,
+    HERMES_PING,
+    NO_ARGUMENTS,
+    TOOLS,
+    USER,
+    Daemon,
+    OpeningTokenizer,
+    RecordingTokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -161,78 +45,18 @@ class TextualTokenizer(RecordingTokenizer):
         return ids
 
 
-@dataclass
-class Daemon:
-    engine: FakeEngine
-    url: str
-    client: StrictClient
-
-    @property
-    def given(self) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-        """What the template was given last."""
-        assert isinstance(self.engine.tokenizer, RecordingTokenizer)
-        return self.engine.tokenizer.given[-1]
-
-    def say(self, *answers: str) -> None:
-        self.engine.script = Script(answers=answers)
-
-    def create(self, **fields: Any) -> Any:
-        return self.client.chat.completions.create(
-            **{"model": "bytes", "messages": [USER], "tools": TOOLS, "max_tokens": 450} | fields
-        )
-
-
-@contextmanager
-def daemon(
-    tokenizer: type[RecordingTokenizer] = RecordingTokenizer, **settings: Any
-) -> Iterator[Daemon]:
-    engine = FakeEngine(tokenizer=tokenizer(chat_template=THINK))
-    settings |= {"port": 0, "served_model_name": ("bytes",)}
-    with running(engine, Settings(**settings)) as url, strict_client(url) as client:
-        yield Daemon(engine, url, client)
-
-
-@pytest.fixture(scope="module", params=sorted(RECORDED))
-def family(
-    request: pytest.FixtureRequest, no_settings_from_outside: None
-) -> Iterator[tuple[str, Daemon]]:
-    with daemon(tool_parser=request.param) as made:
-        yield request.param, made
-
-
-@pytest.fixture(scope="module")
-def hermes(no_settings_from_outside: None) -> Iterator[Daemon]:
-    """A model that reasons and writes its calls as Hermes does, told from its template."""
-    with daemon(tool_parser="hermes") as made:
-        yield made
-
-
 def calls_of(message: Any) -> list[tuple[str, Any]]:
     return [
         (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
     ]
 
 
-def test_every_family_is_known() -> None:
-    assert RECORDED.keys() <= TOOL_FORMATS.keys()
-
-
-def test_recorded_calls_reach_the_client(family: tuple[str, Daemon]) -> None:
-    name, daemon = family
-    daemon.say("".join(RECORDED[name]))
-    (choice,) = daemon.create().choices
-    assert calls_of(choice.message) == [CALL, NO_ARGUMENTS]
-    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
-    assert len({call.id for call in choice.message.tool_calls}) == 2
-
-
-def test_recorded_calls_are_streamed(family: tuple[str, Daemon]) -> None:
+def test_calls_are_streamed_in_slices(hermes: Daemon) -> None:
     """Id and name first, then slices; no markup in what the user sees."""
-    name, daemon = family
-    daemon.say("".join(RECORDED[name]))
+    hermes.say(HERMES_CALL + HERMES_PING)
     names: dict[int, str] = {}
     arguments: dict[int, list[str]] = {}
-    chunks = list(daemon.create(stream=True))
+    chunks = list(hermes.create(stream=True))
     for chunk in chunks:
         (choice,) = chunk.choices
         assert not choice.delta.content
@@ -271,27 +95,13 @@ def test_reasoning_counts_the_same_where_a_stream_lags_behind(hermes: Daemon) ->
         hermes.engine.script.steps_at_once = steps_at_once
         *_, last = hermes.create(stream=True, stream_options={"include_usage": True})
         counts.append(last.usage.completion_tokens_details.reasoning_tokens)
-    assert counts[0] == counts[1] > 0
-
-
-def test_content_reasoning_and_calls_of_one_answer(hermes: Daemon) -> None:
-    hermes.say("<think>\nHm, <tool_call>?\n</think>\n\nLet me see.\n" + RECORDED["hermes"][0])
-    completion = hermes.create()
-    message = completion.choices[0].message
-    assert message.content == "Let me see."
-    assert message.reasoning_content == message.reasoning == "Hm, <tool_call>?"
-    assert calls_of(message) == [CALL]
-    details = completion.usage.completion_tokens_details
-    assert 16 <= details.reasoning_tokens <= 32
-    deltas = [chunk.choices[0].delta for chunk in hermes.create(stream=True)]
-    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
-    thoughts = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
-    assert "".join(thoughts) == "Hm, <tool_call>?"
+    assert counts[0] == counts[1]
+    assert 16 <= counts[0] <= 32
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_that_the_template_has_begun(stream: bool) -> None:
-    with daemon(OpeningTokenizer, tool_parser="hermes") as opened:
+    with Daemon.serving(OpeningTokenizer()) as opened:
         opened.say("I wonder.</think>\n\nYes.")
         answer = opened.create(stream=stream)
         messages = (
@@ -311,25 +121,18 @@ def test_what_is_no_call_is_content(hermes: Daemon) -> None:
 
 
 def test_without_tools_markup_is_text(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][1])
+    hermes.say(HERMES_PING)
     without: tuple[dict[str, Any], ...] = ({"tools": []}, {"tool_choice": "none"})
     for fields in without:
         (choice,) = hermes.create(**fields).choices
-        assert choice.message.content == RECORDED["hermes"][1]
+        assert choice.message.content == HERMES_PING
         assert choice.finish_reason == "stop"
         _, arguments = hermes.given
         assert "tools" not in arguments
 
 
-def test_a_call_that_is_cut_off_ends_by_length(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][0])
-    (choice,) = hermes.create(max_tokens=60).choices
-    assert choice.finish_reason == "length"
-    assert choice.message.tool_calls[0].function.name == "get_weather"
-
-
 def test_every_choice_has_calls_of_its_own(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][0], "No need.", RECORDED["hermes"][1])
+    hermes.say(HERMES_CALL, "No need.", HERMES_PING)
     one, two, three = hermes.create(n=3).choices
     assert calls_of(one.message) == [CALL]
     assert two.message.content == "No need."
@@ -339,7 +142,7 @@ def test_every_choice_has_calls_of_its_own(hermes: Daemon) -> None:
 
 
 def test_logprobs_stand_beside_calls(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][1])
+    hermes.say(HERMES_PING)
     whole = hermes.create(logprobs=True).choices[0].logprobs.content
     streamed = [
         entry
@@ -347,7 +150,7 @@ def test_logprobs_stand_beside_calls(hermes: Daemon) -> None:
         if chunk.choices[0].logprobs
         for entry in chunk.choices[0].logprobs.content
     ]
-    assert len(whole) == len(RECORDED["hermes"][1])
+    assert len(whole) == len(HERMES_PING)
     assert [entry.token for entry in streamed] == [entry.token for entry in whole]
 
 
@@ -399,7 +202,7 @@ def test_arguments_may_be_an_object(hermes: Daemon) -> None:
 def test_a_template_that_wants_arguments_as_text_gets_them(no_settings_from_outside: None) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": '{"a": 1}'}}
     result = {"role": "tool", "tool_call_id": "c", "content": "pong"}
-    with daemon(TextualTokenizer, tool_parser="deepseek_v31") as textual:
+    with Daemon.serving(TextualTokenizer(), tool_parser="deepseek_v31") as textual:
         textual.say("Fine.")
         textual.create(messages=[USER, {"role": "assistant", "tool_calls": [call]}, result])
         messages, _ = textual.given
@@ -418,7 +221,7 @@ def test_what_else_the_template_is_told(hermes: Daemon) -> None:
 
 
 def test_what_is_required_is_a_grammar(hermes: Daemon) -> None:
-    hermes.say(RECORDED["hermes"][1])
+    hermes.say(HERMES_PING)
 
     def constraint(**fields: Any) -> Any:
         hermes.create(**fields)
@@ -450,7 +253,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 def test_tools_that_are_allowed_are_all_that_is_called(hermes: Daemon) -> None:
     """The model is told of all, so that the prompt is the same from turn to turn."""
-    hermes.say(RECORDED["hermes"][1])
+    hermes.say(HERMES_PING)
     hermes.engine.submitted.queue.clear()
     (choice,) = hermes.create(tool_choice=allowed("required", "ping")).choices
     assert calls_of(choice.message) == [NO_ARGUMENTS]
@@ -475,14 +278,6 @@ def test_a_function_may_give_nothing_back(hermes: Daemon, fields: dict[str, Any]
     assert (messages[2]["content"], messages[2]["name"]) == ("", "ping")
 
 
-def test_the_models_say_what_the_server_knows(hermes: Daemon) -> None:
-    """A format of calls that is named and unknown is refused at start."""
-    with pytest.raises(ValueError, match="tool_parser"):
-        Settings(tool_parser="nonsense")
-    answer = httpx.get(f"{hermes.url}/v1/models")
-    assert answer.status_code == 200
-
-
 @pytest.mark.parametrize("parser", ["qwen3_coder", "gemma4", "lfm2"])
 def test_what_is_no_schema_is_refused_where_a_grammar_is_made_of_it(parser: str) -> None:
     text = {"type": "string"}
@@ -500,7 +295,7 @@ def test_what_is_no_schema_is_refused_where_a_grammar_is_made_of_it(parser: str)
             {"properties": {"key": {"anyOf": text}}},
             {"properties": {"key": {**text, "enum": 5}}},
         ]
-    with daemon(tool_parser=parser) as made:
+    with Daemon.serving(tool_parser=parser) as made:
         for parameters in wrong:
             function = {"name": "f", "parameters": parameters, "strict": True}
             tool = {"type": "function", "function": function}

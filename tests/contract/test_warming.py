@@ -15,11 +15,12 @@ from engine.values.settings import EngineConfig
 from server.settings import Settings
 from server.settings.prompts import read_prompts
 from tests.contract.access.helpers import bearer, key_file, secret_of
-from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import eventually, running
+from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.test_service_routes import value
+from tests.contract.metrics import value
+from tests.contract.scripted import CLIENT_SECONDS
 from tests.hosting import loaded
+from tests.polling import until
 
 BLOCK = 32
 SYSTEM = {"role": "system", "content": "You review code. " + "Name each fault that you find. " * 30}
@@ -170,11 +171,6 @@ def test_only_an_admin_pins(tmp_path: Path) -> None:
         assert client.post("/v1/cache/warm", json=body, headers=root).json()["pinned"] is True
 
 
-def test_a_large_body_is_bounded_as_others_are(demo: httpx.Client) -> None:
-    refused = demo.post("/v1/cache/warm", content=b'{"prompt": "' + b"x" * (70 << 20))
-    assert refused.status_code == 413
-
-
 def stats_of(client: httpx.Client) -> tuple[int, int]:
     """Tokens that were warmed, and blocks that are pinned."""
     stats = client.get("/admin/cache/stats").raise_for_status().json()
@@ -196,7 +192,7 @@ def test_each_start_warms_the_prompts_of_the_file(
             running(loaded(DEMO), Settings(port=0, warm_prompts=prompts)) as url,
             httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
         ):
-            eventually(lambda: any("tokens computed" in line for line in caplog.messages), True)
+            until(lambda: any("tokens computed" in line for line in caplog.messages))
             warmed_tokens, pinned_blocks = stats_of(client)
             assert cached_tokens(client, SYSTEM, USER, tools=[TOOL]) > warmed_tokens - 2 * BLOCK
             assert pinned_blocks > 0
@@ -248,16 +244,16 @@ def test_a_file_that_holds_no_prompts_is_refused_before_anything_is_loaded(
 def test_a_model_is_unloaded_though_its_prompts_are_not_all_warm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To warm them all would take minutes."""
+    """To warm them all would take half a minute and more."""
     caplog.set_level(logging.INFO, "rootstock")
-    prompts = tmp_path / "prompts.yaml"
-    prompts.write_text(json.dumps([f"{number} " + "word " * 400 for number in range(1000)]))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'"{number} {"word " * 400}"\n' for number in range(200)))
     settings = Settings(port=0, warm_prompts=prompts)
     with (
         running(loaded(DEMO), settings) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
     ):
-        eventually(lambda: stats_of(client)[0] > 0, True)
+        until(lambda: stats_of(client)[0] > 0)
         [model] = client.get("/admin/models").json()["models"]
         unloaded = client.post("/admin/models/unload", params={"model": model["id"]})
         assert unloaded.raise_for_status().json()["state"] == "unloaded"

@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.embedders import write_classifier, write_embedder
-from tests.hostile.asking import is_alive, send
 from tests.hostile.attacks import LARGEST, Attack, FieldAttack, named_attacks
 from tests.hostile.cases import Case, chains, completion, dear_later, named
-from tests.hostile.daemons import HOSTILE, PROBE, client, daemon
+from tests.hostile.daemons import HOSTILE, PROBE, client, daemon, is_alive, send
 from tests.hostile.drawing import Drawer
 from tests.hostile.fields import fields
 from tests.hostile.probe import Waits, probing

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tests.hostile.cases import CHAT, COMPLETIONS, MESSAGES
 from tests.hostile.fields import Field
@@ -13,21 +13,6 @@ SIZES = (1 << 10, 8 << 10, 31 << 10, 256 << 10, 1 << 20, (8 << 20) - 1024)
 """Bytes of a body, up to the most that the daemon takes. One of each is sent at once."""
 
 LARGEST = SIZES[-1:] * 6
-
-
-class Attack(Protocol):
-    """Is sent to a process, which makes its bodies."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def route(self) -> str: ...
-
-    def bodies(self) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +58,9 @@ class NamedAttack:
     def bodies(self) -> Sequence[bytes]:
         return [json.dumps(self.write(), separators=(",", ":")).encode()] * self.times
 
+
+Attack = FieldAttack | NamedAttack
+"""Is sent to a process, which makes its bodies."""
 
 TALK = {"messages": MESSAGES, "max_tokens": 4}
 MILLIONS = 2_600_000

@@ -1,4 +1,4 @@
-"""Daemons with two keys, of two clients, and their grammar processes."""
+"""Daemons with two keys, of two clients, what is sent to them, and their grammar processes."""
 
 import hashlib
 import json
@@ -10,11 +10,13 @@ import httpx
 import psutil
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from tests.hostile.cases import Case
 from tests.restart.asking import PATIENCE
 from tests.restart.living import SERVE, Daemon, living
 
 HOSTILE, PROBE = "hostile", "probe"
 KV_BYTES = 32 << 20
+TAKEN = frozenset({httpx.codes.OK, httpx.codes.BAD_REQUEST})
 
 
 @contextmanager
@@ -50,3 +52,16 @@ def _is_grammar_process(process: psutil.Process) -> bool:
         return "engine.grammar.worker" in process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return False
+
+
+async def send(http: httpx.AsyncClient, case: Case) -> int:
+    """Its status. Anything but 200 and 400 is an AssertionError."""
+    written = json.dumps(case.body)  # in ASCII, so that half a character is sent, too
+    headers = {"Content-Type": "application/json"}
+    answer = await http.post(case.path, content=written, headers=headers)
+    assert answer.status_code in TAKEN, f"{case.name}: {answer.status_code} {answer.text[:400]}"
+    return answer.status_code
+
+
+async def is_alive(http: httpx.AsyncClient) -> bool:
+    return (await http.get("/health")).status_code == httpx.codes.OK

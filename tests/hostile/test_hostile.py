@@ -12,7 +12,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tests.hostile.asking import is_alive, send
 from tests.hostile.cases import (
     CHAT,
     COMPLETIONS,
@@ -29,7 +28,7 @@ from tests.hostile.cases import (
     in_all_dialects,
     named,
 )
-from tests.hostile.daemons import HOSTILE, PROBE, client, daemon, grammar_processes
+from tests.hostile.daemons import HOSTILE, PROBE, client, daemon, grammar_processes, is_alive, send
 from tests.hostile.drawing import Drawer
 from tests.hostile.probe import HELD, probing
 from tests.restart.asking import PATIENCE

@@ -1,9 +1,35 @@
-"""Any way of cutting a text into pieces shows the same of it."""
+"""Stop strings."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output.text import StopChecker
+from engine.output.text import StopChecker, TextDelta
+from engine.values.output import FinishReason
+
+
+def stopped(text: str, by: str) -> TextDelta:
+    return TextDelta(text, FinishReason.STOP, by)
+
+
+def test_a_stop_string_spread_over_pieces_is_never_shown() -> None:
+    checker = StopChecker(("\n\n",))
+    assert checker.add("one\n") == TextDelta("one")
+    assert checker.add("\ntwo") == stopped("", "\n\n")
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopChecker(("x", ""))
+
+
+def test_a_long_hostile_stop_string_costs_one_pass() -> None:
+    """Comparing every suffix with every prefix would take hours here."""
+    checker = StopChecker(("a" * 100_000 + "b",))
+    pieces = ["a" * 10] * 20_000
+    shown = "".join(checker.add(piece).text for piece in pieces)
+    assert shown + checker.finish() == "a" * 200_000
+
 
 ALPHABET = "ab"  # so that beginnings overlap
 

@@ -31,35 +31,47 @@ def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
     return planner.plan(as_chat(body), list(tail.encode()))
 
 
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": {"type": "object"}},
+}
+MARKED = {"<tool_call>": 200, "[TOOL_CALLS]": 201}
+
+
+def constraint_of(
+    parser: str = "hermes", added: Mapping[str, int] = MARKED, guides: str = "all", **fields: Any
+) -> Any:
+    """The constraint of a request for an answer to a model that reasons."""
+    setting = settings(parser, "deepseek_r1", tool_guides=guides)
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), setting)
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    return planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
+
+
+def structured(**fields: Any) -> Any:
+    """The constraint of an answer that has a schema, with a tool."""
+    return constraint_of(**{"tools": [TOOL], "response_format": ANSWER, **fields})
+
+
 def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> None:
     """From the marker on, where that is a token of its own: before it may say what it likes."""
     tools = [TOOL, {"type": "function", "function": {"name": "pong"}}]
     chosen = {"mode": "auto", "tools": [TOOL]}
     choice = {"type": "allowed_tools", "allowed_tools": chosen}
-    added = {"<tool_call>": 200}
-    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings("hermes", "none"))
-    messages = [{"role": "user", "content": "Hi"}]
-    body = {"messages": messages, "tools": tools, "tool_choice": choice}
-    constraint = planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
-    assert constraint is not None
+    constraint = constraint_of(tools=tools, tool_choice=choice)
     assert (constraint.behind, constraint.repeats) == ((200,), True)
     assert "ping" in constraint.grammar.text
     assert "pong" not in constraint.grammar.text
     assert None not in constraint.weaker
-    every = planner.plan(as_chat(ChatRequest.model_validate({**body, "tool_choice": "auto"})), [])
-    assert every.constraint is not None
-    assert "pong" in every.constraint.grammar.text
-    assert every.constraint.weaker[-1] is None, "nobody has asked for it to hold"
+    every = constraint_of(tools=tools, tool_choice="auto")
+    assert "pong" in every.grammar.text
+    assert every.weaker[-1] is None, "nobody has asked for it to hold"
 
 
 def test_calls_that_are_not_strict_may_be_left_alone() -> None:
-    added = {"<tool_call>": 200}
-    setting = settings("hermes", "none", tool_guides="strict-only")
-    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), setting)
-    messages = [{"role": "user", "content": "Hi"}]
     for tool, is_held in ((TOOL, False), (strict(TOOL), True)):
-        body = ChatRequest.model_validate({"messages": messages, "tools": [tool]})
-        assert (planner.plan(as_chat(body), []).constraint is not None) is is_held
+        held = constraint_of(guides="strict-only", tools=[tool])
+        assert (held is not None) is is_held
 
 
 def strict(tool: dict[str, Any]) -> dict[str, Any]:
@@ -74,21 +86,6 @@ def test_a_function_is_held_to_the_names_of_its_parameters_where_its_schema_is_n
     assert held.weaker == (None,)
     with pytest.raises(ApiError):
         structured(parser="qwen3_coder", tools=[strict(wrong)])
-
-
-ANSWER = {
-    "type": "json_schema",
-    "json_schema": {"name": "answer", "schema": {"type": "object"}},
-}
-MARKED = {"<tool_call>": 200, "[TOOL_CALLS]": 201}
-
-
-def structured(added: Mapping[str, int] = MARKED, parser: str = "hermes", **fields: Any) -> Any:
-    """The constraint of an answer that has a schema, with a tool."""
-    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings(parser, "deepseek_r1"))
-    messages = [{"role": "user", "content": "Hi"}]
-    body = {"messages": messages, "tools": [TOOL], "response_format": ANSWER, **fields}
-    return planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
 
 
 @pytest.mark.parametrize(("parser", "begin"), [("hermes", 200), ("mistral", 201)])

@@ -229,5 +229,5 @@ def test_only_prompts_without_an_answer_are_computed_in_the_background() -> None
     harness = Harness()
     with pytest.raises(InvalidRequest, match="max_tokens 0"):
         harness.add(prompt(1, 8), max_tokens=4, is_background=True)
-    with pytest.raises(InvalidRequest, match="in the background"):
+    with pytest.raises(InvalidRequest, match="background request"):
         harness.add(prompt(1, 8), pin=True)

@@ -1,8 +1,7 @@
-"""A stream whose status line waits for its first bytes."""
+"""Streams whose client does not read. What others see of them: tests/contract."""
 
 from collections.abc import Awaitable, Callable
 
-import pytest
 from anyio import Event, create_task_group, current_time, sleep, sleep_forever
 from starlette.types import Message
 
@@ -17,8 +16,8 @@ FAILED = b"failed"
 Send = Callable[[Message], Awaitable[None]]
 
 
-def record(seconds: float = NEVER) -> RequestRecord:
-    return RequestRecord("r", Principal("a"), deadline=current_time() + seconds)
+def record() -> RequestRecord:
+    return RequestRecord("r", Principal("a"), deadline=current_time() + NEVER)
 
 
 def stream(
@@ -50,42 +49,6 @@ async def sent(response: DeferredStream, record: RequestRecord, send: Send | Non
     return b"|".join(said)
 
 
-async def test_the_status_line_waits_for_the_first_bytes() -> None:
-    async def fill(stream: DeferredStream) -> None:
-        await stream.write(b"")
-        await stream.write(b"one")
-        await stream.write(b"two")
-
-    assert await sent(stream(fill), record()) == b"begun|one|two|"
-
-
-async def test_an_error_before_the_first_bytes_is_raised() -> None:
-    async def fill(stream: DeferredStream) -> None:
-        raise ApiError(429, "too many")
-
-    with pytest.raises(ApiError, match="too many"):
-        await sent(stream(fill), record())
-
-
-async def test_an_error_after_them_is_the_last_part() -> None:
-    async def fill(stream: DeferredStream) -> None:
-        await stream.write(b"one")
-        raise ApiError(500, "broken")
-
-    assert await sent(stream(fill), record()) == b"begun|one|failed|"
-
-
-async def test_silence_is_broken_and_that_begins_the_answer() -> None:
-    async def fill(stream: DeferredStream) -> None:
-        await sleep(5 * SOON)
-        raise ApiError(500, "broken")
-
-    parts = (await sent(stream(fill, SOON), record())).split(b"|")
-    assert parts[0] == b"begun"
-    assert parts[-2:] == [FAILED, b""]
-    assert set(parts[1:-2]) == {b"alive"}
-
-
 async def test_nothing_is_added_for_a_client_that_does_not_read() -> None:
     async def fill(stream: DeferredStream) -> None:
         await stream.write(b"one")
@@ -95,19 +58,6 @@ async def test_nothing_is_added_for_a_client_that_does_not_read() -> None:
             await sleep(5 * SOON)
 
     assert await sent(stream(fill, SOON), record(), slow) == b"begun|one|"
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_missed_deadline_is_an_error_as_others_are(has_begun: bool) -> None:
-    async def fill(stream: DeferredStream) -> None:
-        await stream.write(b"one" if has_begun else b"")
-        await sleep_forever()
-
-    if has_begun:
-        assert await sent(stream(fill), record(SOON)) == b"begun|one|failed|"
-    else:
-        with pytest.raises(ApiError, match="request_timeout_seconds"):
-            await sent(stream(fill), record(SOON))
 
 
 async def test_a_request_is_ended_although_its_client_does_not_read() -> None:

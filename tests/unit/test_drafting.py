@@ -1,6 +1,7 @@
 """Steps that verify drafts: the same output in fewer steps, at no other sequence's expense."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.unit.kv_helpers import tree_of
 from tests.unit.scripted_drafter import ScriptedDrafter
 
 N_TOKENS = 40
+NAME = "request-0"
 PROMPT = prompt(1, 10)
 
 
@@ -33,20 +35,31 @@ def wrong(tokens: Sequence[int], *places: int) -> list[int]:
     return [(token + 1) % 49 if at in places else token for at, token in enumerate(tokens)]
 
 
-def drafted(script: Sequence[int], n_tokens: int = N_TOKENS, **options: object) -> Harness:
-    """A request whose drafter expects the script has been served, as `request-0`."""
-    harness = Harness()
-    request_id = harness.add(PROMPT, n_tokens, **options)  # type: ignore[arg-type]
+def begun(script: Sequence[int], harness: Harness | None = None, **options: Any) -> Harness:
+    """A request whose drafter expects the script, called NAME."""
+    harness = harness or Harness()
+    request_id = harness.add(PROMPT, **{"max_tokens": N_TOKENS, **options})
+    assert request_id == NAME
     harness.speculate(request_id, ScriptedDrafter(script))
+    return harness
+
+
+def drafted(script: Sequence[int], harness: Harness | None = None, **options: Any) -> Harness:
+    """That request has been served."""
+    harness = begun(script, harness, **options)
     harness.finish()
     return harness
 
 
+def recurrent(n_saved: int = 4) -> RecurrentGroup:
+    return RecurrentGroup(n_running=4, n_saved=n_saved, block_size=4, interval_tokens=8)
+
+
 def test_right_drafts_save_steps() -> None:
     harness = drafted(truth())
-    assert harness.output("request-0") == truth()
+    assert harness.output(NAME) == truth()
     assert harness.scheduler.metrics.steps < N_TOKENS // 3
-    usage = harness.usage("request-0")
+    usage = harness.usage(NAME)
     assert usage.accepted_draft_tokens > 2 * N_TOKENS // 3
     assert usage.rejected_draft_tokens == 0
 
@@ -54,8 +67,8 @@ def test_right_drafts_save_steps() -> None:
 @pytest.mark.parametrize("places", [(0,), (5,), (2, 3, 17), tuple(range(N_TOKENS))])
 def test_wrong_drafts_do_not_change_the_output(places: tuple[int, ...]) -> None:
     harness = drafted(wrong(truth(), *places))
-    assert harness.output("request-0") == truth()
-    usage = harness.usage("request-0")
+    assert harness.output(NAME) == truth()
+    usage = harness.usage(NAME)
     assert usage.completion_tokens == N_TOKENS
     assert usage.rejected_draft_tokens > 0 or places == (0,)  # the first token is no draft's
 
@@ -67,16 +80,14 @@ def test_drafts_that_are_always_wrong_are_given_up() -> None:
 
 
 def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
-    harness = Harness()
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(truth()))
+    harness = begun(truth())
     harness.step()
     decode = StepShape(1, 10)
     verified = StepShape(1, 10, drafts=((9, 8),))
     for shape, seconds in [(decode, 1.0)] * 5 + [(decode, 1.0), (verified, 20.0)] * 50:
         harness.scheduler.costs.observe(shape, seconds)
     harness.finish()
-    assert harness.output(name) == truth()
+    assert harness.output(NAME) == truth()
     rows = [row for plan in harness.plans for row in plan.rows]
     drafts = [len(row.draft) for row in rows if isinstance(row, Verify)]
     assert drafts[:2] == [8, 8], "probes"
@@ -95,16 +106,16 @@ def test_a_stop_string_within_a_draft_ends_the_sequence() -> None:
     text = text_of(truth())
     stop = text[20:23]
     harness = drafted(truth(), stop=(stop,))
-    assert harness.text("request-0") == text[: text.index(stop)]
-    assert harness.reason("request-0") is FinishReason.STOP
-    assert harness.output("request-0") == truth(stop=(stop,))
+    assert harness.text(NAME) == text[: text.index(stop)]
+    assert harness.reason(NAME) is FinishReason.STOP
+    assert harness.output(NAME) == truth(stop=(stop,))
 
 
 @pytest.mark.parametrize("place", [5, 12, 20, 29])
 def test_draft_tokens_after_the_end_of_a_sequence_are_rejected(place: int) -> None:
     text = text_of(truth())
     harness = drafted(truth(), stop=(text[place : place + 3],))
-    usage = harness.usage("request-0")
+    usage = harness.usage(NAME)
     n_sampling = sum(bool(plan.rows) for plan in harness.plans)  # the prompt is one step
     not_drafted = usage.completion_tokens - usage.accepted_draft_tokens
     assert not_drafted in {n_sampling - 1, n_sampling}  # the last step's token may come too late
@@ -114,9 +125,9 @@ def test_draft_tokens_after_the_end_of_a_sequence_are_rejected(place: int) -> No
 
 
 def test_a_draft_goes_no_further_than_max_tokens() -> None:
-    harness = drafted(truth(), n_tokens=7)
-    assert harness.output("request-0") == truth(7)
-    assert harness.reason("request-0") is FinishReason.LENGTH
+    harness = drafted(truth(), max_tokens=7)
+    assert harness.output(NAME) == truth(7)
+    assert harness.reason(NAME) is FinishReason.LENGTH
 
 
 def test_drafts_take_what_a_step_has_left() -> None:
@@ -147,29 +158,25 @@ def served(tokens: list[int], n_tokens: int) -> list[int]:
 
 
 def test_an_aborted_sequence_keeps_what_it_has_computed() -> None:
-    harness = Harness()
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(truth()))
-    while harness.sequence(name).output_tokens < 5:
+    harness = begun(truth())
+    while harness.sequence(NAME).output_tokens < 5:
         harness.step()
     step = harness.scheduler.plan()
     assert step is not None
     assert has_draft(step.plan)
-    harness.scheduler.abort(name)
+    harness.scheduler.abort(NAME)
     assert not any(event.finish_reason for event in harness.scheduler.take_events())
     harness.runner.submit(step.plan)
     harness.runner.sample(None)
     harness.scheduler.commit(step, harness.runner.collect())
     harness.take(harness.scheduler.take_events())
-    assert harness.reason(name) is FinishReason.ABORT
+    assert harness.reason(NAME) is FinishReason.ABORT
     assert not harness.scheduler.has_work
 
 
 def test_a_step_with_drafts_that_fails_fails_its_sequences_alone() -> None:
-    harness = Harness()
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(truth()))
-    while harness.sequence(name).output_tokens < 5:
+    harness = begun(truth())
+    while harness.sequence(NAME).output_tokens < 5:
         harness.step()
 
     def fault() -> None:
@@ -178,28 +185,22 @@ def test_a_step_with_drafts_that_fails_fails_its_sequences_alone() -> None:
     harness.fault = fault
     harness.step()
     harness.fault = lambda: None
-    assert harness.reason(name) is FinishReason.ERROR
+    assert harness.reason(NAME) is FinishReason.ERROR
     assert harness.output(harness.serve(PROMPT, N_TOKENS)) == truth()
 
 
 def test_windows_hold_what_was_accepted() -> None:
     window = WindowGroup(0, window=6, n_slots=40, block_size=4, step_tokens=32)
-    harness = Harness(groups=[window])
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(wrong(truth(), 4, 11, 23)))
-    harness.finish()
-    assert harness.output(name) == truth()
+    harness = drafted(wrong(truth(), 4, 11, 23), Harness(groups=[window]))
+    assert harness.output(NAME) == truth()
 
 
 @pytest.mark.parametrize("places", [(), (4,), (2, 3, 17), (4, 11, 23), tuple(range(N_TOKENS))])
 def test_states_stay_as_a_whole_or_go_back(places: tuple[int, ...]) -> None:
-    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
-    harness = Harness(groups=[states])
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(wrong(truth(), *places)))
-    harness.finish()
-    assert harness.output(name) == truth()
-    assert (harness.usage(name).rejected_draft_tokens > 0) is bool(places)
+    states = recurrent()
+    harness = drafted(wrong(truth(), *places), Harness(groups=[states]))
+    assert harness.output(NAME) == truth()
+    assert (harness.usage(NAME).rejected_draft_tokens > 0) is bool(places)
     assert states.stats().held == 0
     again = harness.serve([*PROMPT, *truth(), 1, 2])
     assert harness.output(again) == served([*PROMPT, *truth(), 1, 2], 4)
@@ -207,35 +208,24 @@ def test_states_stay_as_a_whole_or_go_back(places: tuple[int, ...]) -> None:
 
 
 def test_what_is_computed_again_may_take_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
-    harness = Harness(groups=[states])
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(wrong(truth(), 4, 11, 17, 23, 30)))
+    harness = begun(wrong(truth(), 4, 11, 17, 23, 30), Harness(groups=[recurrent()]))
     monkeypatch.setattr(Step, "allow", lambda step, sequence: 1)
     harness.finish()
-    assert harness.usage(name).rejected_draft_tokens > 0
-    assert harness.output(name) == truth()
+    assert harness.usage(NAME).rejected_draft_tokens > 0
+    assert harness.output(NAME) == truth()
 
 
 def test_who_ends_within_a_draft_leaves_the_state_of_what_it_has_written() -> None:
-    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
-    harness = Harness(groups=[states])
     stop = text_of(truth())[20:23]
-    name = harness.add(PROMPT, N_TOKENS, stop=(stop,))
-    harness.speculate(name, ScriptedDrafter(truth()))
-    harness.finish()
-    said = harness.output(name)
+    harness = drafted(truth(), Harness(groups=[recurrent()]), stop=(stop,))
+    said = harness.output(NAME)
     assert said == truth(stop=(stop,))
     assert harness.output(harness.serve(PROMPT + said, 9)) == served(PROMPT + said, 9)
 
 
 def test_without_room_for_a_state_there_are_no_drafts() -> None:
-    states = RecurrentGroup(n_running=4, n_saved=0, block_size=4, interval_tokens=8)
-    harness = Harness(groups=[states])
-    name = harness.add(PROMPT, N_TOKENS)
-    harness.speculate(name, ScriptedDrafter(truth()))
-    harness.finish()
-    assert harness.output(name) == truth()
+    harness = drafted(truth(), Harness(groups=[recurrent(n_saved=0)]))
+    assert harness.output(NAME) == truth()
     assert not any(map(has_draft, harness.plans))
 
 
@@ -244,11 +234,9 @@ def test_with_a_seed_and_bans_the_text_is_the_same() -> None:
     plain = Harness(eos_token_ids=frozenset({3, 4, 5}))
     expected = plain.output(plain.serve(PROMPT, N_TOKENS, sampling=sampling))
     harness = Harness(eos_token_ids=frozenset({3, 4, 5}))
-    name = harness.add(PROMPT, N_TOKENS, sampling=sampling)
-    harness.speculate(name, ScriptedDrafter([*expected, 1, 2, 3]))
-    harness.finish()
-    assert harness.output(name) == expected
-    assert harness.usage(name).accepted_draft_tokens > 0
+    drafted([*expected, 1, 2, 3], harness, sampling=sampling)
+    assert harness.output(NAME) == expected
+    assert harness.usage(NAME).accepted_draft_tokens > 0
 
 
 def test_rejected_tokens_of_a_lease_are_planned_again() -> None:

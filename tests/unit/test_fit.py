@@ -1,7 +1,10 @@
-"""What memory is divided into, what is refused because it does not fit, and what is said to fit."""
+"""What fits into memory, and what is said where it does not."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 import pytest
@@ -10,14 +13,11 @@ from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
 from engine.api import ModelError
+from engine.mlx_backend import assembly, host
+from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.arena import LayerShape
-from engine.mlx_backend.loading.memory import (
-    Footprint,
-    MemoryPlan,
-    activation_bytes,
-    footprint,
-)
+from engine.mlx_backend.loading.memory import Footprint, MemoryPlan, activation_bytes, footprint
 from engine.mlx_backend.loading.workspace import (
     GATHERED_BYTES,
     AttentionWorkspace,
@@ -26,7 +26,9 @@ from engine.mlx_backend.loading.workspace import (
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
+from engine.values.stats import ModelMemory
 from kvstore.window import lease_slots
+from tests.checkpoints import SHALLOW, write_family
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 CONFIG = EngineConfig(model="", max_running=4, decode="eager")
@@ -60,6 +62,13 @@ def refusal(plan: MemoryPlan) -> str:
     return str(refused.value)
 
 
+def most_of(plan: MemoryPlan, words: str) -> int:
+    """The bytes that the plan's refusal says would fit, before these words."""
+    found = re.search(rf"at most (\w+){words}", refusal(plan))
+    assert found is not None
+    return int(TypeAdapter(ByteSize).validate_python(found[1]))
+
+
 def test_the_figures_and_what_would_fit_are_said() -> None:
     assert refusal(configured(PLAN, kv_cache_bytes=900 * GIB)) == (
         "kv_cache_bytes of 900.0 GiB does not fit: of 24.0 GiB of free memory the weights take "
@@ -73,9 +82,7 @@ def test_the_figures_and_what_would_fit_are_said() -> None:
 def test_what_is_said_to_fit_together_does(left_bytes: int) -> None:
     plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
     plan = configured(plan, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
-    found = re.search(r"at most (\w+) together", refusal(plan))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(plan, " together")
     assert configured(plan, kv_cache_bytes=largest).sizes.n_blocks == largest // MIB
 
 
@@ -83,9 +90,7 @@ def test_what_is_said_to_fit_together_does(left_bytes: int) -> None:
 def test_saved_states_fit_beside_the_largest_cache(left_bytes: int, prefix_cache: bool) -> None:
     plan = with_memory(replace(PLAN, footprint=HYBRID), left_bytes)
     plan = configured(plan, prefix_cache=prefix_cache, kv_cache_bytes=900 * GIB)
-    found = re.search(r"at most (\w+)", refusal(plan))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(plan, "")
     room_bytes = left_bytes - MACHINE.most_bytes + ROOM_BYTES
     assert largest > (room_bytes - 5 * 4 * HYBRID.state_bytes) * 0.75
     assert configured(plan, kv_cache_bytes=largest).sizes.states is not None
@@ -231,9 +236,7 @@ def test_the_longest_sequence_of_the_default_has_room_to_attend(
 @given(left_bytes=st.integers(6 * GIB, 200 * GIB))
 def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
     plan = with_memory(replace(PLAN, workspace=HUNGRY), left_bytes)
-    found = re.search(r"at most (\w+) would", refusal(configured(plan, kv_cache_bytes=900 * GIB)))
-    assert found is not None
-    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    largest = most_of(configured(plan, kv_cache_bytes=900 * GIB), " would")
     assert configured(plan, kv_cache_bytes=largest).memory.total_bytes <= left_bytes
     refusal(configured(plan, kv_cache_bytes=largest * 5 // 4))
 
@@ -375,3 +378,76 @@ def test_a_context_that_fits_stays(kv_cache_bytes: int | None) -> None:
 def test_where_no_context_fits_the_whole_one_is_explained() -> None:
     too_large = configured(PLAN, kv_cache_bytes=900 * GIB)
     assert refusal(too_large.fitting()) == refusal(too_large)
+
+
+MIB = 1 << 20
+MEMORY_BYTES = 4096 * MIB
+USED_BYTES = 5 * MIB
+FAKES = {
+    name: Machine(f"{name} (fake)", MEMORY_BYTES, MEMORY_BYTES, MEMORY_BYTES, kv_share=0.5)
+    for name in ("cpu", "gpu")
+}
+
+
+class Limits(NamedTuple):
+    """What MLX's allocator is given."""
+
+    memory: int
+    cache: int
+
+
+Plan = Callable[[str, int], tuple[Limits, ModelMemory]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Load a model on a fake device, with a KV cache of that many bytes: the limits that MLX's
+    allocator is given, and what is planned. Raises ModelError where it does not fit.
+    """
+    checkpoint = write_family(SHALLOW, tmp_path)
+    config = EngineConfig(str(checkpoint), max_running=4, step_tokens=4096)
+
+    def load(device: str, kv_cache_bytes: int) -> tuple[Limits, ModelMemory]:
+        limits = list[Limits]()
+        monkeypatch.setattr(host, "examine", lambda: FAKES[device])
+        monkeypatch.setattr(host, "limit_allocator", lambda *given: limits.append(Limits(*given)))
+        asked = replace(config, kv_cache_bytes=kv_cache_bytes)
+        opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=USED_BYTES)
+        backend = assembly.assemble_opened(asked, opened, Blas(), lambda line: None)
+        return limits[-1], backend.memory().model
+
+    return load
+
+
+@pytest.mark.parametrize("device", FAKES)
+def test_between_steps_the_cache_and_what_is_kept_are_within_the_plan(
+    plan: Plan, device: str
+) -> None:
+    limits, memory = plan(device, MIB)
+    assert 256 * MIB <= limits.cache < memory.workspace_bytes
+    assert memory.kept_bytes + limits.cache <= memory.total_bytes <= MEMORY_BYTES
+    assert limits.memory == USED_BYTES + MEMORY_BYTES
+
+
+def test_on_a_gpu_the_cache_shares_the_bytes_of_a_step(plan: Plan) -> None:
+    """MLX frees it before cache and arrays exceed the memory limit: the KV cache loses nothing."""
+    limits, memory = plan("gpu", MIB)
+    assert memory.workspace_bytes == 256 * MIB + limits.cache
+
+
+def test_on_a_cpu_the_cache_counts_in_addition_to_a_step(plan: Plan) -> None:
+    """MLX frees none of it there for other arrays."""
+    (limits, on_cpu), (_, on_gpu) = plan("cpu", MIB), plan("gpu", MIB)
+    assert on_cpu.workspace_bytes == on_gpu.workspace_bytes + limits.cache
+
+
+def test_a_kv_cache_that_leaves_no_room_for_the_buffer_cache_is_refused_on_a_cpu_alone(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, memory = plan("gpu", MIB)
+    small = memory.kept_bytes + memory.workspace_bytes + limits.cache // 2
+    for device, fake in FAKES.items():
+        monkeypatch.setitem(FAKES, device, replace(fake, left_bytes=small, most_bytes=small))
+    plan("gpu", MIB)
+    with pytest.raises(ModelError, match="does not fit"):
+        plan("cpu", MIB)

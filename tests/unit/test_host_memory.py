@@ -1,10 +1,28 @@
-"""What control groups leave of the machine's memory, from files as Linux writes them."""
+"""How much memory a machine has and a process takes, and what steps take of it."""
 
+import ctypes
+import logging
+import os
+import struct
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
+import psutil
 import pytest
 
-from engine.mlx_backend.host import HostMemory, host_memory, within_cgroups
+from engine.mlx_backend import host
+from engine.mlx_backend.host import (
+    QUIET_SECONDS,
+    HostMemory,
+    MemoryMeter,
+    host_memory,
+    process_bytes,
+    within_cgroups,
+)
+from engine.values.stats import ModelMemory
 
 MACHINE = HostMemory(1000, 900)
 
@@ -24,24 +42,24 @@ def _group_v2(path: str, limit: str, used: int) -> dict[str, str]:
     }
 
 
-def test_a_machine_without_groups_is_all_ours(tmp_path: Path) -> None:
-    assert within_cgroups(MACHINE, tmp_path) == MACHINE
-
-
 @pytest.mark.parametrize(
-    ("limit", "expected"), [("max", MACHINE), ("500", HostMemory(500, 200)), ("2000", MACHINE)]
+    ("limits", "expected"),
+    [
+        ({"": "max"}, MACHINE),
+        ({"": "500"}, HostMemory(500, 200)),
+        ({"": "2000"}, MACHINE),
+        ({"/user.slice": "500", "/user.slice/ours": "max"}, HostMemory(500, 200)),
+    ],
 )
-def test_a_container_has_less_memory_than_its_machine(
-    tmp_path: Path, limit: str, expected: HostMemory
+def test_the_limits_of_a_container_and_of_a_group_above_it_count(
+    tmp_path: Path, limits: dict[str, str], expected: HostMemory
 ) -> None:
-    _write(tmp_path, {"proc/self/cgroup": "0::/\n", **_group_v2("", limit, 420)})
+    assert within_cgroups(MACHINE, tmp_path) == MACHINE
+    for group, limit in limits.items():
+        _write(tmp_path, _group_v2(group, limit, 420))
+    *_, own = limits
+    _write(tmp_path, {"proc/self/cgroup": f"0::{own or '/'}\n"})
     assert within_cgroups(MACHINE, tmp_path) == expected
-
-
-def test_the_limit_of_a_group_above_counts(tmp_path: Path) -> None:
-    files = _group_v2("/user.slice", "500", 420) | _group_v2("/user.slice/ours", "max", 5)
-    _write(tmp_path, {"proc/self/cgroup": "0::/user.slice/ours\n", **files})
-    assert within_cgroups(MACHINE, tmp_path) == HostMemory(500, 200)
 
 
 def test_the_first_version_of_groups_is_read_as_well(tmp_path: Path) -> None:
@@ -61,3 +79,139 @@ def test_the_first_version_of_groups_is_read_as_well(tmp_path: Path) -> None:
 def test_this_machine_has_memory_left() -> None:
     memory = host_memory()
     assert 0 < memory.left_bytes <= memory.total_bytes
+
+
+FOOTPRINT = 110 << 30
+RUSAGE_INFO_V2 = 2
+OFFSET, SIZE = 72, 160
+"""Of `ri_phys_footprint` in `struct rusage_info_v2`, after 16 bytes and seven numbers of 8, and of
+the whole: macOS's <sys/resource.h>."""
+
+
+class MacOS:
+    """Implements `proc_pid_rusage` as macOS does: it writes the struct that it is given."""
+
+    def __init__(self, result: int = 0) -> None:
+        self._result = result
+
+    def proc_pid_rusage(self, pid: int, flavor: int, usage: Any) -> int:
+        assert (pid, flavor) == (os.getpid(), RUSAGE_INFO_V2)
+        assert ctypes.sizeof(usage._obj) == SIZE
+        written = bytearray(SIZE)
+        struct.pack_into("<Q", written, OFFSET, FOOTPRINT)
+        ctypes.memmove(usage, bytes(written), SIZE)
+        return self._result
+
+
+def no_library() -> object:
+    raise OSError("there is none")
+
+
+def test_on_macos_it_is_the_footprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has Metal's buffers in it."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert process_bytes(MacOS) == FOOTPRINT
+
+
+@pytest.mark.parametrize("library", [lambda: MacOS(result=-1), object, no_library])
+def test_where_macos_does_not_say_it_is_the_resident_set(
+    monkeypatch: pytest.MonkeyPatch, library: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(psutil, "Process", Resident)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert process_bytes(library) == Resident.rss
+
+
+def test_on_linux_it_is_the_resident_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "Process", Resident)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert process_bytes(no_library) == Resident.rss
+
+
+def test_this_system_says_something() -> None:
+    assert process_bytes() > 1 << 20
+
+
+class Resident:
+    """A process as psutil shows it."""
+
+    rss = 46 << 30
+
+    def memory_info(self) -> "Resident":
+        return self
+
+
+MIB = 1 << 20
+
+
+def take(mebibytes: int) -> None:
+    array = mx.zeros((mebibytes, MIB // 4))
+    mx.eval(array)
+    del array
+    mx.synchronize()  # a GPU gives back what a command buffer used when that has completed
+
+
+class Meter(MemoryMeter):
+    """A meter of steps that take what a test says, with a clock that is set by hand."""
+
+    def __init__(self, workspace: int) -> None:
+        self.now = 0.0
+        self.used = mx.get_active_memory()
+        super().__init__(ModelMemory(0, 0, 0, 0, 0, 0), workspace, self.used, lambda: self.now)
+
+    def take(self, mebibytes: int, error: Exception | None = None) -> None:
+        with self.step():
+            take(mebibytes)
+            if error is not None:
+                raise error
+
+
+def test_a_step_within_its_reservation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    meter = Meter(64 * MIB)
+    meter.take(16)
+    assert not caplog.records
+
+
+def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    meter = Meter(8 * MIB)
+    for now in (0.0, 1.0, QUIET_SECONDS - 1, QUIET_SECONDS):
+        meter.now = now
+        meter.take(32)
+    said = [record.getMessage() for record in caplog.records]
+    line = "a step took 32 MiB on top of weights and KV cache; 8 MiB were reserved"
+    assert said == [line, line]
+
+
+@pytest.mark.device
+def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
+    take(64)
+    kept = mx.ones((4, MIB // 4))
+    mx.eval(kept)
+    meter = Meter(1 << 40)
+    meter.take(32)
+    meter.take(16)
+    stats = meter.stats()
+    assert 32 * MIB <= stats.peak < 40 * MIB
+    assert stats.active == mx.get_active_memory() - meter.used == 0
+    assert stats.model.process_bytes > 0
+
+
+def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "process_bytes", lambda: 110 * MIB)
+    assert Meter(0).stats().model.process_bytes == 110 * MIB
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
+def test_a_step_that_fails_is_measured_as_well(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter = Meter(8 * MIB)
+    if error is None:
+        meter.take(32)
+    else:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            meter.take(32, error)
+    assert len(caplog.records) == 1

@@ -77,15 +77,6 @@ async def test_in_the_midst_of_a_request_the_connection_ends() -> None:
     assert socket.sent == b""
 
 
-async def test_a_body_is_no_head_however_it_is_framed() -> None:
-    protocol, socket = connected()
-    protocol.data_received(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-    for _ in range(3):
-        protocol.data_received(b"1\r\nx\r\n" * MAX_HEAD_BYTES)
-    assert not socket.closed
-    assert not socket.aborted
-
-
 async def test_offers_of_another_protocol_are_left_out_of_what_is_asked() -> None:
     """Of each request that came in one read, and of nothing else."""
     asked: list[tuple[str, list[tuple[bytes, bytes]], bytes]] = []

@@ -85,18 +85,6 @@ def test_asking_for_an_item_is_asking_for_its_response() -> None:
     assert kept(store, "a", "b", "c") == [True, False, True]
 
 
-def test_bytes_are_counted_with_all_items() -> None:
-    one = response("a", 1000)
-    store = ResponseStore(10, 2 * total_bytes(one))
-    for id in ("a", "b", "c"):
-        store.put("", "", id, response(id, 1000))
-    assert kept(store, "a", "b", "c") == [False, True, True]
-    store.put("", "", "d", response("d", 1000, "item"))
-    assert kept(store, "b", "c", "d") == [False, False, True]
-    assert one.n_bytes > 1000
-    assert store.n_bytes == total_bytes(response("d", 1000, "item"))
-
-
 def test_what_is_too_large_alone_is_not_kept_and_takes_nobodys_place() -> None:
     store = ResponseStore(10, 2000)
     store.put("", "", "a", response("a", 100))
@@ -200,56 +188,6 @@ def test_one_clients_flood_takes_no_others_place() -> None:
     for number in range(200):
         store.put("flood", "", f"r{number}", response(f"r{number}"))
     assert kept(store, "own", "r0", "r140", "r141", "r199") == [True, False, False, True, True]
-
-
-def test_nor_do_one_clients_bytes() -> None:
-    own = response("own", 100_000)
-    store = ResponseStore(MANY, 4 * total_bytes(own))
-    store.put("victim", "", "own", own)
-    for number in range(200):
-        store.put("flood", "", f"r{number}", response(f"r{number}", 20_000))
-    store.put("flood", "", "large", response("large", 3 * total_bytes(own)))
-    assert kept(store, "own", "r199", "large") == [True, False, False]
-
-
-def test_a_conversation_counts_once_however_many_continue_it() -> None:
-    store = ResponseStore(MANY, 256 << 20)
-    last = None
-    for turn in range(300):
-        last = response(f"r{turn}", 10, f"i{turn}", before=last)
-        store.put("", "", f"r{turn}", last)
-    assert store.n_bytes < 300 * 3000
-    assert last is not None
-    assert [item.id for item in last.conversation] == [f"i{turn}" for turn in range(300)]
-
-
-def test_what_a_deleted_one_leaves_to_those_that_continue_it_stays() -> None:
-    store = ResponseStore(10, MANY)
-    first = response("a", 10, "said")
-    store.put("", "", "a", first)
-    for id in ("b", "c"):
-        store.put("", "", id, response(id, 10, f"{id}-item", before=first))
-    store.delete("", "a")
-    assert item(store, "", "said") is not None
-    continued = store.get("", "b")
-    assert continued is not None
-    assert [item.id for item in continued.conversation] == ["said", "b-item"]
-    store.delete("", "b")
-    assert item(store, "", "said") is not None
-    store.delete("", "c")
-    assert item(store, "", "said") is None
-    assert store.n_bytes == 0
-
-
-def test_one_may_continue_what_was_forgotten_while_it_was_made() -> None:
-    store = ResponseStore(1, MANY)
-    first = response("a", 10, "said")
-    store.put("", "", "a", first)
-    store.put("", "", "b", response("b"))
-    store.put("", "", "c", response("c", before=first))
-    assert item(store, "", "said") is not None
-    assert store.delete("", "c")
-    assert store.n_bytes == 0
 
 
 @pytest.mark.slow

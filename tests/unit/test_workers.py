@@ -1,20 +1,26 @@
-"""Who is read, rendered and tokenized when: clients take turns, and what is small never waits for
-what is large.
-"""
+"""Who is read, rendered and tokenized when, and until when: clients take turns."""
 
 import asyncio
 import gc
+import json
+import math
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
-from anyio import create_task_group
+from anyio import create_task_group, current_effective_deadline, sleep_forever
 from anyio.lowlevel import checkpoint
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.keys import Keyring
+from server.access.policy import Policy
+from server.access.web import Hosts, Origins
+from server.activity import RequestTracker
 from server.dialects.responses.read import referenced_bytes
 from server.dialects.responses.schema import ResponsesRequest
 from server.dialects.responses.store import (
@@ -25,7 +31,10 @@ from server.dialects.responses.store import (
 )
 from server.errors import ApiError
 from server.fairness import FairLimiter
-from server.record import Principal, RequestRecord
+from server.gateway import Gateway, body_budget, output_budget
+from server.metrics.metrics import HttpAnswers
+from server.record import Principal, RequestRecord, request_record
+from server.settings import Settings
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
@@ -89,7 +98,7 @@ class Blocked:
             self.running -= 1
 
     def until(self, n_running: int) -> bool:
-        """Wait until so many run. False if they do not within 30 s."""
+        """Wait up to 30 s until `n_running` calls run. Return whether they do."""
         with self._lock:
             return self._lock.wait_for(lambda: self.running >= n_running, 30)
 
@@ -236,3 +245,92 @@ def test_what_a_response_names_counts_as_if_it_said_it() -> None:
     references = [{"type": "item_reference", "id": id} for id in ("said", "said", "unsaid")]
     body = ResponsesRequest.model_validate({"input": references})
     assert referenced_bytes(body, store, "me") == 2 * store.item_bytes("me", "said")
+
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+AT_ONCE = 1e-9
+
+
+async def nothing_comes() -> Message:
+    await sleep_forever()
+    raise AssertionError("it was cancelled")
+
+
+async def answered(app: ASGIApp, seconds: float | None) -> list[Message]:
+    """What is sent by an application behind the gateway. None: without a time limit."""
+    settings = Settings(request_timeout_seconds=seconds)
+    policy = Policy(Keyring(()), Hosts("127.0.0.1"), Origins(()), has_namespaces=False)
+    gateway = Gateway(
+        app,
+        settings,
+        policy,
+        body_budget(settings),
+        output_budget(settings),
+        HttpAnswers(),
+        RequestTracker(),
+    )
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/",
+        "raw_path": b"/",
+        "headers": [(b"host", b"localhost")],
+    }
+    await gateway(scope, nothing_comes, send)
+    return sent
+
+
+def outcome(sent: list[Message]) -> tuple[int, str | None]:
+    """The status of an answer, and the code of its error."""
+    body: dict[str, Any] = json.loads(b"".join(each.get("body", b"") for each in sent) or b"{}")
+    return sent[0]["status"], body.get("error", {}).get("code")
+
+
+async def test_a_request_that_waits_for_its_turn_leaves_the_queue() -> None:
+    workers, made = Workers(), list[str]()
+
+    async def prepare(name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        record = request_record(scope)
+        record.n_bytes = LARGE_BYTES + 1
+        await workers.prepare(record, lambda: made.append(name))
+        await send(START)
+        await send(END)
+
+    first = RequestRecord("first", Principal("first"), n_bytes=LARGE_BYTES + 1)
+    async with first.held:
+        await workers.prepare(first, lambda: made.append("first"))
+        late = await answered(partial(prepare, "late"), AT_ONCE)
+        assert outcome(late) == (504, "request_timeout")
+    assert outcome(await answered(partial(prepare, "next"), None)) == (200, None)
+    assert made == ["first", "next"]
+
+
+async def test_what_is_ready_too_late_is_not_sent() -> None:
+    """A thread is not ended: its request may be late without having waited since."""
+
+    async def at_once(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+
+    assert outcome(await answered(at_once, AT_ONCE)) == (504, "request_timeout")
+
+
+async def test_an_answer_that_has_begun_ends_in_its_own_way() -> None:
+    deadlines = list[float]()
+
+    async def begins(scope: Scope, receive: Receive, send: Send) -> None:
+        deadlines.append(current_effective_deadline())
+        await send(START)
+        deadlines.append(current_effective_deadline())
+        await send(END)
+
+    assert outcome(await answered(begins, 3600)) == (200, None)
+    assert deadlines[0] < math.inf
+    assert deadlines[1] == math.inf

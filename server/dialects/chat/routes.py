@@ -34,7 +34,7 @@ from server.service import Context
 
 
 class ChatForm:
-    """How one request's completions are written. It keeps nothing else of the body."""
+    """Writes one request's completions. It keeps nothing else of the body."""
 
     def __init__(self, body: ChatRequest, model: ServedModel, id: str) -> None:
         self._fields = response_fields("chatcmpl", id, model)
@@ -252,7 +252,7 @@ async def create_chat_completion(body: ChatRequest, context: Context) -> Respons
     "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
 )
 async def render_chat_completion(body: ChatRequest, context: Context) -> Response:
-    """What is refused in a chat is refused here; nothing is generated."""
+    """Refuses what a chat refuses, and generates nothing."""
     model = await context.model(body.model)
     chat = await model.workers.prepare(context.record, partial(as_chat, body))
     request, _ = await prepare_chat(chat, model, context.record)

@@ -15,7 +15,7 @@ MAX_MODALITIES = 16
 
 
 class Prediction(RequestModel):
-    """What the answer is expected to be like, such as a file that it will repeat with changes."""
+    """The expected answer, such as a file that the answer repeats with changes."""
 
     type: Literal["content"]
     content: Content
@@ -165,7 +165,7 @@ class CustomToolCallDelta(SparseModel):
 
 
 class Delta(SparseModel):
-    """What a chunk adds to a message."""
+    """The part of a message that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

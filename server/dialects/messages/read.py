@@ -158,7 +158,7 @@ def as_chat(
 
 
 def conversation(body: CountTokensRequest, model: ServedModel, settings: Settings) -> Conversation:
-    """What makes the prompt. Raises ApiError (400)."""
+    """The conversation that makes the prompt. Raises ApiError (400)."""
     system = block_texts(body.system)
     if settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]

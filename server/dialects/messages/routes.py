@@ -112,7 +112,7 @@ MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
     wire_event(
         "MessageDelta",
         "message_delta",
-        about="How the message ended, and what it took in all.",
+        about="How the message ended, and its total usage.",
         delta=MessageEnd,
         usage=MessageUsage,
     ),
@@ -126,12 +126,11 @@ SIGNATURE = "cm9vdHN0b2Nr"
 
 
 class MessageForm:
-    """How one request's message is written."""
+    """Writes one request's message."""
 
     def __init__(self, model: str, request: Request, max_tokens: int, *, is_marked: bool) -> None:
-        """`max_tokens` are those that the client asked for. The tokens of a prompt that were
-        computed are reported as written to the cache if it `is_marked`, that is has
-        `cache_control`.
+        """`max_tokens` is the value that the client requested. If the prompt `is_marked` (has
+        `cache_control`), its computed tokens are reported as written to the cache.
         """
         self.request_id = request.id
         self._model = model
@@ -300,7 +299,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 
 @router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
 async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
-    """Those of the prompt that the same request to /v1/messages would have."""
+    """The number of prompt tokens that the same request to /v1/messages would have."""
     model, record = await context.model(body.model), context.record
     read = partial(conversation, body, model, context.service.settings)
     prompt = await model.workers.prepare(record, read)

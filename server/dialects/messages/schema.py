@@ -43,7 +43,9 @@ class RequestPart(RequestModel):
 
 
 class CacheControlled(RequestPart):
-    """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
+    """A block that may have `cache_control`. It is counted and has no effect, because every prompt
+    is cached.
+    """
 
     cache_control: dict[str, Any] | None = None
 
@@ -86,8 +88,8 @@ def _text_alone() -> PydanticCustomError:
 
 
 class ImageBlockParam(CacheControlled):
-    """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
-    finds the block, takes it out and goes on.
+    """Errors name the block's type in its path, as Anthropic's do: Claude Code finds the block by
+    it, removes it and continues.
     """
 
     type: Literal["image"]
@@ -294,7 +296,7 @@ class OutputConfigParam(RequestModel):
 
 
 class CountTokensRequest(CacheControlled):
-    """All that a prompt is made of."""
+    """The fields that make a prompt."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
 
@@ -327,7 +329,7 @@ class CountTokensRequest(CacheControlled):
 
     @property
     def declared_tools(self) -> list[ToolParam]:
-        """Without those that Anthropic's servers would run."""
+        """The tools that the client runs, without those hosted by Anthropic."""
         return [tool for tool in self.tools if not tool.is_hosted]
 
     @property

@@ -131,8 +131,8 @@ def running(
 
 
 def described(name: str, settings: ModelSettings, card: ModelCard | None) -> OllamaModelInfo:
-    """What Ollama shows of a model, loaded or not. The context may be smaller once it has been
-    loaded (`card`): the KV cache may hold less than the model takes.
+    """The facts that Ollama shows of a model, loaded or not. A loaded model (`card`) may have a
+    smaller context, if the KV cache holds less than the model accepts.
     """
     try:
         return _described(name, open_checkpoint(settings.source), settings, card)

@@ -164,8 +164,8 @@ def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
 
 
 def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
-    """Raises ApiError (400) for a longer context than there is: the client counts on all of it, and
-    would lose what it sends.
+    """Raises ApiError (400) for a longer context than the served one: the client would rely on all
+    of it.
     """
     options, most = body.options, model.engine.card.max_sequence_tokens
     if options.num_ctx is not None and options.num_ctx > most:

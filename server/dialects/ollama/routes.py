@@ -163,7 +163,7 @@ async def _unloaded(
 
 @router.generation("/api/embed", answer=OllamaVectors)
 async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
-    """Without a text the model is loaded, and no more."""
+    """Embeds texts. Without a text it only loads the model."""
     arrived_ns = time.perf_counter_ns()
     context.record.keep_alive_seconds = body.keep_alive
 
@@ -180,7 +180,7 @@ async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
 
 @router.generation("/api/embeddings", answer=OllamaVector)
 async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Response:
-    """Without a prompt the model is loaded, and no more."""
+    """Embeds a prompt. Without a prompt it only loads the model."""
     context.record.keep_alive_seconds = body.keep_alive
 
     async def make(model: ServedModel) -> Job | bytes:
@@ -194,7 +194,9 @@ async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Respons
 
 
 API_VERSION = "0.12.11"
-"""Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
+"""The version of Ollama's API: the first one with log-probabilities in chats, the latest
+feature served here.
+"""
 
 
 @models_router.endpoint("GET", "/api/version", errors=None)
@@ -230,7 +232,7 @@ async def ps(context: Context) -> OllamaRunningModels:
 
 @models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
 async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
-    """Loads nothing: it says what the model's files say, loaded or not."""
+    """Loads nothing: the answer comes from the model's files."""
     name = named(context.service, body.named)
     model = await context.service.chosen(name, context.record)
     read = partial(described, name or model.name, model.settings, model.card)
@@ -241,8 +243,8 @@ async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
     "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
 )
 async def pull(body: OllamaPullRequest, context: Context) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
-    The name is that of a repository, or of a served model, which may come from a directory.
+    """Downloads like `rootstock pull`. A download continues if the client leaves, and ends when the
+    daemon stops. The name is a repository or a served model, which may be a directory.
     """
     download = await _download(context.service, named(context.service, body.named))
     if body.stream:
@@ -256,7 +258,7 @@ async def pull(body: OllamaPullRequest, context: Context) -> Response:
 
 
 async def _download(service: Service, name: str) -> Download | None:
-    """None for a served model whose files are in a directory: there is nothing to fetch."""
+    """The download of a model; None for a served model in a directory."""
     models = service.models
     if not models.has(name):
         return models.downloads.start(repository(name))

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's `/api` routes, and what is sent in answer."""
+"""The bodies and answers of Ollama's `/api` routes."""
 
 import math
 import re
@@ -34,7 +34,7 @@ _MOST_SECONDS = timedelta.max.total_seconds()
 
 
 def _seconds(value: object) -> float:
-    """A number of seconds, or a duration as Go writes it; what is negative has no end."""
+    """A number of seconds, or a duration in Go's notation; a negative one is infinite."""
     if isinstance(value, str):
         value = _read(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -90,7 +90,7 @@ Think = Annotated[bool | Effort, BeforeValidator(_think)]
 
 
 def _role(value: object) -> object:
-    """As Ollama reads it: in any case."""
+    """The role in lower case: Ollama accepts any case."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -102,9 +102,7 @@ ModelName = Annotated[str, Field(max_length=256)]
 
 
 class OllamaOptions(RequestModel):
-    """What is honoured of them. Others are about how Ollama loads a model, or samplers that are not
-    here, and change nothing.
-    """
+    """The honoured options. Others, about loading in Ollama or other samplers, have no effect."""
 
     num_ctx: int | None = Field(
         None, description="The context is the model's; a longer one is refused."
@@ -122,7 +120,7 @@ class OllamaOptions(RequestModel):
 
 
 class OllamaGenerationRequest(RequestModel):
-    """What chats and prompts have in common."""
+    """The common fields of chats and prompts."""
 
     model: ModelName = ""
     stream: bool = True
@@ -136,7 +134,7 @@ class OllamaGenerationRequest(RequestModel):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many alternatives of each token; None: no logprobs."""
+        """The number of alternatives for each token; None: no logprobs."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -203,7 +201,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 
 
 class OllamaShowRequest(RequestModel):
-    """The name of a model. `name` is what the field was called at first."""
+    """The name of a model. `name` is the older name of the field."""
 
     EXAMPLE: ClassVar = {"model": ""}
 
@@ -219,7 +217,7 @@ _NAME: JsonSchemaValue = {"type": "string", "minLength": 1}
 
 
 class OllamaModelRequest(OllamaShowRequest):
-    """The same where there must be one."""
+    """The required name of a model."""
 
     EXAMPLE: ClassVar = {"model": "mlx-community/Qwen3-4B-4bit"}
 
@@ -239,7 +237,7 @@ class OllamaPullRequest(OllamaModelRequest):
 
 
 class OllamaEmbedding(RequestModel):
-    """What both have in common."""
+    """The common fields of both embedding routes."""
 
     model: ModelName = ""
     truncate: bool = Field(True, description="Cut a text at what the model takes, or refuse it.")
@@ -303,8 +301,9 @@ class OllamaMessage(SparseModel):
 
 
 class OllamaAnswer(SparseModel):
-    """A line of a stream, of which the last is `done`, or the whole answer. Durations are
-    nanoseconds: until the engine was asked, from then to the first token, and from that one on.
+    """A line of a stream (the last has `done`), or the whole answer. Durations in nanoseconds:
+    `load_duration` until the engine has the request, then until the first token, then until the
+    end.
     """
 
     model: str
@@ -330,7 +329,7 @@ class OllamaGenerateAnswer(OllamaAnswer):
 
 
 class OllamaVersion(BaseModel):
-    """Of the API, not of the daemon: clients ask whether it is late enough."""
+    """The version of the API, not of the daemon, which clients compare with the one they need."""
 
     version: str
 
@@ -379,7 +378,7 @@ class OllamaRunningModels(BaseModel):
 
 
 class OllamaModelInfo(BaseModel):
-    """A model in detail. `parameters` are those that hold where a request is silent."""
+    """A model in detail. `parameters` are the sampling defaults."""
 
     modelfile: str
     parameters: str

@@ -70,7 +70,7 @@ def answer_job(
 
 
 class OllamaForm:
-    """How one answer is written, from when its request is submitted to the engine."""
+    """Writes one answer. Its times count from the submission of the request."""
 
     def __init__(self, model: ServedModel, shape: Shape, arrived_ns: int) -> None:
         self.shape = shape
@@ -91,7 +91,7 @@ class OllamaForm:
         return OllamaWriter(self, choice, self._model)
 
     def last(self, choice: Choice, usage: AnswerUsage) -> Fields:
-        """The fields of an answer that has ended, with what it took."""
+        """The fields of a finished answer, with its durations and counts."""
         return {
             **_head(self._model),
             "done": True,
@@ -123,7 +123,7 @@ def without_answer(model: str, shape: Shape, reason: DoneReason) -> bytes:
 
 
 def empty_line(model: str, shape: Shape) -> bytes:
-    """A line of a stream that goes on, without text: every client adds nothing to its answer."""
+    """A line of a stream without text, which clients append to the answer without effect."""
     return _line(to_json(model), _members(shape("", "", ())))
 
 
@@ -132,7 +132,7 @@ def _head(model: str) -> Fields:
 
 
 def _line(model: bytes, members: bytes) -> bytes:
-    """A line of a stream that goes on, with these members. All are JSON."""
+    """A line of an unfinished stream with these members, which are JSON."""
     created = to_json(datetime.now(UTC))
     return json_line(b'{"model":%b,"created_at":%b,"done":false,%b}' % (model, created, members))
 
@@ -159,7 +159,7 @@ class OllamaWriter(StreamWriter):
             "text": _members(form.shape(_BLANK, "", ())).split(to_json(_BLANK)),
             "reasoning": _members(form.shape("", _BLANK, ())).split(to_json(_BLANK)),
         }
-        """What stands before and after a block's text in the JSON of a line, by its kind."""
+        """The text before and after a block's text in the JSON of a line, by its kind."""
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         """See StreamWriter. The first line has the log-probabilities of all of them."""
@@ -205,7 +205,7 @@ def vectors_job(
     dimensions: int | None,
     fields: Callable[[Vectors, AnswerUsage], Fields],
 ) -> Job:
-    """The job of embeddings in the order of the texts, of which `fields` makes the answer."""
+    """The job of embeddings in the order of the texts. `fields` makes the answer of them."""
     embedder = model.engine.card.embedder
     assert embedder is not None
 
@@ -217,7 +217,7 @@ def vectors_job(
 
 
 class EmbedForm:
-    """How the answer of `/api/embed` is written, from when its request is submitted."""
+    """Writes the answer of `/api/embed`. Its times count from the submission of the request."""
 
     def __init__(self, model: str, arrived_ns: int) -> None:
         self._model = model

@@ -1,5 +1,5 @@
-"""What `/v1/responses` sends, as its OpenAPI document describes it: responses, output items, and
-the events of a stream.
+"""The models of `/v1/responses` for the OpenAPI document: responses, output items, and the events
+of a stream.
 
 Answers are written as plain JSON objects (write.py), and no model validates them again.
 """
@@ -99,7 +99,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseBody(SparseModel):
-    """One response, whole."""
+    """A whole response."""
 
     id: str
     object: Literal["response"]
@@ -177,7 +177,7 @@ class ItemEvent(BaseModel):
 
 
 def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
-    """The model of an event within an item, with these fields beyond those of all such events."""
+    """The model of an event within an item, with these fields in addition to the common ones."""
     return wire_event(name, *types, sequence_number=int, item_id=str, output_index=int, **fields)
 
 

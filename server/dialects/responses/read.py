@@ -228,8 +228,8 @@ _ITEMS = TypeAdapter(list[ConversationItem])
 
 @dataclass(frozen=True, slots=True)
 class ReadInput:
-    """A request's prompt and tools, and what the prompt is made of: `items` are the request's own,
-    each reference replaced by what it refers to, and `before` the response that it continues.
+    """A request's prompt and tools, and their sources: `items` are the request's own with resolved
+    references, `before` is the response that it continues.
     """
 
     prompt: Conversation
@@ -256,9 +256,9 @@ def read_input(
 ) -> ReadInput:
     """Called in a worker thread. `is_strict` decides for functions whose `strict` is left out.
 
-    Raises ApiError (400) for what makes no prompt, for references to what is not stored, and for
-    more than `max_bytes` of what is: a short body can refer to long items, and to each of them
-    often.
+    Raises ApiError (400) for items that make no prompt, for references to items that are not
+    stored, and for more than `max_bytes` of referenced items: a short body can refer to long items
+    repeatedly.
     """
     tools = RequestTools(body.tools, is_strict)
     before = _previous(body.previous_response_id, store, owner)

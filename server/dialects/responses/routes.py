@@ -65,11 +65,11 @@ async def responses_job(
     store: ResponseStore,
     max_bytes: int,
 ) -> tuple[Job, ResponseForm]:
-    """The job, and how its response is written. `max_bytes` limits the stored items that the body
-    may refer to.
+    """The job of a request and the writer of its response. `max_bytes` limits the stored items that
+    the body may refer to.
 
-    Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
-    for too many bytes.
+    Raises ApiError (400) for what the model cannot serve, for references to items that are not
+    stored, and for too many bytes.
     """
     referenced = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, referenced)
@@ -114,7 +114,7 @@ def response_form(
     record: RequestRecord,
     store: ResponseStore,
 ) -> ResponseForm:
-    """How the response is written, and its input as it is stored."""
+    """The form that writes the response, and its input as it is stored."""
     id = f"resp_{record.id}"
     new = [*stored_items(given.items, record.id)] if body.store else []
     return ResponseForm(
@@ -138,8 +138,8 @@ async def input_tokens(
     store: ResponseStore,
     max_bytes: int,
 ) -> int:
-    """How many tokens the prompt of such a response would have. Raises what `responses_job` does
-    for it.
+    """The number of tokens of the prompt of such a response. Raises what `responses_job` does for
+    it.
     """
     named = partial(referenced_bytes, body, store, record.key)
     record.n_bytes += await model.workers.prepare(record, named)
@@ -215,7 +215,7 @@ async def create_response(
 async def count_input_tokens(
     body: InputTokensRequest, context: Context, store: StoreDependency
 ) -> InputTokens:
-    """Those of the prompt that the same request to /v1/responses would have."""
+    """The number of prompt tokens that the same request to /v1/responses would have."""
     max_bytes = context.service.settings.max_body_bytes
     model = await context.model(body.model)
     tokens = await input_tokens(body, model, context.record, store, max_bytes)
@@ -248,7 +248,7 @@ async def get_response(
 async def delete_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> DeletedResponse:
-    """One that is being made is cancelled."""
+    """Deletes a response. An unfinished one is cancelled."""
     await background.cancel(record.key, id)
     if not store.delete(record.key, id):
         raise _not_found(id)
@@ -259,7 +259,7 @@ async def delete_response(
 async def cancel_response(
     id: str, record: RecordDependency, store: StoreDependency, background: BackgroundDependency
 ) -> Response:
-    """One that is complete, or cancelled already, stays as it is."""
+    """Cancels a background response. A finished one is unchanged."""
     await background.cancel(record.key, id)
     stored = _stored(store, record.key, id)
     if not stored.is_background:
@@ -277,7 +277,7 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
 ) -> Response:
-    """All that the model is given but instructions, with what came before a response that this
+    """The items of the prompt except instructions, including those of earlier responses that this
     one continues.
     """
     service, record = context.service, context.record

@@ -264,7 +264,7 @@ class ReasoningOptions(RequestModel):
 
 
 class TextFormat(RequestModel):
-    """What form the text must have. Where there is a schema it is kept to, `strict` or not."""
+    """The required form of the text. A schema is enforced, `strict` or not."""
 
     model_config = any_of(of_type("text", "json_object", None), present(schema=OBJECT))
 
@@ -287,7 +287,7 @@ class TextOptions(RequestModel):
 
 
 class InputTokensRequest(PromptRequest):
-    """All that a prompt is made of."""
+    """The fields that make a prompt."""
 
     EXAMPLE: ClassVar = {"input": "What is a radix tree?"}
 

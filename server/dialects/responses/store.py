@@ -58,7 +58,7 @@ class StoredResponse:
 
     @property
     def n_bytes(self) -> int:
-        """Its bytes besides those of its conversation."""
+        """Its bytes, without those of its conversation."""
         return len(self.json) + OVERHEAD_BYTES
 
 
@@ -67,8 +67,8 @@ Key: TypeAlias = tuple[str, str]
 
 
 class ClientResponses:
-    """One client's responses, the least recently used first. A conversation that several of them
-    continue is kept once, and goes with the last of them.
+    """One client's responses, the least recently used first. A conversation that several responses
+    continue is kept once, until the last of them is dropped.
     """
 
     def __init__(self) -> None:

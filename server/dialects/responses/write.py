@@ -1,4 +1,4 @@
-"""How a response is written: whole, as it is stored, and as a stream of events.
+"""Writes responses: whole, as they are stored, and as streams of events.
 
 Each block of the answer is an item of the response's output. An item is rendered once, and all
 events and responses that have it repeat these bytes.
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a kind of block is written."""
+    """Writes one kind of block."""
 
     item: str  # the item's type
     prefix: str  # of the item's id
@@ -103,7 +103,7 @@ PASSED_ON = frozenset({"context_length_exceeded", "rate_limit_exceeded"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseForm:
-    """How one response is written, and where it is stored. It keeps nothing else of the body."""
+    """Writes one response, and stores it. It keeps nothing else of the body."""
 
     id: str
     head: bytes  # the fields that never change, as a JSON object: many events repeat them
@@ -201,7 +201,7 @@ class Item:
             yield self._text_event("delta", "delta", to_json(text), added)
 
     def closed(self, item: StoredItem) -> Iterator[Event]:
-        """The events of its end, of which `item` is the result."""
+        """The events that end the item; `item` is the result."""
         text = self._text()
         if self._kind is KINDS["custom"]:
             yield self._text_event("delta", "delta", text, b"")
@@ -211,7 +211,9 @@ class Item:
         yield self._item_event("response.output_item.done", item.json)
 
     def add_logprobs(self, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """Add those of the next tokens of its text. Returns them as members of a JSON list."""
+        """Add the log-probabilities of the next tokens of its text. Returns them as members of a
+        JSON list.
+        """
         if not logprobs:
             return b""
         self._logprobs.append(to_json(chat_logprobs(self._form.tokenizer, logprobs))[1:-1])
@@ -339,7 +341,7 @@ def _item_status(choice: Choice, block: Block) -> ItemStatus:
 
 
 def _error(error: ApiError) -> dict[str, str]:
-    """With one of the few codes that a response may have."""
+    """The error of a response, with one of the few codes that it may have."""
     if error.code in PASSED_ON:
         code = str(error.code)
     else:

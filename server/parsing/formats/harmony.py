@@ -24,10 +24,10 @@ _RECIPIENT = re.compile(r"\bto=([\w.:/-]{1,256})")
 
 @dataclass(frozen=True, slots=True)
 class Harmony:
-    """What is addressed to a function is a call if there are `tools`, analysis is reasoning, and
-    all else is content: final messages, what a model says before it calls, and text in no message,
-    as a grammar may make it. What is addressed to tools that a model knows from its training, such
-    as `browser.search`, has nobody to read it, and counts as reasoning.
+    """A message to a function is a call if there are `tools`, analysis is reasoning, and all else
+    is content: final messages, preambles of calls, and text outside messages, which a grammar may
+    cause. A message to a tool that the model knows from training, such as `browser.search`, counts
+    as reasoning, because it has no recipient.
     """
 
     tools: ToolFormat | None

@@ -44,7 +44,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How values are written: strings between quotes, and which of the brackets lists have."""
+    """The notation of values: the quotes of strings and the brackets of lists."""
 
     quotes: Mapping[str, ReadString]
     lists: Sequence[str] = ("[",)
@@ -106,7 +106,7 @@ def _key(reader: Reader, notation: Notation, markers: Sequence[str]) -> Reading[
 
 
 def _value(reader: Reader, notation: Notation, part: WriteJson, depth: int) -> Reading[bool]:
-    """One value; whether it came to its end."""
+    """One value, and whether it is complete."""
     yield from reader.skip_space()
     brackets = ["{", *notation.lists] if depth < _MOST_DEPTH else []
     begin = yield from reader.starts([*notation.quotes, *brackets])
@@ -221,7 +221,7 @@ def _gemma_reader(notation: Notation, end: str, answers: str) -> ReadCalls:
 
 
 def _read_calls(reader: Reader, notation: Notation, calls: Calls) -> Reading[None]:
-    """One call, and those side by side with it."""
+    """One call, and parallel ones after it."""
     yield from reader.skip_space()
     if not (yield from reader.starts(["call:"])):
         raise NotACall
@@ -279,7 +279,7 @@ def read_python_string(reader: Reader, quote: str, part: WriteJson) -> Reading[b
 
 
 def _scan(text: str, quote: str, is_closed: bool) -> tuple[str, int, bool]:
-    """What the text says that is certain, where that ends, and whether the string does there."""
+    """The decoded part of the text that is final, its end, and whether the string ends there."""
     said: list[str] = []
     at = 0
     while match := _PIECE.match(text, at):
@@ -300,7 +300,9 @@ def _scan(text: str, quote: str, is_closed: bool) -> tuple[str, int, bool]:
 
 
 def _unescaped(escape: str) -> str:
-    """What an escape stands for, its backslash left out. One that is unknown stands for itself."""
+    """The character of an escape, given without its backslash. An unknown escape stands for
+    itself.
+    """
     if escape[:1] in ("x", "u", "U") and len(escape) > 1:
         code = int(escape[1:], 16)
         return chr(code) if code < 0x110000 else "\\" + escape

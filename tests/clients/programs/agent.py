@@ -1,5 +1,5 @@
-"""A coding agent's program, started by `rootstock launch` in a home of its own: without settings,
-sessions or an account of the user's.
+"""Coding agents, started by `rootstock launch` in a home of their own: without settings, sessions
+or an account of the user's. What every one of them is put through.
 """
 
 import json
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any
 
 from tests.clients.catalogue import ENVIRONMENTS, ROOT
 from tests.clients.checks import Daemon, stopped
-from tests.clients.scenario import ENDLESS
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    QUESTION,
+    knows_the_weather,
+)
 
 SECONDS = 240
 KEPT = ("TMPDIR", "LANG")
@@ -82,6 +89,77 @@ class Agent:
             text=True,
             start_new_session=True,  # its children die with it
         )
+
+
+class Program:
+    """One agent's flags, and where its report has the answer and the tokens. Its checks are
+    `conversation`, `tool_loop`, `two_folders` and `cancellation`.
+    """
+
+    name: str
+    """As `rootstock launch` knows it."""
+
+    environment: str
+    """Where `make clients` installs it."""
+
+    variables: Mapping[str, str] = {}
+    """Keep it from requests to others than the daemon."""
+
+    ask: tuple[str, ...]
+    """Before a question."""
+
+    resume: tuple[str, ...]
+    """Before a question of the session that was the last."""
+
+    least_resumed, least_elsewhere = 0.95, 0.9
+    """The share of a prompt that is cached, of a session that goes on and in another folder."""
+
+    def text(self, report: Any) -> str:
+        raise NotImplementedError
+
+    def usage(self, report: Any) -> tuple[int, int]:
+        """Of the last request: its tokens that were cached, and all."""
+        raise NotImplementedError
+
+    def check_call(self, report: Any) -> None:
+        """The tool was called once, and its program ended well: where the report says so."""
+
+    def run(self, agent: Agent, *arguments: str) -> Any:
+        """Its report."""
+        return agent.run(*arguments)
+
+    def agent_in(self, home: str, daemon: Daemon) -> Agent:
+        return Agent(self.name, self.environment, Path(home), daemon, self.variables)
+
+    def once(self, daemon: Daemon, *arguments: str) -> Any:
+        """The report of one session in a home of its own."""
+        with tempfile.TemporaryDirectory() as home:
+            return self.run(self.agent_in(home, daemon), *arguments)
+
+    def conversation(self, daemon: Daemon) -> str:
+        """The second turn is a process of its own, which resumes the first."""
+        with tempfile.TemporaryDirectory() as home:
+            agent = self.agent_in(home, daemon)
+            first = self.text(self.run(agent, *self.ask, GREETING))
+            resumed = self.run(agent, *self.resume, FAREWELL)
+        assert first
+        return f"{first} ({shared(*self.usage(resumed), self.least_resumed)})"
+
+    def tool_loop(self, daemon: Daemon) -> str:
+        report = self.once(daemon, *self.ask, QUESTION)
+        self.check_call(report)
+        answer = knows_the_weather(self.text(report))
+        return f"{answer} ({shared(*self.usage(report), self.least_resumed)})"
+
+    def two_folders(self, daemon: Daemon) -> str:
+        with tempfile.TemporaryDirectory() as home:
+            for agent in self.agent_in(home, daemon).in_two_folders():
+                report = self.run(agent, *self.ask, GREETING)
+        return shared(*self.usage(report), self.least_elsewhere)
+
+    def cancellation(self, daemon: Daemon) -> str:
+        with tempfile.TemporaryDirectory() as home:
+            return self.agent_in(home, daemon).cancel(*self.ask)
 
 
 def shared(cached: int, asked: int, least: float) -> str:

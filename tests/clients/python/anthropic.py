@@ -5,31 +5,20 @@ from typing import Any
 import anthropic
 from anthropic import Anthropic
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    REASONING,
-    SYSTEM,
-    UNKNOWN,
-    WEATHER_TOOL,
-    WeatherStation,
-)
 
 TOOL = {
-    "name": WEATHER_TOOL["name"],
-    "description": WEATHER_TOOL["description"],
-    "input_schema": WEATHER_TOOL["parameters"],
+    "name": scenario.WEATHER_TOOL["name"],
+    "description": scenario.WEATHER_TOOL["description"],
+    "input_schema": scenario.WEATHER_TOOL["parameters"],
 }
 
 
 def conversation(daemon: Daemon) -> str:
-    messages: list[Any] = [_user(GREETING)]
+    messages: list[Any] = [_user(scenario.GREETING)]
     first = _ask(daemon, messages)
-    last = _ask(daemon, [*messages, _assistant(first), _user(FAREWELL)])
+    last = _ask(daemon, [*messages, _assistant(first), _user(scenario.FAREWELL)])
     cached = last.usage.cache_read_input_tokens
     assert _text(first)
     assert first.stop_reason == "end_turn", first
@@ -38,10 +27,12 @@ def conversation(daemon: Daemon) -> str:
 
 
 def stream(daemon: Daemon) -> str:
-    with _client(daemon).messages.stream(**_body(daemon, [_user(GREETING)])) as events:
+    with _client(daemon).messages.stream(**_body(daemon, [_user(scenario.GREETING)])) as events:
         slices = list(events.text_stream)
         answer = events.get_final_message()
-    assert "".join(slices) == _text(answer) == _text(_ask(daemon, [_user(GREETING)])), answer
+    assert "".join(slices) == _text(answer) == _text(_ask(daemon, [_user(scenario.GREETING)])), (
+        answer
+    )
     assert answer.usage.output_tokens > 0
     return f"{len(slices)} slices: {_text(answer)}"
 
@@ -56,18 +47,18 @@ def streamed_tool_loop(daemon: Daemon) -> str:
 
 def count_of_tokens(daemon: Daemon) -> str:
     """What a question costs, before it is asked."""
-    question = {"messages": [_user(QUESTION)], "system": SYSTEM, "tools": [TOOL]}
+    question = {"messages": [_user(scenario.QUESTION)], "system": scenario.SYSTEM, "tools": [TOOL]}
     counted = _client(daemon).messages.count_tokens(model=daemon.model, **question).input_tokens
-    usage = _ask(daemon, [_user(QUESTION)], tools=[TOOL]).usage
+    usage = _ask(daemon, [_user(scenario.QUESTION)], tools=[TOOL]).usage
     read = usage.cache_read_input_tokens + (usage.cache_creation_input_tokens or 0)
     assert counted == usage.input_tokens + read, (counted, usage)
     return f"{counted} tokens"
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    missing = raised(anthropic.NotFoundError, lambda: _ask(unknown, [_user(GREETING)]))
-    assert UNKNOWN in str(missing), missing
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    missing = raised(anthropic.NotFoundError, lambda: _ask(unknown, [_user(scenario.GREETING)]))
+    assert scenario.UNKNOWN in str(missing), missing
     long = [_user("word " * 100_000)]
     refused: Any = raised(anthropic.BadRequestError, lambda: _ask(daemon, long))
     assert refused.body["error"]["type"] == "invalid_request_error", refused.body
@@ -75,22 +66,22 @@ def errors(daemon: Daemon) -> str:
 
 
 def cancellation(daemon: Daemon) -> str:
-    events = _ask(daemon, [_user(ENDLESS)], stream=True)
+    events = _ask(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(events)
     return stopped(daemon, events.close)
 
 
 def thinking(daemon: Daemon) -> str:
     """Comes back with a signature, and is sent again with it in the loop above."""
-    block, _ = _ask(daemon, [_user(GREETING)]).content
-    assert (block.type, block.thinking) == ("thinking", REASONING), block
+    block, _ = _ask(daemon, [_user(scenario.GREETING)]).content
+    assert (block.type, block.thinking) == ("thinking", scenario.REASONING), block
     assert block.signature
-    return REASONING
+    return scenario.REASONING
 
 
 def _tool_loop(daemon: Daemon, ask: Any) -> str:
-    station = WeatherStation()
-    messages: list[Any] = [_user(QUESTION)]
+    station = scenario.WeatherStation()
+    messages: list[Any] = [_user(scenario.QUESTION)]
     while (answer := ask(daemon, messages, tools=[TOOL])).stop_reason == "tool_use":
         results = [
             {
@@ -131,9 +122,9 @@ def _stream(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
 def _body(daemon: Daemon, messages: list[Any]) -> dict[str, Any]:
     return {
         "model": daemon.model,
-        "system": SYSTEM,
+        "system": scenario.SYSTEM,
         "messages": messages,
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": scenario.MAX_TOKENS,
         "extra_body": {"temperature": 0},  # the SDK has no such argument any more
     }
 

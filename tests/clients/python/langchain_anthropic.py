@@ -4,45 +4,20 @@ from typing import Any
 
 import anthropic
 from langchain_anthropic import ChatAnthropic
-from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
 from tests.clients.checks import Daemon, main, raised
-from tests.clients.python import langchain_loops as loops
-from tests.clients.scenario import CITY, DAY, GREETING, MAX_TOKENS, QUESTION, UNKNOWN
-
-
-def conversation(daemon: Daemon) -> str:
-    return loops.conversation(_model(daemon))
-
-
-def stream(daemon: Daemon) -> str:
-    return loops.stream(_model(daemon))
-
-
-def tool_loop(daemon: Daemon) -> str:
-    return loops.tool_loop(_model(daemon))
-
-
-def streamed_tool_loop(daemon: Daemon) -> str:
-    return loops.streamed_tool_loop(_model(daemon), parallel_tool_calls=False)
+from tests.clients.python.langchain_loops import Loops
+from tests.clients.scenario import GREETING, MAX_TOKENS, UNKNOWN
 
 
 def required(daemon: Daemon) -> str:
-    _, tool = loops.weather_tool()
-    model = _model(daemon).bind_tools([tool], tool_choice="any")
-    (call,) = model.invoke([HumanMessage(QUESTION)]).tool_calls
-    assert call["args"] == {"city": CITY, "day": DAY}, call
-    return f"{call['name']} {call['args']}"
+    return LOOPS.required_call(daemon, tool_choice="any")
 
 
 def errors(daemon: Daemon) -> str:
     unknown = Daemon(daemon.root, UNKNOWN)
     return str(raised(anthropic.NotFoundError, lambda: _model(unknown).invoke(GREETING)))
-
-
-def cancellation(daemon: Daemon) -> str:
-    return loops.cancellation(daemon, _model(daemon))
 
 
 def _model(daemon: Daemon) -> Any:
@@ -58,13 +33,15 @@ def _model(daemon: Daemon) -> Any:
     )
 
 
+LOOPS = Loops(_model, _model)
+
 if __name__ == "__main__":
     main(
-        conversation,
-        stream,
-        tool_loop,
-        streamed_tool_loop,
+        LOOPS.conversation,
+        LOOPS.stream,
+        LOOPS.tool_loop,
+        LOOPS.streamed_tool_loop,
         required,
         errors,
-        scripted=[cancellation],
+        scripted=[LOOPS.cancellation],
     )

@@ -1,59 +1,73 @@
 """What langchain's chat models are put through, whichever API they speak."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import StructuredTool
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, stopped
-from tests.clients.scenario import ENDLESS, FAREWELL, GREETING, QUESTION, SYSTEM, WeatherStation
 
 
-def conversation(model: Any) -> str:
-    messages: list[Any] = [SystemMessage(SYSTEM), HumanMessage(GREETING)]
-    first = model.invoke(messages)
-    last = model.invoke([*messages, first, HumanMessage(FAREWELL)])
-    assert first.text
-    return f"{first.text} ({_cached(last)} cached)"
+@dataclass(frozen=True)
+class Loops:
+    """Checks of the chat model that `model` makes of a daemon."""
+
+    model: Callable[[Daemon], Any]
+    streaming_model: Callable[[Daemon], Any]
+
+    def conversation(self, daemon: Daemon) -> str:
+        question = [SystemMessage(scenario.SYSTEM), HumanMessage(scenario.GREETING)]
+        first = self.model(daemon).invoke(question)
+        last = self.model(daemon).invoke([*question, first, HumanMessage(scenario.FAREWELL)])
+        assert first.text
+        return f"{first.text} ({_cached(last)} cached)"
+
+    def stream(self, daemon: Daemon) -> str:
+        chunks = list(self.model(daemon).stream(scenario.GREETING))
+        text = "".join(chunk.text for chunk in chunks)
+        assert text == self.model(daemon).invoke(scenario.GREETING).text, text
+        return f"{len(chunks)} chunks: {text}"
+
+    def tool_loop(self, daemon: Daemon) -> str:
+        return tool_loop(self.model(daemon), lambda bound, messages: bound.invoke(messages))
+
+    def streamed_tool_loop(self, daemon: Daemon) -> str:
+        model = self.streaming_model(daemon)
+        return tool_loop(model, joined, parallel_tool_calls=False)
+
+    def required_call(self, daemon: Daemon, **options: Any) -> str:
+        _, tool = weather_tool()
+        model = self.model(daemon).bind_tools([tool], **options)
+        (call,) = model.invoke([HumanMessage(scenario.QUESTION)]).tool_calls
+        assert call["args"] == {"city": scenario.CITY, "day": scenario.DAY}, call
+        return f"{call['name']} {call['args']}"
+
+    def cancellation(self, daemon: Daemon) -> str:
+        chunks = self.model(daemon).stream(scenario.ENDLESS)
+        next(chunks)
+        return stopped(daemon, chunks.close)
 
 
-def stream(model: Any) -> str:
-    chunks = list(model.stream(GREETING))
-    text = "".join(chunk.text for chunk in chunks)
-    assert text == model.invoke(GREETING).text, text
-    return f"{len(chunks)} chunks: {text}"
-
-
-def tool_loop(model: Any, **options: Any) -> str:
-    return _tool_loop(model, lambda bound, messages: bound.invoke(messages), **options)
-
-
-def streamed_tool_loop(model: Any, **options: Any) -> str:
-    return _tool_loop(model, lambda bound, messages: _joined(bound.stream(messages)), **options)
-
-
-def cancellation(daemon: Daemon, model: Any) -> str:
-    chunks = model.stream(ENDLESS)
-    next(chunks)
-    return stopped(daemon, chunks.close)
-
-
-def weather_tool() -> tuple[WeatherStation, Any]:
-    station = WeatherStation()
+def weather_tool() -> tuple[scenario.WeatherStation, Any]:
+    station = scenario.WeatherStation()
     return station, StructuredTool.from_function(station.get_weather)
 
 
-def _tool_loop(model: Any, ask: Any, **options: Any) -> str:
+def tool_loop(model: Any, ask: Any, **options: Any) -> str:
     station, tool = weather_tool()
     bound = model.bind_tools([tool], **options)
-    messages: list[Any] = [SystemMessage(SYSTEM), HumanMessage(QUESTION)]
+    messages: list[Any] = [SystemMessage(scenario.SYSTEM), HumanMessage(scenario.QUESTION)]
     while (answer := ask(bound, messages)).tool_calls:
         messages += [answer, *map(tool.invoke, answer.tool_calls)]
     return f"{station.check(answer.text)} ({_cached(answer)} cached)"
 
 
-def _joined(chunks: Any) -> Any:
-    """Message chunks add up to the message."""
+def joined(bound: Any, messages: list[Any]) -> Any:
+    """A stream's message: its chunks add up to it."""
+    chunks = bound.stream(messages)
     whole = next(chunks)
     for chunk in chunks:
         whole += chunk

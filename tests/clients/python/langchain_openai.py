@@ -1,18 +1,16 @@
 """langchain-openai: ChatOpenAI with bound tools and with_structured_output."""
 
+from functools import partial
 from typing import Any, Literal
 
 import openai
-from langchain_core.messages import HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.clients.checks import Daemon, main, raised
-from tests.clients.python import langchain_loops as loops
+from tests.clients.python.langchain_loops import Loops
 from tests.clients.scenario import (
-    CITY,
-    DAY,
     LIBRARY,
     MAX_TOKENS,
     QUESTION,
@@ -28,37 +26,16 @@ class Report(BaseModel):
     degrees: int = Field(ge=0, le=40)
 
 
-def conversation(daemon: Daemon) -> str:
-    return loops.conversation(_model(daemon))
-
-
-def stream(daemon: Daemon) -> str:
-    return loops.stream(_model(daemon))
-
-
-def tool_loop(daemon: Daemon) -> str:
-    return loops.tool_loop(_model(daemon))
-
-
-def streamed_tool_loop(daemon: Daemon) -> str:
-    model = _model(daemon, stream_usage=True)
-    return loops.streamed_tool_loop(model, parallel_tool_calls=False)
-
-
 def responses_tool_loop(daemon: Daemon) -> str:
-    return loops.tool_loop(_model(daemon, use_responses_api=True))
+    return RESPONSES.tool_loop(daemon)
 
 
 def responses_streamed_tool_loop(daemon: Daemon) -> str:
-    return loops.streamed_tool_loop(_model(daemon, use_responses_api=True))
+    return RESPONSES.streamed_tool_loop(daemon)
 
 
 def required_and_strict(daemon: Daemon) -> str:
-    _, tool = loops.weather_tool()
-    model = _model(daemon).bind_tools([tool], tool_choice="required", strict=True)
-    (call,) = model.invoke([HumanMessage(QUESTION)]).tool_calls
-    assert call["args"] == {"city": CITY, "day": DAY}, call
-    return f"{call['name']} {call['args']}"
+    return LOOPS.required_call(daemon, tool_choice="required", strict=True)
 
 
 def structured_by_schema(daemon: Daemon) -> str:
@@ -81,10 +58,6 @@ def errors(daemon: Daemon) -> str:
     unknown = Daemon(daemon.root, UNKNOWN)
     raised(openai.NotFoundError, lambda: _model(unknown).invoke(QUESTION))
     return str(bad)
-
-
-def cancellation(daemon: Daemon) -> str:
-    return loops.cancellation(daemon, _model(daemon))
 
 
 def _structured(daemon: Daemon, method: str) -> str:
@@ -117,12 +90,15 @@ def small_index(daemon: Daemon) -> str:
     return found_in(lambda query: index.similarity_search(query, k=1)[0].page_content)
 
 
+LOOPS = Loops(_model, partial(_model, stream_usage=True))
+RESPONSES = Loops(*[partial(_model, use_responses_api=True)] * 2)
+
 if __name__ == "__main__":
     main(
-        conversation,
-        stream,
-        tool_loop,
-        streamed_tool_loop,
+        LOOPS.conversation,
+        LOOPS.stream,
+        LOOPS.tool_loop,
+        LOOPS.streamed_tool_loop,
         responses_tool_loop,
         responses_streamed_tool_loop,
         required_and_strict,
@@ -130,5 +106,5 @@ if __name__ == "__main__":
         structured_by_function,
         errors,
         small_index,
-        scripted=[structured_by_json_mode, cancellation],
+        scripted=[structured_by_json_mode, LOOPS.cancellation],
     )

@@ -5,29 +5,17 @@ from typing import Any
 
 import litellm
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    CITY,
-    DAY,
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    REASONING,
-    UNKNOWN,
-    WEATHER_TOOL,
-    WeatherStation,
-)
 
-TOOL = {"type": "function", "function": WEATHER_TOOL}
-USER = {"role": "user", "content": QUESTION}
+TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
+USER = {"role": "user", "content": scenario.QUESTION}
 
 
 def conversation(daemon: Daemon) -> str:
-    messages: list[Any] = [{"role": "user", "content": GREETING}]
+    messages: list[Any] = [{"role": "user", "content": scenario.GREETING}]
     first = _ask(daemon, messages=messages, tools=None).choices[0].message
-    messages += [first, {"role": "user", "content": FAREWELL}]
+    messages += [first, {"role": "user", "content": scenario.FAREWELL}]
     cached = _ask(daemon, messages=messages, tools=None).usage.prompt_tokens_details.cached_tokens
     assert first.content
     assert cached > 0
@@ -42,7 +30,7 @@ def streamed_call(daemon: Daemon) -> str:
         for choice in chunk.choices
         for call in choice.delta.tool_calls or ()
     ]
-    assert json.loads("".join(slices)) == {"city": CITY, "day": DAY}, slices
+    assert json.loads("".join(slices)) == {"city": scenario.CITY, "day": scenario.DAY}, slices
     whole = litellm.stream_chunk_builder(chunks)
     (call,) = whole.choices[0].message.tool_calls
     assert (call.function.name, whole.choices[0].finish_reason) == ("get_weather", "tool_calls")
@@ -51,7 +39,7 @@ def streamed_call(daemon: Daemon) -> str:
 
 
 def tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
+    station = scenario.WeatherStation()
     messages: list[Any] = [USER]
     while calls := (answer := _ask(daemon, messages=messages)).choices[0].message.tool_calls:
         messages.append(answer.choices[0].message)
@@ -64,7 +52,7 @@ def tool_loop(daemon: Daemon) -> str:
 
 
 def cancellation(daemon: Daemon) -> str:
-    messages = [{"role": "user", "content": ENDLESS}]
+    messages = [{"role": "user", "content": scenario.ENDLESS}]
     chunks = _ask(daemon, messages=messages, tools=None, stream=True)
     next(chunks)
     return stopped(daemon, chunks.completion_stream.close)
@@ -83,12 +71,12 @@ def reasoning(daemon: Daemon) -> str:
     whole = _ask(daemon).choices[0].message.reasoning_content
     deltas = [chunk.choices[0].delta for chunk in _ask(daemon, stream=True)]
     thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
-    assert whole == "".join(thoughts) == REASONING, (whole, thoughts)
+    assert whole == "".join(thoughts) == scenario.REASONING, (whole, thoughts)
     return str(whole)
 
 
 def errors(daemon: Daemon) -> str:
-    error = raised(litellm.NotFoundError, lambda: _ask(Daemon(daemon.root, UNKNOWN)))
+    error = raised(litellm.NotFoundError, lambda: _ask(Daemon(daemon.root, scenario.UNKNOWN)))
     bad = {"type": "function", "function": {"name": "no spaces here"}}
     raised(litellm.BadRequestError, lambda: _ask(daemon, tools=[bad]))
     return str(error)
@@ -100,7 +88,7 @@ def _ask(daemon: Daemon, **fields: Any) -> Any:
         api_base=daemon.base_url,
         api_key="none",
         num_retries=0,
-        **{"messages": [USER], "tools": [TOOL], "max_tokens": MAX_TOKENS, "temperature": 0}
+        **{"messages": [USER], "tools": [TOOL], "max_tokens": scenario.MAX_TOKENS, "temperature": 0}
         | fields,
     )
 

@@ -8,16 +8,8 @@ from typing import Any
 
 import llm
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    UNKNOWN,
-    WeatherStation,
-)
 
 ENTRY = """
 - model_id: {model}
@@ -29,8 +21,8 @@ ENTRY = """
 
 def conversation(daemon: Daemon) -> str:
     talk = _model(daemon).conversation()
-    first = talk.prompt(GREETING, stream=False, **_options()).text()
-    last = talk.prompt(FAREWELL, stream=False, **_options())
+    first = talk.prompt(scenario.GREETING, stream=False, **_options()).text()
+    last = talk.prompt(scenario.FAREWELL, stream=False, **_options())
     last.text()
     cached = last.usage().details["prompt_tokens_details"]["cached_tokens"]
     assert first
@@ -39,8 +31,8 @@ def conversation(daemon: Daemon) -> str:
 
 
 def stream(daemon: Daemon) -> str:
-    slices = list(_model(daemon).prompt(GREETING, **_options()))
-    text = _model(daemon).prompt(GREETING, stream=False, **_options()).text()
+    slices = list(_model(daemon).prompt(scenario.GREETING, **_options()))
+    text = _model(daemon).prompt(scenario.GREETING, stream=False, **_options()).text()
     assert "".join(slices) == text, slices
     return f"{len(slices)} slices: {text}"
 
@@ -54,15 +46,15 @@ def streamed_tool_loop(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = _model(Daemon(daemon.root, UNKNOWN))
-    error = raised(Exception, unknown.prompt(GREETING, **_options()).text)
-    assert UNKNOWN in str(error)
+    unknown = _model(Daemon(daemon.root, scenario.UNKNOWN))
+    error = raised(Exception, unknown.prompt(scenario.GREETING, **_options()).text)
+    assert scenario.UNKNOWN in str(error)
     return str(error)
 
 
 def cancellation(daemon: Daemon) -> str:
     """llm leaves the connection to the garbage collector."""
-    slices = iter(_model(daemon).prompt(ENDLESS, **_options()))
+    slices = iter(_model(daemon).prompt(scenario.ENDLESS, **_options()))
     next(slices)
 
     def close() -> None:
@@ -73,15 +65,15 @@ def cancellation(daemon: Daemon) -> str:
 
 
 def _tool_loop(daemon: Daemon, stream: bool) -> str:
-    station = WeatherStation()
+    station = scenario.WeatherStation()
     chain = _model(daemon).chain(
-        QUESTION, tools=[station.get_weather], stream=stream, options=_options()
+        scenario.QUESTION, tools=[station.get_weather], stream=stream, options=_options()
     )
     return station.check(chain.text())
 
 
 def _options() -> dict[str, Any]:
-    return {"temperature": 0, "max_tokens": MAX_TOKENS}
+    return {"temperature": 0, "max_tokens": scenario.MAX_TOKENS}
 
 
 def _model(daemon: Daemon) -> Any:

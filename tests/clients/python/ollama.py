@@ -4,22 +4,10 @@ from typing import Any
 
 from ollama import Client, ResponseError
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    REASONING,
-    SKY,
-    SYSTEM,
-    UNKNOWN,
-    WEATHER_TOOL,
-    WeatherStation,
-)
 
-TOOL = {"type": "function", "function": WEATHER_TOOL}
+TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 REPORT = {
     "type": "object",
     "properties": {"sky": {"type": "string"}, "degrees": {"type": "integer"}},
@@ -28,9 +16,9 @@ REPORT = {
 
 
 def conversation(daemon: Daemon) -> str:
-    messages: list[Any] = [_user(GREETING)]
+    messages: list[Any] = [_user(scenario.GREETING)]
     first = _chat(daemon, messages)
-    last = _chat(daemon, [*messages, first.message, _user(FAREWELL)])
+    last = _chat(daemon, [*messages, first.message, _user(scenario.FAREWELL)])
     assert first.message.content
     assert first.done_reason == "stop", first
     assert last.prompt_eval_count > first.prompt_eval_count
@@ -38,17 +26,17 @@ def conversation(daemon: Daemon) -> str:
 
 
 def stream(daemon: Daemon) -> str:
-    *parts, last = _chat(daemon, [_user(GREETING)], stream=True)
+    *parts, last = _chat(daemon, [_user(scenario.GREETING)], stream=True)
     text = "".join(part.message.content for part in parts)
-    assert text == _chat(daemon, [_user(GREETING)]).message.content, text
+    assert text == _chat(daemon, [_user(scenario.GREETING)]).message.content, text
     assert last.eval_count > 0
     assert last.total_duration >= last.eval_duration > 0
     return f"{len(parts)} lines: {text}"
 
 
 def tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
-    messages: list[Any] = [_user(QUESTION)]
+    station = scenario.WeatherStation()
+    messages: list[Any] = [_user(scenario.QUESTION)]
     while (message := _chat(daemon, messages, tools=[TOOL]).message).tool_calls:
         messages.append(message)
         for call in message.tool_calls:
@@ -60,7 +48,7 @@ def tool_loop(daemon: Daemon) -> str:
 
 def prompt(daemon: Daemon) -> str:
     """Whole and streamed."""
-    fields = {"model": daemon.model, "prompt": GREETING, "options": _options()}
+    fields = {"model": daemon.model, "prompt": scenario.GREETING, "options": _options()}
     whole = _client(daemon).generate(**fields)
     parts = _client(daemon).generate(**fields, stream=True)
     assert "".join(part.response for part in parts) == whole.response
@@ -79,28 +67,28 @@ def models(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    missing: Any = raised(ResponseError, lambda: _chat(unknown, [_user(GREETING)]))
-    assert (missing.status_code, UNKNOWN in missing.error) == (404, True), missing
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    missing: Any = raised(ResponseError, lambda: _chat(unknown, [_user(scenario.GREETING)]))
+    assert (missing.status_code, scenario.UNKNOWN in missing.error) == (404, True), missing
     long = [_user("word " * 100_000)]
     return str(raised(ResponseError, lambda: _chat(daemon, long)))
 
 
 def cancellation(daemon: Daemon) -> str:
-    parts = _chat(daemon, [_user(ENDLESS)], stream=True)
+    parts = _chat(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(parts)
     return stopped(daemon, parts.close)
 
 
 def thinking(daemon: Daemon) -> str:
-    message = _chat(daemon, [_user(GREETING)], think=True).message
-    assert message.thinking == REASONING, message
-    return REASONING
+    message = _chat(daemon, [_user(scenario.GREETING)], think=True).message
+    assert message.thinking == scenario.REASONING, message
+    return scenario.REASONING
 
 
 def format_of_an_answer(daemon: Daemon) -> str:
-    content = _chat(daemon, [_user(QUESTION)], format=REPORT).message.content
-    assert SKY in content, content
+    content = _chat(daemon, [_user(scenario.QUESTION)], format=REPORT).message.content
+    assert scenario.SKY in content, content
     return str(content)
 
 
@@ -109,14 +97,14 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _chat(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
-    system = {"role": "system", "content": SYSTEM}
+    system = {"role": "system", "content": scenario.SYSTEM}
     return _client(daemon).chat(
         daemon.model, [system, *messages], options=_options(), keep_alive="5m", **fields
     )
 
 
 def _options() -> dict[str, float]:
-    return {"temperature": 0, "num_predict": MAX_TOKENS}
+    return {"temperature": 0, "num_predict": scenario.MAX_TOKENS}
 
 
 def _client(daemon: Daemon) -> Any:

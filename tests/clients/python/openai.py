@@ -8,30 +8,17 @@ from typing import Any
 import openai
 from openai import OpenAI
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    LIBRARY,
-    MAX_TOKENS,
-    QUESTION,
-    REASONING,
-    SYSTEM,
-    UNKNOWN,
-    WEATHER_TOOL,
-    WeatherStation,
-    found_in,
-)
 
-CHAT_TOOL = {"type": "function", "function": WEATHER_TOOL}
-TOOL = {"type": "function", "strict": False, **WEATHER_TOOL}
+CHAT_TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
+TOOL = {"type": "function", "strict": False, **scenario.WEATHER_TOOL}
 
 
 def conversation(daemon: Daemon) -> str:
-    messages: list[Any] = [_user(GREETING)]
+    messages: list[Any] = [_user(scenario.GREETING)]
     first = _chat(daemon, messages).choices[0].message
-    last = _chat(daemon, [*messages, first, _user(FAREWELL)])
+    last = _chat(daemon, [*messages, first, _user(scenario.FAREWELL)])
     cached = last.usage.prompt_tokens_details.cached_tokens
     assert first.content
     assert cached > 0
@@ -40,16 +27,16 @@ def conversation(daemon: Daemon) -> str:
 
 def stream(daemon: Daemon) -> str:
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, usage = _chat(daemon, [_user(GREETING)], **options)
+    *chunks, usage = _chat(daemon, [_user(scenario.GREETING)], **options)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == _chat(daemon, [_user(GREETING)]).choices[0].message.content, text
+    assert text == _chat(daemon, [_user(scenario.GREETING)]).choices[0].message.content, text
     assert usage.usage.completion_tokens > 0
     return f"{len(chunks)} chunks: {text}"
 
 
 def tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
-    messages: list[Any] = [_user(QUESTION)]
+    station = scenario.WeatherStation()
+    messages: list[Any] = [_user(scenario.QUESTION)]
     while (
         calls := (answer := _chat(daemon, messages, tools=[CHAT_TOOL]))
         .choices[0]
@@ -64,22 +51,22 @@ def tool_loop(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    missing = raised(openai.NotFoundError, lambda: _chat(unknown, [_user(GREETING)]))
-    assert UNKNOWN in str(missing), missing
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    missing = raised(openai.NotFoundError, lambda: _chat(unknown, [_user(scenario.GREETING)]))
+    assert scenario.UNKNOWN in str(missing), missing
     return str(raised(openai.BadRequestError, lambda: _chat(daemon, [])))
 
 
 def cancellation(daemon: Daemon) -> str:
-    chunks = _chat(daemon, [_user(ENDLESS)], stream=True)
+    chunks = _chat(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(chunks)
     return stopped(daemon, chunks.close)
 
 
 def responses_conversation(daemon: Daemon) -> str:
     """The second turn names the first and does not send it again."""
-    first = _respond(daemon, GREETING)
-    last = _respond(daemon, FAREWELL, previous_response_id=first.id)
+    first = _respond(daemon, scenario.GREETING)
+    last = _respond(daemon, scenario.FAREWELL, previous_response_id=first.id)
     cached = last.usage.input_tokens_details.cached_tokens
     assert first.output_text
     assert cached > 0
@@ -88,18 +75,18 @@ def responses_conversation(daemon: Daemon) -> str:
 
 def responses_stream(daemon: Daemon) -> str:
     """The helper puts the answer together from every event, and trips over one that is missing."""
-    with _client(daemon).responses.stream(**_body(daemon, GREETING)) as events:
+    with _client(daemon).responses.stream(**_body(daemon, scenario.GREETING)) as events:
         kinds = [event.type for event in events]
         answer = events.get_final_response()
-    assert answer.output_text == _respond(daemon, GREETING).output_text, answer
+    assert answer.output_text == _respond(daemon, scenario.GREETING).output_text, answer
     assert kinds[:2] == ["response.created", "response.in_progress"], kinds
     assert kinds[-1] == "response.completed", kinds
     return f"{len(kinds)} events: {answer.output_text}"
 
 
 def responses_tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
-    items: list[Any] = [_user(QUESTION)]
+    station = scenario.WeatherStation()
+    items: list[Any] = [_user(scenario.QUESTION)]
     while calls := _calls(answer := _respond(daemon, items, tools=[TOOL], store=False)):
         items += answer.output
         for call in calls:
@@ -112,25 +99,25 @@ def responses_tool_loop(daemon: Daemon) -> str:
 
 
 def responses_errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    missing = raised(openai.NotFoundError, lambda: _respond(unknown, GREETING))
-    assert UNKNOWN in str(missing), missing
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    missing = raised(openai.NotFoundError, lambda: _respond(unknown, scenario.GREETING))
+    assert scenario.UNKNOWN in str(missing), missing
     refused: Any = raised(openai.BadRequestError, lambda: _respond(daemon, "word " * 100_000))
     assert refused.code == "context_length_exceeded", refused
     return str(refused)
 
 
 def responses_cancellation(daemon: Daemon) -> str:
-    events = _respond(daemon, ENDLESS, stream=True)
+    events = _respond(daemon, scenario.ENDLESS, stream=True)
     next(events)
     return stopped(daemon, events.close)
 
 
 def responses_reasoning(daemon: Daemon) -> str:
-    item, _ = _respond(daemon, GREETING).output
+    item, _ = _respond(daemon, scenario.GREETING).output
     assert item.type == "reasoning", item
-    assert item.content[0].text == REASONING, item
-    return REASONING
+    assert item.content[0].text == scenario.REASONING, item
+    return scenario.REASONING
 
 
 def _calls(answer: Any) -> list[Any]:
@@ -143,7 +130,11 @@ def _user(text: str) -> dict[str, str]:
 
 def _chat(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
     return _client(daemon).chat.completions.create(
-        model=daemon.model, messages=messages, max_tokens=MAX_TOKENS, temperature=0, **fields
+        model=daemon.model,
+        messages=messages,
+        max_tokens=scenario.MAX_TOKENS,
+        temperature=0,
+        **fields,
     )
 
 
@@ -154,16 +145,16 @@ def _respond(daemon: Daemon, items: Any, **fields: Any) -> Any:
 def _body(daemon: Daemon, items: Any) -> dict[str, Any]:
     return {
         "model": daemon.model,
-        "instructions": SYSTEM,
+        "instructions": scenario.SYSTEM,
         "input": items,
-        "max_output_tokens": MAX_TOKENS,
+        "max_output_tokens": scenario.MAX_TOKENS,
         "temperature": 0,
     }
 
 
 def embeddings(daemon: Daemon) -> str:
     client: Any = OpenAI(base_url=daemon.base_url, api_key="none", max_retries=0)
-    texts = list(LIBRARY.values())
+    texts = list(scenario.LIBRARY.values())
 
     def vectors(asked: list[str], **how: str) -> list[list[float]]:
         answer = client.embeddings.create(model=daemon.model, input=asked, **how)
@@ -178,7 +169,7 @@ def embeddings(daemon: Daemon) -> str:
         scores = [sum(a * b for a, b in zip(asked, own, strict=True)) for own in by_default]
         return texts[scores.index(max(scores))]
 
-    return found_in(search)
+    return scenario.found_in(search)
 
 
 def _client(daemon: Daemon) -> Any:

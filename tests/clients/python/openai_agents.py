@@ -15,24 +15,15 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised, stopped
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    SYSTEM,
-    UNKNOWN,
-    WeatherStation,
-)
 
 set_tracing_disabled(True)
 
 
 def conversation(daemon: Daemon) -> str:
-    first = Runner.run_sync(_agent(daemon), GREETING)
-    items = [*first.to_input_list(), {"role": "user", "content": FAREWELL}]
+    first = Runner.run_sync(_agent(daemon), scenario.GREETING)
+    items = [*first.to_input_list(), {"role": "user", "content": scenario.FAREWELL}]
     last = Runner.run_sync(_agent(daemon), items)
     cached = last.context_wrapper.usage.input_tokens_details.cached_tokens
     assert first.final_output
@@ -42,7 +33,7 @@ def conversation(daemon: Daemon) -> str:
 
 def stream(daemon: Daemon) -> str:
     async def run() -> list[str]:
-        result = Runner.run_streamed(_agent(daemon), GREETING)
+        result = Runner.run_streamed(_agent(daemon), scenario.GREETING)
         return [
             event.data.delta
             async for event in result.stream_events()
@@ -51,7 +42,9 @@ def stream(daemon: Daemon) -> str:
         ]
 
     deltas = asyncio.run(run())
-    assert "".join(deltas) == Runner.run_sync(_agent(daemon), GREETING).final_output, deltas
+    assert "".join(deltas) == Runner.run_sync(_agent(daemon), scenario.GREETING).final_output, (
+        deltas
+    )
     return f"{len(deltas)} deltas: {''.join(deltas)}"
 
 
@@ -64,13 +57,15 @@ def chat_tool_loop(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    return str(raised(openai.NotFoundError, lambda: Runner.run_sync(_agent(unknown), GREETING)))
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    return str(
+        raised(openai.NotFoundError, lambda: Runner.run_sync(_agent(unknown), scenario.GREETING))
+    )
 
 
 def cancellation(daemon: Daemon) -> str:
     async def run() -> str:
-        result = Runner.run_streamed(_agent(daemon), ENDLESS)
+        result = Runner.run_streamed(_agent(daemon), scenario.ENDLESS)
         await anext(aiter(result.stream_events()))
         loop = asyncio.get_running_loop()
         # From another thread: this one has the connection to close.
@@ -81,9 +76,9 @@ def cancellation(daemon: Daemon) -> str:
 
 
 def _tool_loop(daemon: Daemon, model: Any) -> str:
-    station = WeatherStation()
+    station = scenario.WeatherStation()
     tool = function_tool(station.get_weather)
-    result = Runner.run_sync(_agent(daemon, model, tools=[tool]), QUESTION)
+    result = Runner.run_sync(_agent(daemon, model, tools=[tool]), scenario.QUESTION)
     cached = result.context_wrapper.usage.input_tokens_details.cached_tokens
     assert cached > 0
     return f"{station.check(result.final_output)} ({cached} cached)"
@@ -93,9 +88,9 @@ def _agent(daemon: Daemon, model: Any = OpenAIResponsesModel, **options: Any) ->
     client = AsyncOpenAI(base_url=daemon.base_url, api_key="none", max_retries=0)
     return Agent(
         name="Reporter",
-        instructions=SYSTEM,
+        instructions=scenario.SYSTEM,
         model=model(model=daemon.model, openai_client=client),
-        model_settings=ModelSettings(temperature=0, max_tokens=MAX_TOKENS),
+        model_settings=ModelSettings(temperature=0, max_tokens=scenario.MAX_TOKENS),
         **options,
     )
 

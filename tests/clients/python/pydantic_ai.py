@@ -8,18 +8,8 @@ from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ThinkingPart, ToolO
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon, main, raised
-from tests.clients.scenario import (
-    ENDLESS,
-    FAREWELL,
-    GREETING,
-    MAX_TOKENS,
-    QUESTION,
-    REASONING,
-    SYSTEM,
-    UNKNOWN,
-    WeatherStation,
-)
 
 
 class Report(BaseModel):
@@ -30,8 +20,8 @@ class Report(BaseModel):
 
 
 def conversation(daemon: Daemon) -> str:
-    first = _agent(daemon).run_sync(GREETING)
-    last = _agent(daemon).run_sync(FAREWELL, message_history=first.all_messages())
+    first = _agent(daemon).run_sync(scenario.GREETING)
+    last = _agent(daemon).run_sync(scenario.FAREWELL, message_history=first.all_messages())
     cached = last.usage.cache_read_tokens
     assert first.output
     assert cached > 0
@@ -39,17 +29,17 @@ def conversation(daemon: Daemon) -> str:
 
 
 def tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
-    agent = _agent(daemon, tools=[station.get_weather], system_prompt=SYSTEM)
-    result = agent.run_sync(QUESTION)
+    station = scenario.WeatherStation()
+    agent = _agent(daemon, tools=[station.get_weather], system_prompt=scenario.SYSTEM)
+    result = agent.run_sync(scenario.QUESTION)
     cached = result.usage.cache_read_tokens
     assert cached > 0
     return f"{station.check(result.output)} ({cached} cached)"
 
 
 def streamed_tool_loop(daemon: Daemon) -> str:
-    station = WeatherStation()
-    result = _agent(daemon, tools=[station.get_weather]).run_stream_sync(QUESTION)
+    station = scenario.WeatherStation()
+    result = _agent(daemon, tools=[station.get_weather]).run_stream_sync(scenario.QUESTION)
     answer = "".join(result.stream_text(delta=True))
     assert result.usage.cache_read_tokens > 0
     return station.check(answer)
@@ -66,26 +56,28 @@ def output_by_schema(daemon: Daemon) -> str:
 
 def tool_and_output(daemon: Daemon) -> str:
     """A tool first, then the output tool, every call required."""
-    station = WeatherStation()
+    station = scenario.WeatherStation()
     agent = _agent(daemon, tools=[station.get_weather], output_type=ToolOutput(Report))
-    report = agent.run_sync(QUESTION).output
+    report = agent.run_sync(scenario.QUESTION).output
     assert isinstance(report, Report), report
     return station.check(repr(report))
 
 
 def reasoning(daemon: Daemon) -> str:
     """In both turns; the first's is sent back."""
-    station = WeatherStation()
-    messages = _agent(daemon, tools=[station.get_weather]).run_sync(QUESTION).all_messages()
+    station = scenario.WeatherStation()
+    messages = (
+        _agent(daemon, tools=[station.get_weather]).run_sync(scenario.QUESTION).all_messages()
+    )
     thoughts = [part for message in messages for part in message.parts]
     thoughts = [part.content for part in thoughts if isinstance(part, ThinkingPart)]
-    assert thoughts == [REASONING, REASONING], thoughts
+    assert thoughts == [scenario.REASONING, scenario.REASONING], thoughts
     return repr(thoughts)
 
 
 def cancellation(daemon: Daemon) -> str:
     async def run() -> str:
-        async with _agent(daemon).run_stream(ENDLESS) as result:
+        async with _agent(daemon).run_stream(scenario.ENDLESS) as result:
             await anext(result.stream_text(delta=True, debounce_by=None))
             await asyncio.to_thread(daemon.wait_until_it_runs, 1)
         await asyncio.to_thread(daemon.wait_until_it_runs, 0)
@@ -95,8 +87,8 @@ def cancellation(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.root, UNKNOWN)
-    error = raised(ModelHTTPError, lambda: _agent(unknown).run_sync(QUESTION))
+    unknown = Daemon(daemon.root, scenario.UNKNOWN)
+    error = raised(ModelHTTPError, lambda: _agent(unknown).run_sync(scenario.QUESTION))
     assert isinstance(error, ModelHTTPError)
     assert error.status_code == 404
     raised(ModelHTTPError, lambda: _agent(daemon).run_sync("word " * 100_000))
@@ -104,14 +96,14 @@ def errors(daemon: Daemon) -> str:
 
 
 def _output(daemon: Daemon, output_type: Any) -> str:
-    report = _agent(daemon, output_type=output_type, retries=0).run_sync(QUESTION).output
+    report = _agent(daemon, output_type=output_type, retries=0).run_sync(scenario.QUESTION).output
     assert isinstance(report, Report), report
     return repr(report)
 
 
 def _agent(daemon: Daemon, **options: Any) -> Any:
     provider = OpenAIProvider(base_url=daemon.base_url, api_key="none")
-    settings = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+    settings = {"temperature": 0.0, "max_tokens": scenario.MAX_TOKENS}
     return Agent(
         OpenAIChatModel(daemon.model, provider=provider), model_settings=settings, **options
     )

@@ -5,10 +5,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 import yaml
 
 from server.access.keys import digest_of
-from tests.contract.conftest import CLIENT_SECONDS
+from tests.contract.scripted import CLIENT_SECONDS
+from tests.polling import until
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, object] = {"messages": MESSAGES}
@@ -56,3 +58,13 @@ def refusals(base_url: str) -> dict[tuple[str, str], float]:
             pairs = dict(label.split("=") for label in labels.split(","))
             counts[pairs["reason"].strip('"'), pairs["key"].strip('"')] = float(value)
     return {labels: count for labels, count in counts.items() if count}
+
+
+def line_with(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """The access line that has the text. It is written when nobody is there to be told."""
+    return until(lambda: next((line for line in access_lines(caplog) if text in line), ""))
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = tuple(caplog.records)
+    return [record.message for record in records if record.name == "rootstock.access"]

@@ -1,11 +1,8 @@
 """How long a request may take, from its arrival to the end of its answer."""
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
@@ -14,10 +11,16 @@ from openai import InternalServerError, OpenAI
 from server.settings import Settings
 from server.workers import LARGE_BYTES
 from tests.contract.access.helpers import CHAT, status_of
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
-from tests.contract.test_render import TryingEngine
+from tests.contract.fake_engine import (
+    FakeEngine,
+    Gate,
+    HeldTokenizer,
+    Script,
+    TryingEngine,
+)
+from tests.contract.scripted import CLIENT_SECONDS
+from tests.polling import until
 
 BEFORE_THE_FIRST_TOKEN_SECONDS = 0.2
 IN_MID_STREAM_SECONDS = 3.0  # in which the first tokens come, on a slow machine too
@@ -29,46 +32,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.open()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_an_answer_that_has_not_begun_is_a_504(gate: Gate, path: str, stream: bool) -> None:
-    engine = FakeEngine(Script(gate=gate))
-    settings = Settings(port=0, request_timeout_seconds=BEFORE_THE_FIRST_TOKEN_SECONDS)
-    body = CHAT if "chat" in path else {"prompt": "Hi"}
-    with running(engine, settings) as url:
-        answer = httpx.post(url + path, json=body | {"stream": stream}, timeout=CLIENT_SECONDS)
-        asked = range(engine.submitted.qsize())  # none if the machine is slow
-        aborted = [engine.aborted.get(timeout=CLIENT_SECONDS) for _ in asked]
-    assert answer.status_code == 504
-    error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("server_error", "request_timeout")
-    assert "request_timeout_seconds" in error["message"]
-    assert all(id.startswith(answer.headers["x-request-id"]) for id in aborted)
-
-
-def test_an_answer_that_has_begun_ends_with_the_error(gate: Gate) -> None:
-    engine = FakeEngine(Script(gate=gate, gate_after_tokens=3))
-    settings = Settings(port=0, request_timeout_seconds=IN_MID_STREAM_SECONDS)
-    with running(engine, settings) as url:
-        body = CHAT | {"stream": True}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=CLIENT_SECONDS)
-        assert engine.aborted.get(timeout=CLIENT_SECONDS) == answer.headers["x-request-id"]
-    assert answer.status_code == 200
-    *_, last = filter(None, answer.text.split("\n\n"))
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
-
-
-@dataclass(frozen=True)
-class HeldTokenizer(ByteTokenizer):
-    """Makes no prompt while the gate is closed."""
-
-    gate: threading.Event = field(default_factory=threading.Event)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        self.gate.wait()
-        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/v1/completions/render"])
@@ -85,7 +48,7 @@ def test_nobody_waits_longer_for_a_large_request_of_another(path: str) -> None:
             done, _ = wait(asked, CLIENT_SECONDS / 2, FIRST_COMPLETED)
             assert [answer.result().status_code for answer in done] == [504] * len(done) != []
         finally:
-            tokenizer.gate.set()
+            tokenizer.gate.open()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/render", "/v1/completions/render"])
@@ -116,10 +79,10 @@ def test_a_background_response_has_failed_with_it(gate: Gate) -> None:
     ):
         made = http.post("/v1/responses", json={"input": "Hi", "background": True}).json()
         engine.aborted.get(timeout=CLIENT_SECONDS)
-        while (response := http.get(f"/v1/responses/{made['id']}").json())[
-            "status"
-        ] == "in_progress":
-            time.sleep(0.01)
+        stored = f"/v1/responses/{made['id']}"
+        response = until(
+            lambda: http.get(stored).json(), lambda found: found["status"] != "in_progress"
+        )
     assert response["status"] == "failed"
     assert "request_timeout_seconds" in response["error"]["message"]
 

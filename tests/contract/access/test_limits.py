@@ -2,21 +2,17 @@
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from openai import RateLimitError
 
-from engine.api import QueueFull
 from server.settings import Settings
-from tests.contract.access.helpers import CHAT, client_of, key_file, refusals, secret_of
-from tests.contract.conftest import CLIENT_SECONDS, strict_client
+from tests.contract.access.helpers import CHAT, client_of, key_file, line_with, refusals
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.test_access_log import line_with
+from tests.contract.scripted import CLIENT_SECONDS
 
 
 @contextmanager
@@ -35,28 +31,6 @@ def check_refused(answer: httpx.Response, limit: str) -> None:
     assert limit in error["message"]
 
 
-def test_so_many_at_a_time(tmp_path: Path) -> None:
-    gate = Gate()
-    engine = FakeEngine(Script(gate=gate))
-    with (
-        daemon(engine, tmp_path, concurrency=2) as url,
-        client_of(url, "alice") as alice,
-        client_of(url, "bob") as bob,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        held = [pool.submit(alice.post, "/v1/chat/completions", json=CHAT) for _ in range(2)]
-        for _ in held:
-            engine.at_gate.get(timeout=CLIENT_SECONDS)
-        check_refused(alice.post("/v1/chat/completions", json=CHAT), "2 requests at a time")
-        assert alice.get("/v1/models").status_code == 200
-        other = pool.submit(bob.post, "/v1/chat/completions", json=CHAT)
-        engine.at_gate.get(timeout=CLIENT_SECONDS)
-        gate.open()
-        assert {answer.result().status_code for answer in (*held, other)} == {200}
-        assert alice.post("/v1/chat/completions", json=CHAT).status_code == 200
-        assert refusals(url) == {("concurrency", "alice"): 1}
-
-
 def test_a_stream_has_its_place_until_its_end(tmp_path: Path) -> None:
     gate = Gate()
     engine = FakeEngine(Script(gate=gate, gate_after_tokens=3))
@@ -67,36 +41,11 @@ def test_a_stream_has_its_place_until_its_end(tmp_path: Path) -> None:
             assert next(lines).startswith("data: ")
             engine.at_gate.get(timeout=CLIENT_SECONDS)
             check_refused(alice.post("/v1/chat/completions", json=CHAT), "1 requests at a time")
+            assert alice.get("/v1/models").status_code == 200
             gate.open()
             assert list(filter(None, lines))[-1] == "data: [DONE]"
         assert alice.post("/v1/chat/completions", json=CHAT).status_code == 200
-
-
-def test_so_many_a_minute(tmp_path: Path) -> None:
-    with (
-        daemon(FakeEngine(), tmp_path, requests_per_minute=2) as url,
-        client_of(url, "alice") as alice,
-        client_of(url, "bob") as bob,
-    ):
-        bodies: list[dict[str, object]] = [CHAT, {"messages": []}]  # what is refused counts, too
-        for body in bodies:
-            alice.post("/v1/chat/completions", json=body)
-        check_refused(alice.post("/v1/chat/completions", json=CHAT), "2 requests a minute")
-        assert alice.get("/v1/models").status_code == 200
-        assert bob.post("/v1/chat/completions", json=CHAT).status_code == 200
-        assert refusals(url) == {("requests_per_minute", "alice"): 1}
-
-
-def test_the_sdk_reads_when_to_come_again(tmp_path: Path) -> None:
-    with (
-        daemon(FakeEngine(), tmp_path, requests_per_minute=1) as url,
-        strict_client(url, secret_of("alice")) as client,
-    ):
-        client.completions.create(model="", prompt="a")
-        with pytest.raises(RateLimitError) as caught:
-            client.completions.create(model="", prompt="a")
-    assert caught.value.code == "rate_limit_exceeded"
-    assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert refusals(url) == {("concurrency", "alice"): 1}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,17 +76,6 @@ def test_who_leaves_pays_for_what_was_computed(
         assert " key=alice " in line_with(caplog, "client-left")
         gate.open()
         check_refused(alice.post("/v1/completions", json=body), "7 tokens a minute")
-
-
-def test_who_is_refused_by_the_engine_pays_nothing(tmp_path: Path) -> None:
-    engine = FakeEngine(Script(refusal=QueueFull("so many wait", 1)))
-    with (
-        daemon(engine, tmp_path, tokens_per_minute=1) as url,
-        client_of(url, "alice") as alice,
-    ):
-        for _ in range(3):
-            answer = alice.post("/v1/completions", json={"prompt": "abcd"})
-            assert "so many wait" in answer.json()["error"]["message"]
 
 
 def begun(alice: httpx.Client, engine: FakeEngine) -> str:

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
 
 CALL = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 PING = {"type": "function", "function": {"name": "ping"}}

@@ -1,8 +1,7 @@
 """The cache of a real engine, watched while it is used."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,9 +10,10 @@ import pytest
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
+from tests.contract.scripted import CLIENT_SECONDS
 from tests.hosting import loaded
+from tests.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -53,15 +53,6 @@ def complete(http: httpx.Client, prompt: list[int], **fields: Any) -> Any:
 
 def tree(http: httpx.Client) -> Any:
     return http.get("/admin/cache/tree").raise_for_status().json()
-
-
-def eventually(http: httpx.Client, is_so: Callable[[Any], bool]) -> Any:
-    """The first picture of which that is so: disks take their time."""
-    deadline = time.monotonic() + CLIENT_SECONDS
-    while not is_so(seen := tree(http)):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.02)
-    return seen
 
 
 def below(nodes: list[Any], parent: int | None) -> list[Any]:
@@ -143,14 +134,14 @@ def test_who_is_being_served_stands_at_a_node(http: httpx.Client) -> None:
 
 def test_what_is_written_is_on_disk_and_what_is_cleared_is_not(http: httpx.Client) -> None:
     complete(http, SYSTEM)
-    seen = eventually(http, lambda seen: seen["nodes"][0]["disk_tokens"] >= 32)
+    seen = until(lambda: tree(http), lambda seen: seen["nodes"][0]["disk_tokens"] >= 32)
     node = seen["nodes"][0]  # behind it may be what the one before has left
     assert node["disk_tokens"] <= node["tokens"]
     disk = tree(http)["disk"]
     assert disk["entries"] >= 4
     assert disk["limit_bytes"] == DISK_BYTES >= disk["used_bytes"] > 0
     http.post("/admin/cache/clear", params={"tiers": "disk"})
-    seen = eventually(http, lambda seen: seen["disk"]["entries"] == 0)
+    seen = until(lambda: tree(http), lambda seen: seen["disk"]["entries"] == 0)
     assert {node["disk_tokens"] for node in seen["nodes"]} == {0}
 
 

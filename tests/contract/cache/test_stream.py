@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,10 @@ import pytest
 from engine.values.tree import TreeChanges, TreeNamespace, TreeSnapshot
 from server.admin import watch
 from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import PICTURE, FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
+from tests.polling import until
 
 STREAM = "/admin/cache/tree/stream"
 SOON_SECONDS = 20.0
@@ -69,20 +70,13 @@ def pictures(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + SOON_SECONDS
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_it_speaks_only_when_something_has_moved(url: str, watched: LoopKeepingEngine) -> None:
     with listening(url) as lines:
         seen = pictures(lines)
         assert next(seen)["version"] == 1
         looks = watched.looks
         watched.picture = replace(PICTURE, time=0.0)  # which is not to move
-        wait_for(lambda: watched.looks >= looks + 2)
+        until(lambda: watched.looks >= looks + 2)
         watched.picture = replace(PICTURE, version=2)
         assert next(seen)["version"] == 2
 
@@ -92,16 +86,6 @@ def test_silence_is_kept_alive(url: str) -> None:
         heard = [next(lines) for _ in range(4)]
     assert heard[0].startswith("data: ")
     assert ": keep-alive" in heard
-
-
-def test_it_speaks_once_a_second_at_most(url: str, watched: LoopKeepingEngine) -> None:
-    watched.moves = True
-    with listening(url) as lines:
-        seen = pictures(lines)
-        next(seen)
-        began = time.monotonic()
-        next(seen), next(seen), next(seen)
-        assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
 
 
 def test_an_engine_is_asked_once_a_second_whoever_watches(
@@ -114,16 +98,8 @@ def test_an_engine_is_asked_once_a_second_whoever_watches(
             watchers.append(stack.enter_context(stream).iter_lines())
             next(line for line in watchers[-1] if line.startswith("data: "))
         looks, began = watched.looks, time.monotonic()
-        wait_for(lambda: watched.looks >= looks + 3)
+        until(lambda: watched.looks >= looks + 3)
         assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
-
-
-def test_all_see_the_same_picture_which_is_made_once(url: str, watched: LoopKeepingEngine) -> None:
-    with ExitStack() as stack:
-        streams = [pictures(stack.enter_context(listening(url))) for _ in range(5)]
-        assert [next(seen)["version"] for seen in streams] == [1] * 5
-        watched.picture = replace(PICTURE, version=9)
-        assert [next(seen)["version"] for seen in streams] == [9] * 5
 
 
 def test_the_stream_ends_with_the_engine(url: str, watched: LoopKeepingEngine) -> None:
@@ -169,7 +145,7 @@ def test_a_slow_reader_gets_the_latest_and_not_all(
             connection.settimeout(SOON_SECONDS)
             connection.connect((address.hostname, address.port))
             connection.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            wait_for(lambda: watched.looks >= 100)
+            until(lambda: watched.looks >= 100)
             with connection.makefile("rb") as received:
                 versions = (
                     int(line.partition(b'"version":')[2].partition(b",")[0])
@@ -188,12 +164,12 @@ def test_fifty_who_come_and_go_leave_nothing_behind(
     monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(watch, "MIN_CACHE_SECONDS", 0.01)  # each waits for the next
     come_and_go(url, 5)  # whatever is made once, workers among it
-    wait_for(lambda: not frames())
+    until(lambda: not frames())
     tasks, threads = n_tasks(watched), threading.active_count()
     come_and_go(url, 50)
-    wait_for(lambda: n_tasks(watched) <= tasks)
+    until(lambda: n_tasks(watched) <= tasks)
     assert threading.active_count() <= threads
-    wait_for(lambda: not frames())
+    until(lambda: not frames())
 
 
 def come_and_go(url: str, n: int) -> None:

@@ -12,16 +12,14 @@ import pytest
 from server.admin.cache import MOST_BEGINNINGS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.fake_engine import PICTURE, FakeEngine, Script
+from tests.contract.scripted import CLIENT_SECONDS
 
 PATHS = ("/admin/cache/tree", "/admin/cache/tree/stream", "/admin/cache/nodes/1")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def schema_of(base_url: str, name: str) -> dict[str, Any]:
@@ -72,12 +70,6 @@ def test_it_is_as_new_as_the_question(http: httpx.Client, engine: FakeEngine) ->
     engine.picture = replace(PICTURE, time=first["time"] + 7)
     assert http.get("/admin/cache/tree").json()["time"] == first["time"] + 7
     engine.picture = PICTURE
-
-
-def test_head_is_get_without_the_body(http: httpx.Client) -> None:
-    head, get = http.head("/admin/cache/tree"), http.get("/admin/cache/tree")
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-type"] == get.headers["content-type"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -136,15 +128,6 @@ def keyed_url(tmp_path: Path) -> Iterator[str]:
     settings = Settings(port=0, api_keys_file=keys, dashboard_text=True)
     with running(FakeEngine(), settings) as url:
         yield url
-
-
-@pytest.mark.parametrize("path", [*PATHS, "/admin/cache/nodes?ids=1"])
-def test_it_is_for_admins(path: str, keyed_url: str) -> None:
-    assert httpx.get(f"{keyed_url}{path}").status_code == 401
-    with client_of(keyed_url, "bob") as bob:
-        assert bob.get(path).status_code == 403
-    with client_of(keyed_url, "ann") as ann, ann.stream("GET", path) as answer:
-        assert answer.status_code == 200
 
 
 def test_text_is_shown_where_a_setting_allows_it(keyed_url: str) -> None:

@@ -1,19 +1,10 @@
-from collections.abc import Iterator
-
 import pytest
 
-from tests.contract.fake_engine import Script
-from tests.contract.messages.scripted import Daemon, daemon
-
-
-@pytest.fixture(scope="package")
-def shared_daemon(no_settings_from_outside: None) -> Iterator[Daemon]:
-    with daemon() as made:
-        yield made
+from tests.contract.messages.scripted import MessagesDaemon
+from tests.contract.scripted import Daemon
 
 
 @pytest.fixture
-def hermes(shared_daemon: Daemon) -> Daemon:
-    """A model that reasons and writes its calls as Hermes does, its script fresh."""
-    shared_daemon.engine.script = Script()
-    return shared_daemon
+def hermes(hermes: Daemon) -> MessagesDaemon:
+    """The shared daemon, asked for messages."""
+    return MessagesDaemon(hermes.engine, hermes.url, hermes.clients)

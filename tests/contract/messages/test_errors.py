@@ -1,6 +1,5 @@
 """Refusals and failures, in Anthropic's object everywhere under /v1/messages."""
 
-import json
 from collections.abc import AsyncGenerator, Iterator, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -11,14 +10,12 @@ import anthropic
 import httpx
 import pytest
 
-from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.api import InvalidRequest
 from engine.values.output import OutputEvent
 from engine.values.request import Request
-from server.settings import Settings
-from tests.contract.conftest import anthropic_client
-from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate
-from tests.contract.messages.scripted import USER, Daemon, daemon
+from tests.contract.messages.scripted import MessagesDaemon
+from tests.contract.scripted import USER
 
 
 def message_of(answer: httpx.Response, kind: str = "invalid_request_error") -> str:
@@ -132,118 +129,42 @@ BAD = [
 
 @pytest.mark.parametrize(("fields", "place"), BAD)
 def test_what_is_invalid_is_refused_by_its_name(
-    hermes: Daemon, fields: dict[str, Any], place: str
+    hermes: MessagesDaemon, fields: dict[str, Any], place: str
 ) -> None:
     answer = hermes.post(**fields)
     assert answer.status_code == 400
     assert message_of(answer).startswith(f"{place}: ")
 
 
-def test_the_engines_refusals_have_anthropics_names(hermes: Daemon) -> None:
+def test_the_engines_refusals_have_anthropics_names(hermes: MessagesDaemon) -> None:
     refusals = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
     for param, name in refusals.items():
         hermes.say("", refusal=InvalidRequest(f"{param}: no", param))
         assert message_of(hermes.post()) == f"{name}: no"
 
 
-def test_a_prompt_that_is_too_long_has_the_words_that_make_clients_compact(hermes: Daemon) -> None:
+def test_a_prompt_that_is_too_long_has_the_words_that_make_clients_compact(
+    hermes: MessagesDaemon,
+) -> None:
     """Claude Code's own pattern."""
     words = [{"role": "user", "content": "x" * 600}]
     pattern = r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"
     with pytest.raises(anthropic.BadRequestError, match=pattern):
-        hermes.create(messages=words)
-    with pytest.raises(anthropic.BadRequestError, match="618 tokens > 512 maximum"):
-        hermes.client.messages.count_tokens(model="bytes", messages=words)
+        hermes.anthropic.messages.count_tokens(model="bytes", messages=words)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("refusal", "raised", "kind"),
-    [
-        (QueueFull("full", 7), anthropic.RateLimitError, "rate_limit_error"),
-        (EngineStopped("stopping"), anthropic.InternalServerError, "overloaded_error"),
-        (RuntimeError("a secret"), anthropic.InternalServerError, "api_error"),
-    ],
-)
-def test_refusals_are_the_clients_exceptions(
-    hermes: Daemon,
-    refusal: Exception,
-    raised: type[anthropic.APIStatusError],
-    kind: str,
-    stream: bool,
-) -> None:
-    hermes.say("", refusal=refusal)
-    with pytest.raises(raised) as caught:
-        hermes.create(stream=stream)
-    assert caught.value.type == kind
-    assert caught.value.request_id
-    assert "secret" not in str(caught.value)
-
-
-def test_an_unknown_model_or_path_is_not_found(hermes: Daemon) -> None:
-    with pytest.raises(anthropic.NotFoundError):
-        hermes.create(model="nobody")
+def test_an_unknown_path_is_not_found(hermes: MessagesDaemon) -> None:
     assert message_of(hermes.http.post("/v1/messages/batches"), "not_found_error")
     assert message_of(hermes.http.get("/v1/messages"), "invalid_request_error")
 
 
-def test_the_middleware_speaks_anthropic_too(hermes: Daemon) -> None:
-    body = json.dumps({"messages": [USER], "max_tokens": 1})
-    foreign = hermes.http.post(
-        "/v1/messages", content=body, headers={"Origin": "https://example.com"}
-    )
-    assert message_of(foreign, "permission_error")
-    with daemon(max_body_bytes=10, max_total_body_bytes=10) as small:
-        assert message_of(small.post(), "request_too_large")
-
-
-def test_a_wrong_key_is_an_authentication_error() -> None:
-    with (
-        running(FakeEngine(), Settings(port=0, api_key="sesame")) as url,
-        anthropic_client(url) as client,
-        pytest.raises(anthropic.AuthenticationError),
-    ):
-        client.messages.create(model="", max_tokens=1, messages=[USER])
-
-
-def test_a_failure_in_mid_stream_is_an_event(hermes: Daemon) -> None:
-    hermes.say("Hello", fails_after_tokens=2)
-    words: list[str] = []
-    with (
-        pytest.raises(anthropic.APIStatusError, match="it broke") as caught,
-        hermes.stream() as stream,
-    ):
-        words.extend(stream.text_stream)
-    assert "".join(words) == "He"
-    assert caught.value.type == "api_error"
-
-
-def test_a_failure_before_the_first_token_has_a_status(hermes: Daemon) -> None:
-    hermes.say("Hello", fails_after_tokens=0)
-    answer = hermes.post(stream=True)
-    assert answer.status_code == 500
-    assert message_of(answer, "api_error") == "it broke"
-
-
 @contextmanager
-def streamed(daemon: Daemon) -> Iterator[Iterator[str]]:
+def streamed(daemon: MessagesDaemon) -> Iterator[Iterator[str]]:
     """The names of a stream's events as they come."""
     body = {"messages": [USER], "max_tokens": 5, "stream": True}
     with daemon.http.stream("POST", "/v1/messages", json=body) as answer:
         lines = answer.iter_lines()
         yield (line.removeprefix("event: ") for line in lines if line.startswith("event: "))
-
-
-def test_who_waits_for_a_token_is_pinged() -> None:
-    with daemon(keepalive_seconds=0.01) as slow:
-        slow.say("Hi", gate=(gate := Gate()))
-        with streamed(slow) as events:
-            assert list(islice(events, 3)) == ["message_start", "ping", "ping"]
-            gate.open()
-            assert [event for event in events if event != "ping"] == [
-                *("content_block_start", "content_block_delta", "content_block_delta"),
-                *("content_block_stop", "message_delta", "message_stop"),
-            ]
 
 
 class Queueing(FakeEngine):
@@ -260,7 +181,7 @@ class Queueing(FakeEngine):
 
 def test_who_waits_in_the_queue_is_pinged_before_the_message_begins() -> None:
     """Until then nobody knows what of the prompt is cached. Clients pass over pings."""
-    with daemon(engine=Queueing, keepalive_seconds=0.01) as slow:
+    with MessagesDaemon.serving(engine=Queueing, keepalive_seconds=0.01) as slow:
         slow.say("Hi", gate=(gate := Gate()))
         with streamed(slow) as events:
             assert list(islice(events, 2)) == ["ping", "ping"]
@@ -272,9 +193,9 @@ def test_who_waits_in_the_queue_is_pinged_before_the_message_begins() -> None:
             assert stream.get_final_text() == "Hi"
 
 
-def test_a_block_of_another_type_is_named(hermes: Daemon) -> None:
+def test_a_block_of_another_type_is_named(hermes: MessagesDaemon) -> None:
     with pytest.raises(anthropic.BadRequestError, match="'container_upload' are not supported"):
-        hermes.client.messages.create(
+        hermes.anthropic.messages.create(
             model="bytes",
             max_tokens=5,
             messages=[{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}],
@@ -282,7 +203,9 @@ def test_a_block_of_another_type_is_named(hermes: Daemon) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/files", "/v1/messages/nope"])
-def test_clients_of_anthropic_read_its_errors_on_paths_of_nobody(hermes: Daemon, path: str) -> None:
+def test_clients_of_anthropic_read_its_errors_on_paths_of_nobody(
+    hermes: MessagesDaemon, path: str
+) -> None:
     versioned = hermes.http.get(path, headers={"anthropic-version": "2023-06-01"})
     body = versioned.json()
     assert versioned.status_code == 404
@@ -292,7 +215,7 @@ def test_clients_of_anthropic_read_its_errors_on_paths_of_nobody(hermes: Daemon,
     assert ("type" in plain) == path.startswith("/v1/messages")
 
 
-def test_openai_s_own_paths_keep_its_errors(hermes: Daemon) -> None:
+def test_openai_s_own_paths_keep_its_errors(hermes: MessagesDaemon) -> None:
     answer = hermes.http.post(
         "/v1/chat/completions",
         json={"messages": []},

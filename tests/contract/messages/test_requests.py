@@ -9,8 +9,8 @@ import pytest
 from engine.values.model import NO_REPLAYS
 from engine.values.request import GrammarKind
 from tests.contract.fake_engine import ByteTokenizer, Script
-from tests.contract.messages.scripted import INPUT, PING, TOOLS, USER, WEATHER, Daemon, daemon
-from tests.contract.test_tools import THINK, RecordingTokenizer
+from tests.contract.messages.scripted import PING, TOOLS, WEATHER, MessagesDaemon
+from tests.contract.scripted import CALL, USER, RecordingTokenizer
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli;"
@@ -20,7 +20,7 @@ def text(words: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": words} | fields
 
 
-def given(daemon: Daemon, messages: list[Any], **fields: Any) -> list[dict[str, Any]]:
+def given(daemon: MessagesDaemon, messages: list[Any], **fields: Any) -> list[dict[str, Any]]:
     """What the template is given of the messages."""
     daemon.create(messages=messages, **fields)
     return [dict(message) for message in daemon.given[0]]
@@ -42,12 +42,12 @@ def result(id: str, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": id} | fields
 
 
-def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: Daemon) -> None:
+def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: MessagesDaemon) -> None:
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": "anything"}
     hidden = {"type": "redacted_thinking", "data": "xyz"}
     messages = [
         user(text("How is"), text("the weather?", **MARK)),
-        assistant(thinking, hidden, text("Let me "), text("see."), call("a", INPUT)),
+        assistant(thinking, hidden, text("Let me "), text("see."), call("a", CALL[1])),
         assistant(call("b", {})),
         user(
             result("a", content="Rain.", is_error=False),
@@ -61,7 +61,7 @@ def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: Daemon) -
     reasoning = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "Hm.")
     calls = [
         {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
-        for id, arguments in (("a", INPUT), ("b", {}))
+        for id, arguments in (("a", CALL[1]), ("b", {}))
     ]
     assert told == [
         {"role": "system", "content": "Be\nbrief."},
@@ -74,66 +74,54 @@ def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: Daemon) -
     assert last == {"role": "user", "content": "Go on.\nPlease."}
 
 
-def test_a_document_of_text_is_its_text(hermes: Daemon) -> None:
-    """With what is said of it, also in a tool's result."""
-    source = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
-    document = {"type": "document", "source": source, "citations": {"enabled": True}}
-    told = given(
-        hermes,
-        [
-            user(document | {"title": "A tale", "context": "By a friend."} | MARK, text("Go on.")),
-            assistant(call("a", {})),
-            user(result("a", content=[document])),
-        ],
-    )
-    assert told[0]["content"] == "A tale\nBy a friend.\nOnce upon a time.\nGo on."
-    assert told[2]["content"] == "Once upon a time."
+ONCE = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
+BLOCKS = [text("One."), text("Two.")]
+FOUND = {"type": "search_result", "source": "https://example.org/a", "title": "A page"}
 
 
-@pytest.mark.parametrize("content", ["One.\nTwo.", [text("One."), text("Two.")]])
-def test_a_document_of_content_blocks_is_their_text(hermes: Daemon, content: object) -> None:
-    document = {"type": "document", "source": {"type": "content", "content": content}}
-    told = given(
-        hermes,
-        [
-            user(document | {"title": "Numbers"}),
-            assistant(call("a", {})),
-            user(result("a", content=[document])),
-        ],
-    )
-    assert told[0]["content"] == "Numbers\nOne.\nTwo."
-    assert told[2]["content"] == "One.\nTwo."
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "document", "source": ONCE}, "Once upon a time."),
+        (
+            {"type": "document", "source": ONCE, "title": "A tale", "context": "By a friend."},
+            "A tale\nBy a friend.\nOnce upon a time.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": "One.\nTwo."}},
+            "One.\nTwo.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": BLOCKS}, "title": "Two"},
+            "Two\nOne.\nTwo.",
+        ),
+        (FOUND | {"content": BLOCKS}, "A page\nhttps://example.org/a\nOne.\nTwo."),
+    ],
+    ids=["text", "what is said of it", "content", "blocks", "search result"],
+)
+def test_documents_and_search_results_are_their_text(
+    hermes: MessagesDaemon, block: dict[str, Any], told: str
+) -> None:
+    """The user's, and what a tool gives back."""
+    block = block | {"citations": {"enabled": True}}
+    messages = [
+        user(block | MARK, text("Go on.")),
+        assistant(call("a", {})),
+        user(result("a", content=[block])),
+    ]
+    asked, _, given_back = given(hermes, messages)
+    assert asked["content"] == f"{told}\nGo on."
+    assert given_back["content"] == told
 
 
-def test_a_search_result_is_its_text_after_its_title_and_source(hermes: Daemon) -> None:
-    found = {
-        "type": "search_result",
-        "source": "https://example.org/a",
-        "title": "A page",
-        "content": [text("One."), text("Two.")],
-        "citations": {"enabled": True},
-    }
-    told = given(
-        hermes,
-        [
-            user(found | MARK, text("What is it?")),
-            assistant(call("a", {})),
-            user(result("a", content=[found])),
-        ],
-    )
-    rendered = "A page\nhttps://example.org/a\nOne.\nTwo."
-    assert told[0]["content"] == f"{rendered}\nWhat is it?"
-    assert told[2]["content"] == rendered
-
-
-def test_marks_change_no_prompt(hermes: Daemon) -> None:
+def test_marks_change_no_prompt(hermes: MessagesDaemon) -> None:
     marked = given(hermes, [user(text("Hi", **MARK))], tools=[PING | MARK], **MARK)
     tools = hermes.given[1]["tools"]
     assert marked == given(hermes, [user(text("Hi"))], tools=[PING])
     assert tools == hermes.given[1]["tools"]
 
 
-def test_marks_are_counted(hermes: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_marks_are_counted(hermes: MessagesDaemon, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rootstock")
     inner = result("a", content=[text("x", **MARK)], **MARK)
     messages = [user(text("Hi")), assistant(call("a", {}) | MARK), user(inner)]
@@ -143,7 +131,7 @@ def test_marks_are_counted(hermes: Daemon, caplog: pytest.LogCaptureFixture) -> 
     assert " cache-control=6 " in line
 
 
-def test_tools_are_declared_and_chosen(hermes: Daemon) -> None:
+def test_tools_are_declared_and_chosen(hermes: MessagesDaemon) -> None:
     hermes.create(tools=[WEATHER | {"type": "custom", "strict": True}, PING])
     weather = {key: WEATHER[key] for key in ("name", "description")}
     assert hermes.given[1]["tools"] == [
@@ -167,10 +155,8 @@ def test_tools_are_declared_and_chosen(hermes: Daemon) -> None:
 
 
 def test_one_call_at_a_time() -> None:
-    tokenizer = RecordingTokenizer(
-        chat_template=THINK, added_tokens={"<|end|>": 256, "<tool_call>": 255}
-    )
-    with daemon(tokenizer) as marked:
+    tokenizer = RecordingTokenizer(added_tokens={"<|end|>": 256, "<tool_call>": 255})
+    with MessagesDaemon.serving(tokenizer) as marked:
         choice = {"type": "auto", "disable_parallel_tool_use": True}
         marked.create(tools=TOOLS, tool_choice=choice)
         assert (constraint := marked.asked.constraint) is not None
@@ -178,7 +164,7 @@ def test_one_call_at_a_time() -> None:
 
 
 def test_tools_that_run_at_anthropic_are_left_out(
-    hermes: Daemon, caplog: pytest.LogCaptureFixture
+    hermes: MessagesDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rootstock")
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
@@ -190,7 +176,7 @@ def test_tools_that_run_at_anthropic_are_left_out(
 
 
 def test_what_is_left_out_is_one_line_of_the_log_and_no_client_makes_it_two(
-    hermes: Daemon, caplog: pytest.LogCaptureFixture
+    hermes: MessagesDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rootstock")
     hermes.create(tools=[{"type": f"web_search_{n}\nINFO forged", "name": "s"} for n in range(99)])
@@ -199,7 +185,7 @@ def test_what_is_left_out_is_one_line_of_the_log_and_no_client_makes_it_two(
     assert len(line) < 500
 
 
-def test_sampling_and_limits(hermes: Daemon) -> None:
+def test_sampling_and_limits(hermes: MessagesDaemon) -> None:
     fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 3}
     hermes.post(stop_sequences=["a", "b"], max_tokens=9, **fields)
     asked = hermes.asked
@@ -213,7 +199,7 @@ def test_sampling_and_limits(hermes: Daemon) -> None:
     )
 
 
-def test_thinking(hermes: Daemon) -> None:
+def test_thinking(hermes: MessagesDaemon) -> None:
     hermes.create(thinking={"type": "enabled", "budget_tokens": 1024})
     budget = hermes.asked.thinking_budget
     assert budget is not None
@@ -226,8 +212,8 @@ def test_thinking(hermes: Daemon) -> None:
     assert hermes.asked.thinking_budget is None
 
 
-def test_a_model_without_reasoning_is_asked_for_none(hermes: Daemon) -> None:
-    with daemon(reasoning_parser="none") as plain:
+def test_a_model_without_reasoning_is_asked_for_none(hermes: MessagesDaemon) -> None:
+    with MessagesDaemon.serving(reasoning_parser="none") as plain:
         plain.create(thinking={"type": "enabled", "budget_tokens": 1024})
         assert plain.asked.thinking_budget is None
         assert plain.given[1] == {}
@@ -236,13 +222,13 @@ def test_a_model_without_reasoning_is_asked_for_none(hermes: Daemon) -> None:
 @pytest.mark.parametrize(
     ("effort", "told"), [("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")]
 )
-def test_effort(hermes: Daemon, effort: str, told: str) -> None:
+def test_effort(hermes: MessagesDaemon, effort: str, told: str) -> None:
     hermes.create(output_config={"effort": effort})
     assert hermes.given[1]["reasoning_effort"] == told
 
 
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
-def test_an_answer_of_a_schema(hermes: Daemon, field: str) -> None:
+def test_an_answer_of_a_schema(hermes: MessagesDaemon, field: str) -> None:
     format = {"type": "json_schema", "schema": {"type": "object"}}
     fields = {field: {"format": format} if field == "output_config" else format}
     assert hermes.post(**fields).status_code == 200
@@ -252,7 +238,7 @@ def test_an_answer_of_a_schema(hermes: Daemon, field: str) -> None:
     assert constraint.param == "output_config.format"
 
 
-def test_what_only_anthropic_has_is_passed_over(hermes: Daemon) -> None:
+def test_what_only_anthropic_has_is_passed_over(hermes: MessagesDaemon) -> None:
     edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
     fields = {"metadata": {"user_id": "x"}, "service_tier": "auto", "inference_geo": "us"}
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "nobody-knows-2031-01-01"}
@@ -269,7 +255,7 @@ def test_what_only_anthropic_has_is_passed_over(hermes: Daemon) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_two_sessions_of_claude_code_share_their_prompt(hermes: Daemon) -> None:
+def test_two_sessions_of_claude_code_share_their_prompt(hermes: MessagesDaemon) -> None:
     """Their system prompts differ in a line at the head, which is no news to a model."""
     seen = []
     for session in ("1c0", "7d4"):
@@ -283,7 +269,7 @@ def test_two_sessions_of_claude_code_share_their_prompt(hermes: Daemon) -> None:
 
 
 def test_the_billing_line_can_be_kept() -> None:
-    with daemon(strip_billing_header=False) as keeping:
+    with MessagesDaemon.serving(strip_billing_header=False) as keeping:
         system = [text(BILLING.format("1c0")), text("You are an agent.")]
         assert given(keeping, [USER], system=system)[0]["content"].startswith("x-anthropic-billing")
 
@@ -298,7 +284,7 @@ LATE: list[Any] = [
 ]
 
 
-def test_system_messages_in_mid_list_stay_where_they_are(hermes: Daemon) -> None:
+def test_system_messages_in_mid_list_stay_where_they_are(hermes: MessagesDaemon) -> None:
     assert given(hermes, LATE, system="Head.") == [
         {"role": "system", "content": "Head.\nFirst."},
         USER,
@@ -336,7 +322,7 @@ class Dropping(RecordingTokenizer):
 def test_where_a_template_has_no_place_for_them_the_user_says_them(
     tokenizer: type[RecordingTokenizer],
 ) -> None:
-    with daemon(tokenizer(chat_template=THINK)) as strict:
+    with MessagesDaemon.serving(tokenizer()) as strict:
         told = given(strict, LATE)
     reminders = ["<system-reminder>\nAgents:\nnone\n</system-reminder>"]
     reminders.append("<system-reminder>\nBe quick.\n</system-reminder>")
@@ -362,33 +348,33 @@ class Answering(RecordingTokenizer):
 
 def test_where_a_result_wants_an_answer_the_user_speaks_with_it() -> None:
     messages = [USER, assistant(call("a", {})), user(result("a", content="Rain."), text("Go on."))]
-    with daemon(Answering(chat_template=THINK)) as strict:
+    with MessagesDaemon.serving(Answering()) as strict:
         *_, last = given(strict, messages, tools=TOOLS)
     assert (last["role"], last["content"]) == ("tool", "Rain.\nGo on.")
 
 
-def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
+def test_an_answer_that_was_begun_is_continued(hermes: MessagesDaemon) -> None:
     told = given(hermes, [USER, assistant(text("It is ("))])
     assert told[-1] == {"role": "assistant", "content": "It is ("}
     assert hermes.given[1] == {"continue_final_message": True, "add_generation_prompt": False}
 
 
-def test_tokens_are_counted_of_the_very_prompt(hermes: Daemon) -> None:
-    messages = [user(text("Hi")), assistant(call("a", INPUT)), user(result("a", content="x"))]
+def test_tokens_are_counted_of_the_very_prompt(hermes: MessagesDaemon) -> None:
+    messages = [user(text("Hi")), assistant(call("a", CALL[1])), user(result("a", content="x"))]
     fields: dict[str, Any] = {"model": "bytes", "messages": messages, "system": "Be brief."}
-    count = hermes.client.messages.count_tokens(**fields, tools=TOOLS)
+    count = hermes.anthropic.messages.count_tokens(**fields, tools=TOOLS)
     hermes.create(**fields, tools=TOOLS)
     assert count.input_tokens == len(hermes.asked.prompt)
 
 
-def test_models_are_listed_for_anthropics_client_too(hermes: Daemon) -> None:
-    (listed,) = hermes.client.models.list()
+def test_models_are_listed_for_anthropics_client_too(hermes: MessagesDaemon) -> None:
+    (listed,) = hermes.anthropic.models.list()
     assert (listed.id, listed.type, listed.display_name) == ("bytes", "model", "bytes")
     assert listed.max_input_tokens == 512
-    assert hermes.client.models.retrieve("bytes") == listed
+    assert hermes.anthropic.models.retrieve("bytes") == listed
 
 
-def test_salted_prompts_are_apart(hermes: Daemon) -> None:
+def test_salted_prompts_are_apart(hermes: MessagesDaemon) -> None:
     hermes.engine.script = Script()
     hermes.create(extra_body={"cache_salt": "mine"})
     assert hermes.asked.cache_salt == "mine"

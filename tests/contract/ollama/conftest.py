@@ -1,21 +1,10 @@
-from collections.abc import Iterator
-from queue import Queue
-
 import pytest
 
-from tests.contract.fake_engine import Script
-from tests.contract.ollama.scripted import Daemon, daemon
-
-
-@pytest.fixture(scope="package")
-def shared_daemon(no_settings_from_outside: None) -> Iterator[Daemon]:
-    with daemon() as made:
-        yield made
+from tests.contract.ollama.scripted import OllamaDaemon
+from tests.contract.scripted import Daemon
 
 
 @pytest.fixture
-def hermes(shared_daemon: Daemon) -> Daemon:
-    """A model that reasons and writes its calls as Hermes does, its script fresh."""
-    shared_daemon.engine.script = Script()
-    shared_daemon.engine.submitted = Queue()
-    return shared_daemon
+def hermes(hermes: Daemon) -> OllamaDaemon:
+    """The shared daemon, asked in Ollama's dialect."""
+    return OllamaDaemon(hermes.engine, hermes.url, hermes.clients)

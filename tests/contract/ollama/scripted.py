@@ -1,56 +1,20 @@
-"""A daemon whose scripted model reasons and calls tools, and Ollama's client in front of it."""
+"""Ollama's client before a scripted model."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
-from ollama import Client
 
-from engine.values.request import Request
-from server.settings import Settings
-from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import running
-from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Script
-from tests.contract.test_tools import PING, THINK, WEATHER, RecordingTokenizer
-
-USER = {"role": "user", "content": "How is the weather?"}
-TOOLS = [WEATHER, PING]
-ARGUMENTS = {"city": 'Köln <&> "x"', "days": 3}
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln <&> \\"x\\"", "days": 3}}'
-CALL += "\n</tool_call>"
-
-OllamaClient = Any
-"""It checks its answers' types as it runs."""
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from tests.contract.scripted import USER, Daemon
 
 
-@dataclass
-class Daemon:
-    engine: FakeEngine
-    client: OllamaClient
-    http: httpx.Client
-
-    @property
-    def given(self) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-        """What the template was given last."""
-        assert isinstance(self.engine.tokenizer, RecordingTokenizer)
-        return self.engine.tokenizer.given[-1]
-
-    @property
-    def asked(self) -> Request:
-        """What the engine was asked last."""
-        last = self.engine.submitted.get_nowait()
-        while not self.engine.submitted.empty():
-            last = self.engine.submitted.get_nowait()
-        return last
-
-    def say(self, *answers: str, **script: Any) -> None:
-        self.engine.script = Script(answers=answers, **script)
-
+class OllamaDaemon(Daemon):
     def chat(self, *messages: Mapping[str, Any], **fields: Any) -> Any:
-        return self.client.chat("bytes", messages or (USER,), **fields)
+        return self.ollama.chat("bytes", messages or (USER,), **fields)
 
     def post(self, path: str = "/api/chat", **fields: Any) -> httpx.Response:
         """As a client that knows no types. Whole, unless it asks for a stream."""
@@ -64,15 +28,10 @@ class Daemon:
         return [json.loads(line) for line in answer.text.removesuffix("\n").split("\n")]
 
 
-@contextmanager
-def daemon(
-    tokenizer: ByteTokenizer | None = None, engine: type[FakeEngine] = FakeEngine, **settings: Any
-) -> Iterator[Daemon]:
-    made = engine(tokenizer=tokenizer or RecordingTokenizer(chat_template=THINK))
-    settings = {"tool_parser": "hermes", "served_model_name": ("bytes",)} | settings
-    with (
-        running(made, Settings(port=0, **settings)) as url,
-        Client(url, timeout=CLIENT_SECONDS) as client,
-        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as http,
-    ):
-        yield Daemon(made, client, http)
+def write_checkpoint(parent: Path, template: str) -> Path:
+    """A copy of the embedded model with another chat template, and with sampling defaults."""
+    checkpoint = parent / "checkpoint"
+    shutil.copytree(DEFAULT_CHECKPOINT, checkpoint)
+    (checkpoint / "chat_template.jinja").write_text(template, "utf-8")
+    (checkpoint / "generation_config.json").write_text('{"temperature": 0.5}', "utf-8")
+    return checkpoint

@@ -6,54 +6,31 @@ import ollama
 import pytest
 
 from engine.values.request import GrammarKind
-from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.ollama.scripted import ARGUMENTS, CALL, TOOLS, USER, Daemon, daemon
+from tests.contract.ollama.scripted import OllamaDaemon
+from tests.contract.scripted import (
+    CALL,
+    CLIENT_SECONDS,
+    HERMES_CALL,
+    HERMES_PING,
+    TOOLS,
+    USER,
+)
 
-EVERYTHING = f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\nThere."
-PING = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 DURATIONS = ("load_duration", "prompt_eval_duration", "eval_duration")
 
 
-def calls(message: Any) -> list[tuple[str, Any]]:
-    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-
-
-def test_an_answer_has_its_parts_apart(hermes: Daemon) -> None:
-    hermes.say(EVERYTHING)
-    answer = hermes.chat(tools=TOOLS)
-    assert answer.model == "bytes"
-    assert (answer.done, answer.done_reason) == (True, "stop")
-    assert answer.message.role == "assistant"
-    assert answer.message.thinking == "Hm."
-    assert answer.message.content == "Let me see.\nThere."
-    assert calls(answer.message) == [("get_weather", ARGUMENTS)]
-
-
-def test_a_stream_comes_to_the_same(hermes: Daemon) -> None:
-    hermes.say(EVERYTHING)
-    whole = hermes.chat(tools=TOOLS)
-    *parts, last = hermes.chat(tools=TOOLS, stream=True)
-    messages = [part.message for part in parts]
-    assert "".join(message.content for message in messages) == whole.message.content
-    assert "".join(message.thinking or "" for message in messages) == whole.message.thinking
-    assert [call for message in messages for call in calls(message)] == calls(whole.message)
-    assert not any(part.done for part in parts)
-    assert (last.done, last.done_reason, last.message.content) == (True, "stop", "")
-    assert last.eval_count == whole.eval_count
-
-
-def test_calls_of_a_stream_are_whole_and_numbered(hermes: Daemon) -> None:
-    hermes.say(f"{CALL}\n{PING}")
+def test_calls_of_a_stream_are_whole_and_numbered(hermes: OllamaDaemon) -> None:
+    hermes.say(f"{HERMES_CALL}\n{HERMES_PING}")
     messages = [line["message"] for line in hermes.lines(tools=TOOLS)]
     made = [call for message in messages for call in message.get("tool_calls", ())]
     assert [call["function"] for call in made] == [
-        {"index": 0, "name": "get_weather", "arguments": ARGUMENTS},
+        {"index": 0, "name": "get_weather", "arguments": CALL[1]},
         {"index": 1, "name": "ping", "arguments": {}},
     ]
     assert len({call["id"] for call in made}) == 2
 
 
-def test_an_answer_says_what_it_took(hermes: Daemon) -> None:
+def test_an_answer_says_what_it_took(hermes: OllamaDaemon) -> None:
     hermes.say("Hello")
     for answer in (hermes.chat(), [*hermes.chat(stream=True)][-1]):
         assert answer.prompt_eval_count == len("<user>How is the weather?\n<assistant>")
@@ -63,20 +40,7 @@ def test_an_answer_says_what_it_took(hermes: Daemon) -> None:
         assert sum(parts) == answer.total_duration > 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_cut_off_says_so(hermes: Daemon, stream: bool) -> None:
-    hermes.say(CALL)
-    some = {"num_predict": len(CALL.partition(', "days"')[0].encode())}
-    fields: dict[str, Any] = {"tools": TOOLS, "options": some, "stream": stream}
-    said = hermes.chat(**fields)
-    answers = [*said] if stream else [said]
-    assert answers[-1].done_reason == "length"
-    assert [call for answer in answers for call in calls(answer.message)] == [
-        ("get_weather", {"city": ARGUMENTS["city"]})
-    ]
-
-
-def test_the_engine_is_asked_for_what_the_options_say(hermes: Daemon) -> None:
+def test_the_engine_is_asked_for_what_the_options_say(hermes: OllamaDaemon) -> None:
     hermes.chat(
         options={
             "num_predict": 7,
@@ -102,7 +66,7 @@ def test_the_engine_is_asked_for_what_the_options_say(hermes: Daemon) -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.3, 0.4)
 
 
-def test_a_context_that_the_model_has_not_is_refused(hermes: Daemon) -> None:
+def test_a_context_that_the_model_has_not_is_refused(hermes: OllamaDaemon) -> None:
     most = hermes.engine.card.max_sequence_tokens
     hermes.chat(options={"num_ctx": most})
     with pytest.raises(
@@ -112,7 +76,7 @@ def test_a_context_that_the_model_has_not_is_refused(hermes: Daemon) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_predict": -1, "seed": -1}, {"num_predict": -2}])
-def test_an_option_may_leave_it_open(hermes: Daemon, options: dict[str, int]) -> None:
+def test_an_option_may_leave_it_open(hermes: OllamaDaemon, options: dict[str, int]) -> None:
     hermes.chat(options=options)
     asked = hermes.asked
     assert asked.max_tokens == hermes.engine.card.max_context_tokens - len(asked.prompt)
@@ -130,7 +94,7 @@ def test_an_option_may_leave_it_open(hermes: Daemon, options: dict[str, int]) ->
     ],
 )
 def test_the_template_is_told_whether_to_think(
-    hermes: Daemon, think: bool | str | None, told: dict[str, Any]
+    hermes: OllamaDaemon, think: bool | str | None, told: dict[str, Any]
 ) -> None:
     hermes.chat(think=think)
     assert hermes.given[1] == told
@@ -140,7 +104,7 @@ def test_the_template_is_told_whether_to_think(
     ("format", "schema"),
     [("json", '{"type": "object"}'), ({"type": "array"}, '{"type": "array"}')],
 )
-def test_an_answer_of_a_format(hermes: Daemon, format: Any, schema: str) -> None:
+def test_an_answer_of_a_format(hermes: OllamaDaemon, format: Any, schema: str) -> None:
     hermes.chat(format=format)
     constraint = hermes.asked.constraint
     assert constraint is not None
@@ -148,9 +112,9 @@ def test_an_answer_of_a_format(hermes: Daemon, format: Any, schema: str) -> None
     assert constraint.grammar.text == schema
 
 
-def test_a_tool_loop_without_ids(hermes: Daemon) -> None:
+def test_a_tool_loop_without_ids(hermes: OllamaDaemon) -> None:
     """Ollama's client for Python loses them, and names the tool in place of them."""
-    hermes.say(f"{CALL}\n{PING}")
+    hermes.say(f"{HERMES_CALL}\n{HERMES_PING}")
     first = hermes.chat(tools=TOOLS).message
     results = [
         {"role": "tool", "content": "pong", "tool_name": "ping"},
@@ -160,13 +124,13 @@ def test_a_tool_loop_without_ids(hermes: Daemon) -> None:
     assert hermes.chat(USER, first, *results, tools=TOOLS).message.content == "It rains."
     _, assistant, pong, rain = hermes.given[0]
     made = {call["function"]["name"]: call["id"] for call in assistant["tool_calls"]}
-    assert assistant["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+    assert assistant["tool_calls"][0]["function"]["arguments"] == CALL[1]
     assert (pong["name"], pong["tool_call_id"]) == ("ping", made["ping"])
     assert (rain["name"], rain["tool_call_id"]) == ("get_weather", made["get_weather"])
 
 
-def test_an_answer_that_comes_back_with_its_ids_is_known(hermes: Daemon) -> None:
-    hermes.say(f"<think>\nHm.\n</think>\n\n{CALL}")
+def test_an_answer_that_comes_back_with_its_ids_is_known(hermes: OllamaDaemon) -> None:
+    hermes.say(f"<think>\nHm.\n</think>\n\n{HERMES_CALL}")
     assistant = hermes.post(tools=TOOLS).json()["message"]
     (call,) = assistant["tool_calls"]
     result = {"role": "tool", "content": "rain", "tool_call_id": call["id"]}
@@ -177,12 +141,12 @@ def test_an_answer_that_comes_back_with_its_ids_is_known(hermes: Daemon) -> None
     assert hermes.given[0][1]["reasoning_content"] == "Hm."
 
 
-def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
+def test_an_answer_that_was_begun_is_continued(hermes: OllamaDaemon) -> None:
     hermes.chat(USER, {"role": "assistant", "content": "It is"})
     assert hermes.given[1]["continue_final_message"] is True
 
 
-def test_log_probabilities_are_those_of_each_token(hermes: Daemon) -> None:
+def test_log_probabilities_are_those_of_each_token(hermes: OllamaDaemon) -> None:
     hermes.say("Hey")
     whole = hermes.chat(logprobs=True, top_logprobs=2).logprobs
     parts = hermes.chat(logprobs=True, top_logprobs=2, stream=True)
@@ -193,21 +157,23 @@ def test_log_probabilities_are_those_of_each_token(hermes: Daemon) -> None:
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes:latest", ""])
-def test_a_name_may_have_the_tag_that_clients_add(hermes: Daemon, name: str) -> None:
+def test_a_name_may_have_the_tag_that_clients_add(hermes: OllamaDaemon, name: str) -> None:
     answer = hermes.post(model=name)
     assert (answer.status_code, answer.json()["model"]) == (200, "bytes")
 
 
 @pytest.mark.parametrize("keep_alive", [None, "5m"])
-def test_a_request_without_a_prompt_loads_the_model(hermes: Daemon, keep_alive: object) -> None:
-    chat = hermes.client.chat("bytes", [], keep_alive=keep_alive)
+def test_a_request_without_a_prompt_loads_the_model(
+    hermes: OllamaDaemon, keep_alive: object
+) -> None:
+    chat = hermes.ollama.chat("bytes", [], keep_alive=keep_alive)
     assert (chat.done, chat.done_reason, chat.message.content) == (True, "load", "")
-    generated = hermes.client.generate("bytes", "", keep_alive=keep_alive)
+    generated = hermes.ollama.generate("bytes", "", keep_alive=keep_alive)
     assert (generated.done, generated.done_reason, generated.response) == (True, "load", "")
     assert hermes.engine.submitted.empty()
 
 
-def test_roles_are_read_in_any_case_and_a_developer_is_the_system(hermes: Daemon) -> None:
+def test_roles_are_read_in_any_case_and_a_developer_is_the_system(hermes: OllamaDaemon) -> None:
     roles = ("Developer", "User", "ASSISTANT", "user")
     answer = hermes.post(messages=[{"role": role, "content": "Hi"} for role in roles])
     assert answer.status_code == 200
@@ -216,10 +182,10 @@ def test_roles_are_read_in_any_case_and_a_developer_is_the_system(hermes: Daemon
 
 
 def test_a_request_without_a_prompt_and_a_keep_alive_of_zero_unloads_the_model() -> None:
-    with daemon() as made:
-        chat = made.client.chat("bytes", [], keep_alive=0)
+    with OllamaDaemon.serving() as made:
+        chat = made.ollama.chat("bytes", [], keep_alive=0)
         assert (chat.done, chat.done_reason, chat.message.content) == (True, "unload", "")
-        generated = made.client.generate("bytes", "", keep_alive=0)
+        generated = made.ollama.generate("bytes", "", keep_alive=0)
         assert (generated.done, generated.done_reason, generated.response) == (True, "unload", "")
         assert made.engine.drained.get(timeout=CLIENT_SECONDS) is not None
         assert made.engine.submitted.empty()

@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from ollama import Client, ResponseError
 
 from engine.api import ModelError
 from server.models.registry import ModelRegistry
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate
-from tests.contract.test_several_models import HI, Engines, needs, settings_of
+from tests.contract.scripted import CLIENT_SECONDS
+from tests.contract.several import HI, Engines, needs, settings_of
 
 STREAMS = pytest.mark.parametrize(
     ("path", "body", "empty"),
@@ -52,8 +51,7 @@ def loading() -> Iterator[LoadingDaemon]:
         made = LoadingDaemon(url, engines)
         engines.gate = made.gate
         yield made
-        if not made.gate.is_open:
-            made.gate.open()
+        made.gate.open()
 
 
 @STREAMS
@@ -87,24 +85,6 @@ def test_a_load_without_a_question_ends_its_stream(loading: LoadingDaemon) -> No
         loading.gate.open()
         *_, last = lines
     assert (last["model"], last["done"], last["done_reason"]) == ("two", True, "load")
-
-
-def test_ollamas_client_passes_over_empty_lines(loading: LoadingDaemon) -> None:
-    with Client(loading.url, timeout=CLIENT_SECONDS) as client:
-        parts = client.chat("two", [HI], stream=True)
-        assert next(parts).message.content == ""
-        loading.gate.open()
-        assert "".join(part.message.content or "" for part in parts) == "I am load 2"
-
-
-def test_ollamas_client_raises_a_failure_after_empty_lines(loading: LoadingDaemon) -> None:
-    loading.engines.failure = ModelError("no weights")
-    with Client(loading.url, timeout=CLIENT_SECONDS) as client:
-        parts = client.chat("two", [HI], stream=True)
-        next(parts)
-        loading.gate.open()
-        with pytest.raises(ResponseError, match="no weights"):
-            list(parts)
 
 
 @STREAMS

@@ -1,8 +1,6 @@
 """What Ollama's clients are told of models, and what an admin does with those on the disk."""
 
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,14 @@ from ollama import Client, ResponseError
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from server.models.registry import ModelRegistry
 from server.settings.models import ModelSettings
-from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import serving
-from tests.contract.ollama.scripted import Daemon, daemon
-from tests.contract.test_several_models import Engines, needs, settings_of
+from tests.contract.ollama.scripted import OllamaDaemon, write_checkpoint
+from tests.contract.scripted import (
+    CLIENT_SECONDS,
+)
+from tests.contract.several import Engines, needs, settings_of
 from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
+from tests.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -69,20 +70,11 @@ def test_the_embedded_model_is_described(demo: Any) -> None:
     assert loaded.size > 0
 
 
-def test_the_embedded_model_answers(demo: Any) -> None:
-    asked = {"model": "rootstock-demo", "options": {"temperature": 0, "num_predict": 60}}
-    messages = [{"role": "user", "content": "Who are you?"}]
-    whole = demo.chat(messages=messages, **asked)
-    parts = list(demo.chat(messages=messages, stream=True, **asked))
-    assert whole.message.content
-    assert "".join(part.message.content for part in parts) == whole.message.content
-
-
 def test_aliases_are_listed_and_can_be_shown() -> None:
-    with daemon(served_model_name=("bytes", "llama3:latest")) as made:
-        assert [model.model for model in made.client.list().models] == ["bytes", "llama3:latest"]
-        assert [model.model for model in made.client.ps().models] == ["bytes"]
-        assert made.client.show("llama3:latest").capabilities == ["completion", "tools"]
+    with OllamaDaemon.serving(served_model_name=("bytes", "llama3:latest")) as made:
+        assert [model.model for model in made.ollama.list().models] == ["bytes", "llama3:latest"]
+        assert [model.model for model in made.ollama.ps().models] == ["bytes"]
+        assert made.ollama.show("llama3:latest").capabilities == ["completion", "tools"]
         assert made.http.post("/api/show", json={"name": "bytes"}).status_code == 200
         assert made.http.post("/api/show", json={}).status_code == 200
         nameless = made.http.request("DELETE", "/api/delete", json={"model": ""})
@@ -121,30 +113,21 @@ def test_an_unloaded_model_is_described_as_a_loaded_one(tmp_path: Path) -> None:
         assert again == shown
 
 
-def write_checkpoint(parent: Path, template: str) -> Path:
-    """A copy of the embedded model with another chat template, and with sampling defaults."""
-    checkpoint = parent / "checkpoint"
-    shutil.copytree(DEFAULT_CHECKPOINT, checkpoint)
-    (checkpoint / "chat_template.jinja").write_text(template, "utf-8")
-    (checkpoint / "generation_config.json").write_text('{"temperature": 0.5}', "utf-8")
-    return checkpoint
-
-
 def test_an_embedder_says_embedding_and_a_reranker_nothing(tmp_path: Path) -> None:
     embedder = write_checkpoint(tmp_path, "")
     (embedder / "modules.json").write_text("[]", "utf-8")
     (embedder / "1_Pooling").mkdir()
     pooling = embedder / "1_Pooling/config.json"
     pooling.write_text('{"pooling_mode_lasttoken": true}', "utf-8")
-    with daemon(model=(str(embedder),)) as made:
-        assert made.client.show("bytes").capabilities == ["embedding"]
-    with daemon(reranker="yes-no") as made:
-        assert made.client.show("bytes").capabilities == []
-    with daemon(pooling="last") as made:
-        assert made.client.show("bytes").capabilities == ["completion", "tools"]  # it does both
+    with OllamaDaemon.serving(model=(str(embedder),)) as made:
+        assert made.ollama.show("bytes").capabilities == ["embedding"]
+    with OllamaDaemon.serving(reranker="yes-no") as made:
+        assert made.ollama.show("bytes").capabilities == []
+    with OllamaDaemon.serving(pooling="last") as made:
+        assert made.ollama.show("bytes").capabilities == ["completion", "tools"]  # it does both
     pooling.write_text("{", "utf-8")
-    with daemon(model=(str(embedder),)) as made:
-        assert made.client.show("bytes").capabilities == []  # it cannot be loaded
+    with OllamaDaemon.serving(model=(str(embedder),)) as made:
+        assert made.ollama.show("bytes").capabilities == []  # it cannot be loaded
 
 
 @pytest.mark.parametrize("source", ["org/never-fetched", "/nowhere/at/all"])
@@ -165,27 +148,27 @@ def test_a_model_without_files_has_a_digest_too(source: str, put: Put) -> None:
     assert shown.capabilities == ["completion"]
 
 
-def test_the_version_is_that_of_the_api_and_a_ping_is_answered(hermes: Daemon) -> None:
+def test_the_version_is_that_of_the_api_and_a_ping_is_answered(hermes: OllamaDaemon) -> None:
     version = hermes.http.get("/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # what editors ask for
     assert hermes.http.head("/").status_code == 200
 
 
-def test_a_repository_that_is_not_loaded_is_deleted(hermes: Daemon, put: Put) -> None:
+def test_a_repository_that_is_not_loaded_is_deleted(hermes: OllamaDaemon, put: Put) -> None:
     home, kept = put("org/small"), put("org/other")
-    assert hermes.client.delete("hf.co/org/small:latest").status == "success"
+    assert hermes.ollama.delete("hf.co/org/small:latest").status == "success"
     assert not home.exists()
     assert kept.exists()
     with pytest.raises(ResponseError) as caught:
-        hermes.client.delete("org/small")
+        hermes.ollama.delete("org/small")
     assert (caught.value.status_code, caught.value.error) == (404, "model 'org/small' not found")
 
 
 @pytest.mark.parametrize("name", ["bytes", "test/bytes"])
-def test_what_is_served_is_not_deleted(hermes: Daemon, put: Put, name: str) -> None:
+def test_what_is_served_is_not_deleted(hermes: OllamaDaemon, put: Put, name: str) -> None:
     home = put("test/bytes")
     with pytest.raises(ResponseError, match="is served") as caught:
-        hermes.client.delete(name)
+        hermes.ollama.delete(name)
     assert caught.value.status_code == 409
     assert home.exists()
 
@@ -200,57 +183,57 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def test_a_pull_fetches_the_repository(hermes: Daemon, hub: Hub, tmp_path: Path) -> None:
+def test_a_pull_fetches_the_repository(hermes: OllamaDaemon, hub: Hub, tmp_path: Path) -> None:
     hub.may_send.set()
-    lines = [line.status for line in hermes.client.pull("org/small:latest", stream=True)]
+    lines = [line.status for line in hermes.ollama.pull("org/small:latest", stream=True)]
     assert (lines[0], lines[-1]) == ("pulling manifest", "success")
     snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
     assert checkpoint_files(snapshot).keys() >= {"config.json", "model.safetensors"}
-    assert hermes.client.pull("org/small").status == "success"
+    assert hermes.ollama.pull("org/small").status == "success"
 
 
-def test_a_pull_goes_on_when_its_client_leaves(hermes: Daemon, hub: Hub, tmp_path: Path) -> None:
+def test_a_pull_goes_on_when_its_client_leaves(
+    hermes: OllamaDaemon, hub: Hub, tmp_path: Path
+) -> None:
     with hermes.http.stream("POST", "/api/pull", json={"model": "org/small"}):
         assert hub.requested.wait(CLIENT_SECONDS)
     hub.may_send.set()
     snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
-    deadline = time.monotonic() + CLIENT_SECONDS
-    while not (snapshot / "model.safetensors").exists():
-        assert time.monotonic() < deadline
+    until((snapshot / "model.safetensors").exists)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes:latest"])
 def test_a_pull_of_a_model_that_is_served_from_files_succeeds_at_once(
-    hermes: Daemon, hub: Hub, tmp_path: Path, name: str
+    hermes: OllamaDaemon, hub: Hub, tmp_path: Path, name: str
 ) -> None:
-    assert hermes.client.pull(name).status == "success"
-    with daemon(model=(str(write_checkpoint(tmp_path, "")),)) as made:
-        lines = [line.status for line in made.client.pull(name, stream=True)]
+    assert hermes.ollama.pull(name).status == "success"
+    with OllamaDaemon.serving(model=(str(write_checkpoint(tmp_path, "")),)) as made:
+        lines = [line.status for line in made.ollama.pull(name, stream=True)]
     assert lines == ["pulling manifest", "success"]
     assert not hub.requested.is_set()
 
 
 def test_a_pull_of_another_name_of_a_repository_fetches_it(hub: Hub, tmp_path: Path) -> None:
     hub.may_send.set()
-    with daemon(model=("org/small",), served_model_name=("mine",)) as made:
-        assert made.client.pull("mine").status == "success"
+    with OllamaDaemon.serving(model=("org/small",), served_model_name=("mine",)) as made:
+        assert made.ollama.pull("mine").status == "success"
     assert (tmp_path / "models--org--small" / "snapshots" / COMMIT).exists()
 
 
 NOT_FETCHED = "org/none was not fetched: it is neither a directory nor a repository: "
 
 
-def test_a_pull_that_fails_says_why(hermes: Daemon, hub: Hub) -> None:
+def test_a_pull_that_fails_says_why(hermes: OllamaDaemon, hub: Hub) -> None:
     with pytest.raises(ResponseError, match=NOT_FETCHED) as caught:
-        hermes.client.pull("org/none")
+        hermes.ollama.pull("org/none")
     assert caught.value.status_code == 500
-    lines = hermes.client.pull("org/none", stream=True)
+    lines = hermes.ollama.pull("org/none", stream=True)
     assert next(lines).status == "pulling manifest"
     with pytest.raises(ResponseError, match=NOT_FETCHED):
         next(lines)
 
 
-def test_a_directory_is_no_repository(hermes: Daemon, tmp_path: Path) -> None:
+def test_a_directory_is_no_repository(hermes: OllamaDaemon, tmp_path: Path) -> None:
     answer = httpx.post(
         f"{hermes.http.base_url}/api/pull", json={"model": str(tmp_path), "stream": False}
     )

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -15,8 +14,9 @@ from server.dialects.responses.store import ResponseStore
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
-from tests.contract.test_disconnect import WAIT_SECONDS
-from tests.contract.test_tools import Daemon, daemon
+from tests.contract.scripted import Daemon
+from tests.contract.wire import WAIT_SECONDS
+from tests.polling import until
 
 Polled = Callable[[str], Any]
 
@@ -27,24 +27,18 @@ def gate(hermes: Daemon) -> Iterator[Gate]:
     gate = Gate()
     hermes.engine.script = Script(answers=("Fine.",), gate=gate, gate_after_tokens=2)
     yield gate
-    if not gate.is_open:
-        gate.open()
+    gate.open()
 
 
 @pytest.fixture
 def ended(hermes: Daemon) -> Polled:
     """The response when it is no longer being made."""
 
-    def wait(id: str) -> Any:
-        deadline = monotonic() + WAIT_SECONDS
-        while monotonic() < deadline:
-            response = hermes.client.responses.retrieve(id)
-            if response.status not in {"queued", "in_progress"}:
-                return response
-            sleep(0.01)
-        raise AssertionError(f"{id} is still being made")
+    def over(id: str) -> Any:
+        read = partial(hermes.openai.responses.retrieve, id)
+        return until(read, lambda found: found.status not in {"queued", "in_progress"})
 
-    return wait
+    return over
 
 
 def test_it_is_made_after_the_answer(
@@ -53,7 +47,7 @@ def test_it_is_made_after_the_answer(
     made = create(background=True)
     assert (made.status, made.output, made.background) == ("queued", [], True)
     hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
-    assert hermes.client.responses.retrieve(made.id).status == "in_progress"
+    assert hermes.openai.responses.retrieve(made.id).status == "in_progress"
     gate.open()
     response = ended(made.id)
     assert (response.status, response.output_text) == ("completed", "Fine.")
@@ -67,43 +61,42 @@ def test_what_it_is_made_from_is_there_at_once(hermes: Daemon, create: Created, 
     before = create(input="Before")
     hermes.engine.script = gated
     made = create(input="Now", background=True, previous_response_id=before.id)
-    listed = hermes.client.responses.input_items.list(made.id, order="asc")
+    listed = hermes.openai.responses.input_items.list(made.id, order="asc")
     assert [item.content[0].text for item in listed] == ["Before", "Fine.", "Now"]
-    hermes.client.responses.cancel(made.id)
+    hermes.openai.responses.cancel(made.id)
 
 
 def wait_for_abort(hermes: Daemon, request_id: str) -> None:
     """Requests of tests before may be aborted late."""
-    while hermes.engine.aborted.get(timeout=WAIT_SECONDS) != request_id:
-        pass
+    until(partial(hermes.engine.aborted.get, timeout=WAIT_SECONDS), lambda id: id == request_id)
 
 
 def test_cancelling_aborts(hermes: Daemon, create: Created, gate: Gate) -> None:
     made = create(background=True)
     request_id = hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
-    cancelled = hermes.client.responses.cancel(made.id)
+    cancelled = hermes.openai.responses.cancel(made.id)
     assert (cancelled.id, cancelled.status) == (made.id, "cancelled")
     wait_for_abort(hermes, request_id)
-    assert hermes.client.responses.retrieve(made.id).status == "cancelled"
-    assert hermes.client.responses.cancel(made.id).status == "cancelled"
+    assert hermes.openai.responses.retrieve(made.id).status == "cancelled"
+    assert hermes.openai.responses.cancel(made.id).status == "cancelled"
 
 
 def test_deleting_aborts(hermes: Daemon, create: Created, gate: Gate) -> None:
     made = create(background=True)
     request_id = hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
-    hermes.client.responses.delete(made.id)
+    hermes.openai.responses.delete(made.id)
     wait_for_abort(hermes, request_id)
 
 
 def test_a_complete_one_stays_as_it_is(hermes: Daemon, create: Created, ended: Polled) -> None:
     made = create(background=True)
     assert ended(made.id).status == "completed"
-    assert hermes.client.responses.cancel(made.id).status == "completed"
+    assert hermes.openai.responses.cancel(made.id).status == "completed"
 
 
 def test_others_cannot_be_cancelled(hermes: Daemon, create: Created) -> None:
     with pytest.raises(BadRequestError):
-        hermes.client.responses.cancel(create().id)
+        hermes.openai.responses.cancel(create().id)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +126,14 @@ def test_one_that_cannot_be_stored_ends_nothing_else(monkeypatch: pytest.MonkeyP
         put(*response)
 
     monkeypatch.setattr(ResponseStore, "put", fails_twice)
-    with daemon() as alone:
-        create = alone.client.responses.create
+    with Daemon.serving() as alone:
+        create = alone.openai.responses.create
         url = f"{alone.url}/v1/responses/{create(model='bytes', input='Hi', background=True).id}"
-        while httpx.get(url).is_success:
-            pass
+        until(lambda: not httpx.get(url).is_success)
         assert (httpx.get(url).status_code, n_tries) == (404, 2)
         again = create(model="bytes", input="Hi", background=True)
-        while (status := httpx.get(f"{alone.url}/v1/responses/{again.id}").json()["status"]) in {
-            "queued",
-            "in_progress",
-        }:
-            pass
-        assert status == "completed"
+        stored = f"{alone.url}/v1/responses/{again.id}"
+        until(lambda: httpx.get(stored).json()["status"] == "completed")
 
 
 def test_a_request_that_cannot_be_served_is_refused_at_once(create: Created) -> None:
@@ -155,47 +143,47 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(create: Created) -> 
 
 
 def test_there_are_only_so_many() -> None:
-    with daemon(max_background_responses=1) as small:
+    with Daemon.serving(max_background_responses=1) as small:
         gate = Gate()
         small.engine.script = Script(gate=gate)
-        create = small.client.responses.create
+        create = small.openai.responses.create
         first = create(model="bytes", input="Hi", background=True)
         with pytest.raises(RateLimitError) as refused:
             create(model="bytes", input="Hi", background=True)
         assert "max_background_responses" in refused.value.message
-        small.client.responses.cancel(first.id)
+        small.openai.responses.cancel(first.id)
         gate.open()
         assert create(model="bytes", input="Hi", background=True).status == "queued"
 
 
 def test_what_they_were_asked_counts_as_a_body_until_they_end() -> None:
     """A format's description is sent back and no part of the prompt."""
-    with daemon(max_body_bytes=100_000, max_total_body_bytes=150_000) as small:
+    with Daemon.serving(max_body_bytes=100_000, max_total_body_bytes=150_000) as small:
         gate = Gate()
         small.engine.script = Script(gate=gate)
-        create = partial(small.client.responses.create, model="bytes", input="Hi")
+        create = partial(small.openai.responses.create, model="bytes", input="Hi")
         text = {"format": {"type": "text", "description": "x" * 90_000}}
         first = create(background=True, text=text)
         larger = {"format": {"type": "text", "description": "x" * 95_000}}
         with pytest.raises(InternalServerError) as refused:
             create(text=larger)
         assert "bodies" in refused.value.message
-        small.client.responses.cancel(first.id)
+        small.openai.responses.cancel(first.id)
         gate.open()
         assert create(text=text).status == "completed"
 
 
 def test_they_end_when_the_daemon_drains() -> None:
     """Leaving the block waits for the daemon's end."""
-    with daemon(drain_timeout_seconds=0) as stopping:
+    with Daemon.serving(drain_timeout_seconds=0) as stopping:
         stopping.engine.script = Script(gate=Gate())
-        stopping.client.responses.create(model="bytes", input="Hi", background=True)
+        stopping.openai.responses.create(model="bytes", input="Hi", background=True)
         stopping.engine.at_gate.get(timeout=WAIT_SECONDS)
 
 
 def test_one_key_leaves_places_to_the_others(tmp_path: Path) -> None:
     keys = key_file(tmp_path, flood={}, victim={})
-    with daemon(api_keys_file=keys, max_background_responses=8) as shared:
+    with Daemon.serving(api_keys_file=keys, max_background_responses=8) as shared:
         gate = Gate()
         shared.engine.script = Script(gate=gate)
         made = {"flood": 0, "victim": 0}
@@ -208,16 +196,3 @@ def test_one_key_leaves_places_to_the_others(tmp_path: Path) -> None:
                     made[name] += status == 200
         gate.open()
         assert made == {"flood": 4, "victim": 2}
-
-
-def test_one_keys_responses_leave_the_others_stored(tmp_path: Path) -> None:
-    keys = key_file(tmp_path, flood={}, victim={})
-    with (
-        daemon(api_keys_file=keys, max_stored_responses=4) as shared,
-        client_of(shared.url, "victim") as victim,
-        client_of(shared.url, "flood") as flood,
-    ):
-        own = victim.post("/v1/responses", json={"input": "Hi"}).json()["id"]
-        for _ in range(10):
-            flood.post("/v1/responses", json={"input": "Hi"}).raise_for_status()
-        assert victim.get(f"/v1/responses/{own}").status_code == 200

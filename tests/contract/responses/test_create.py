@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from engine.values.model import NO_REPLAYS, Replay
 from engine.values.request import GrammarKind
 from tests.contract.responses.conftest import Created
-from tests.contract.test_tools import Daemon, RecordingTokenizer, daemon
+from tests.contract.scripted import Daemon, RecordingTokenizer
 
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -40,15 +40,6 @@ def test_text_for_text(hermes: Daemon, create: Created) -> None:
     (message,) = response.output
     assert (message.role, message.status) == ("assistant", "completed")
     assert messages(hermes) == [("system", "Be brief."), ("user", "How are you?")]
-
-
-def test_usage(create: Created) -> None:
-    """Tokens of the fake engine are bytes, and it adopts all but the last of what it has seen."""
-    create(input="What is it?")
-    usage = create(input="What is it?").usage
-    assert usage.output_tokens == len("Fine.")
-    assert usage.input_tokens_details.cached_tokens == usage.input_tokens - 1
-    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
 def test_the_request_is_told_back(create: Created) -> None:
@@ -115,7 +106,7 @@ class RefusingTokenizer(RecordingTokenizer):
 
 def test_a_templates_own_words_stay_as_they_are() -> None:
     """Only the field at fault has another name than in a chat."""
-    with daemon(RefusingTokenizer) as refusing:
+    with Daemon.serving(RefusingTokenizer()) as refusing:
         param, _, message = error(refusing, {"input": "Hi"})
     assert param == "input"
     assert message == "input: cannot be turned into a prompt: max_tokens of messages[0] is unknown"
@@ -138,8 +129,8 @@ class ReluctantTokenizer(RecordingTokenizer):
 
 def test_a_developer_who_speaks_later_is_a_user_where_the_template_wants_it() -> None:
     said = [{"role": role, "content": role} for role in ("developer", "user", "developer")]
-    with daemon(ReluctantTokenizer) as reluctant:
-        reluctant.client.responses.create(model="bytes", input=said)
+    with Daemon.serving(ReluctantTokenizer()) as reluctant:
+        reluctant.openai.responses.create(model="bytes", input=said)
         assert [role for role, _ in messages(reluctant)] == ["system", "user", "user"]
 
 
@@ -180,7 +171,7 @@ class Point(BaseModel):
 
 def test_parse_gives_typed_objects(hermes: Daemon) -> None:
     hermes.say('{"x": 3}')
-    response = hermes.client.responses.parse(model="bytes", input="Where?", text_format=Point)
+    response = hermes.openai.responses.parse(model="bytes", input="Where?", text_format=Point)
     assert response.output_parsed == Point(x=3)
     constraint = hermes.engine.submitted.get_nowait().constraint
     assert constraint is not None

@@ -5,15 +5,14 @@ from typing import Any
 import openai
 import pytest
 
-from tests.contract.responses.conftest import Created
-from tests.contract.responses.test_tools import PATCH_TOOL, WEATHER_TOOL
-from tests.contract.test_tools import Daemon
+from tests.contract.responses.conftest import PATCH_TOOL, WEATHER_TOOL, Created
+from tests.contract.scripted import Daemon
 
 REASONING = {"effort": "low"}
 
 
 def count(hermes: Daemon, **fields: Any) -> int:
-    counted = hermes.client.responses.input_tokens.count(model="bytes", **fields)
+    counted = hermes.openai.responses.input_tokens.count(model="bytes", **fields)
     assert counted.object == "response.input_tokens"
     return int(counted.input_tokens)
 
@@ -60,7 +59,7 @@ def test_what_a_response_refuses_is_refused(
 
 def test_compacting_says_what_to_do(hermes: Daemon) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        hermes.client.responses.compact(model="bytes", input="Hi")
+        hermes.openai.responses.compact(model="bytes", input="Hi")
     assert refused.value.code == "unsupported"
     assert "ask for a summary" in refused.value.message
 
@@ -68,7 +67,7 @@ def test_compacting_says_what_to_do(hermes: Daemon) -> None:
 @pytest.mark.parametrize("name", ["input_tokens", "compact"])
 def test_they_are_no_responses(hermes: Daemon, name: str) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
-        hermes.client.responses.retrieve(name)
+        hermes.openai.responses.retrieve(name)
     assert (refused.value.status_code, refused.value.response.headers["allow"]) == (405, "POST")
 
 
@@ -76,12 +75,12 @@ def test_a_response_has_a_null_usage_until_it_is_made_and_no_user_unless_one_is_
     hermes: Daemon,
 ) -> None:
     """As OpenAI's examples have it, and as the Open Responses specification requires."""
-    queued = hermes.client.responses.with_raw_response.create(
+    queued = hermes.openai.responses.with_raw_response.create(
         model="bytes", input="Hi", background=True
     )
     body = queued.http_response.json()
     assert body["usage"] is None
     assert "user" not in body
-    hermes.client.responses.cancel(body["id"])
-    named = hermes.client.responses.create(model="bytes", input="Hi", user="me")
+    hermes.openai.responses.cancel(body["id"])
+    named = hermes.openai.responses.create(model="bytes", input="Hi", user="me")
     assert named.user == "me"

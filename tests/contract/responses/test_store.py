@@ -1,14 +1,16 @@
 """Responses that are asked for again: by id, as what another continues, item by item."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError
 
+from tests.contract.access.helpers import client_of, key_file
 from tests.contract.responses.conftest import Created
-from tests.contract.test_tools import Daemon, daemon
+from tests.contract.scripted import Daemon
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -19,16 +21,16 @@ def path(hermes: Daemon, id: str) -> str:
 
 def test_a_response_is_there_as_it_was(hermes: Daemon, create: Created) -> None:
     made = create(metadata={"a": "b"}, instructions="Be brief.")
-    assert hermes.client.responses.retrieve(made.id) == made
+    assert hermes.openai.responses.retrieve(made.id) == made
     *_, streamed = create(stream=True)
-    assert hermes.client.responses.retrieve(streamed.response.id) == streamed.response
+    assert hermes.openai.responses.retrieve(streamed.response.id) == streamed.response
 
 
 def test_what_shall_not_be_stored_is_not(hermes: Daemon, create: Created) -> None:
     made = create(store=False)
     assert made.store is False
     with pytest.raises(NotFoundError) as missing:
-        hermes.client.responses.retrieve(made.id)
+        hermes.openai.responses.retrieve(made.id)
     assert missing.value.code == "response_not_found"
     with pytest.raises(BadRequestError) as refused:
         create(previous_response_id=made.id)
@@ -40,7 +42,7 @@ def test_a_deleted_response_is_gone(hermes: Daemon, create: Created) -> None:
     deleted = httpx.delete(path(hermes, made.id))
     assert deleted.json() == {"id": made.id, "object": "response", "deleted": True}
     with pytest.raises(NotFoundError):
-        hermes.client.responses.delete(made.id)
+        hermes.openai.responses.delete(made.id)
 
 
 def test_a_response_continues_another(hermes: Daemon, create: Created) -> None:
@@ -67,7 +69,7 @@ def test_one_may_be_continued_twice_and_outlive_its_beginning(
 ) -> None:
     first = create(input="One")
     second = create(input="Two", previous_response_id=first.id)
-    hermes.client.responses.delete(first.id)
+    hermes.openai.responses.delete(first.id)
     for text in ("Three", "Four"):
         create(input=text, previous_response_id=second.id)
         said = [message["content"] for message in hermes.given[0]]
@@ -83,7 +85,7 @@ def test_items_by_reference(hermes: Daemon, create: Created, told: dict[str, Any
     create(input=[USER, *references, USER], store=False)
     answer = hermes.given[0][1]
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Well.")
-    hermes.client.responses.delete(made.id)
+    hermes.openai.responses.delete(made.id)
     with pytest.raises(BadRequestError) as refused:
         create(input=[USER, *references])
     assert refused.value.param == "input[1].id"
@@ -94,7 +96,7 @@ def test_input_items_are_all_that_the_model_was_given(hermes: Daemon, create: Cr
     output = {"type": "function_call_output", "call_id": "c", "output": "x"}
     first = create(input=[USER, call, output])
     second = create(input=[{"id": "msg_own", **USER}], previous_response_id=first.id)
-    listed = hermes.client.responses.input_items.list(second.id, order="asc").data
+    listed = hermes.openai.responses.input_items.list(second.id, order="asc").data
     assert [item.type for item in listed] == [
         *("message", "function_call", "function_call_output", "message", "message"),
     ]
@@ -106,7 +108,7 @@ def test_input_items_are_all_that_the_model_was_given(hermes: Daemon, create: Cr
 
 def test_input_items_come_in_pages(hermes: Daemon, create: Created) -> None:
     made = create(input=[{"role": "user", "content": str(n)} for n in range(5)])
-    items = hermes.client.responses.input_items
+    items = hermes.openai.responses.input_items
 
     def numbers(page: Any) -> list[str]:
         return [item.content[0].text for item in page.data]
@@ -150,17 +152,6 @@ def test_every_method_of_a_path_is_named(hermes: Daemon) -> None:
     assert answer.headers["allow"] == "DELETE, GET, HEAD"
 
 
-def test_the_oldest_makes_room() -> None:
-    with daemon(max_stored_responses=2) as small:
-        client = small.client.responses
-        one, two = (client.create(model="bytes", input="Hi") for _ in range(2))
-        client.retrieve(one.id)
-        client.create(model="bytes", input="Hi")
-        client.retrieve(one.id)
-        with pytest.raises(NotFoundError):
-            client.retrieve(two.id)
-
-
 SEALED = {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "x" * 1000}
 THOUGHTS = {
     "type": "reasoning",
@@ -170,8 +161,8 @@ THOUGHTS = {
 
 
 def test_what_is_only_named_may_be_no_longer_than_a_body() -> None:
-    with daemon(max_body_bytes=4000) as small:
-        create = partial(small.client.responses.create, model="bytes")
+    with Daemon.serving(max_body_bytes=4000) as small:
+        create = partial(small.openai.responses.create, model="bytes")
         ids = [create(input=[SEALED, USER]).id]
         with pytest.raises(BadRequestError) as often:
             create(input=[{"type": "item_reference", "id": "rs_x"}] * 4)
@@ -194,3 +185,20 @@ def test_what_is_only_named_may_have_no_more_parts_than_a_body(
     with pytest.raises(BadRequestError) as refused:
         create(input=[reference] * 40)
     assert "100000 objects" in refused.value.message
+
+
+def test_nobody_finds_the_responses_of_another_key(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, alice={}, bob={})
+    with (
+        Daemon.serving(api_keys_file=keys) as made,
+        client_of(made.url, "alice") as alice,
+        client_of(made.url, "bob") as bob,
+    ):
+        id = alice.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+        stored = f"/v1/responses/{id}"
+        assert bob.get(stored).status_code == 404
+        assert bob.get(f"{stored}/input_items").status_code == 404
+        assert bob.delete(stored).status_code == 404
+        followed = bob.post("/v1/responses", json={"input": "Hi"} | {"previous_response_id": id})
+        assert followed.json()["error"]["code"] == "previous_response_not_found"
+        assert alice.get(stored).status_code == 200

@@ -8,16 +8,9 @@ import pytest
 
 from engine.api import NoGrammars
 from engine.values.request import GrammarKind, Request
-from tests.contract.responses.conftest import Created
-from tests.contract.test_tools import CALL, RECORDED, WEATHER, Daemon
+from tests.contract.responses.conftest import PATCH_TOOL, WEATHER_TOOL, Created
+from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, WEATHER, Daemon
 
-WEATHER_TOOL = {"type": "function", "strict": False, **WEATHER["function"]}  # type: ignore[dict-item]
-PATCH_TOOL = {
-    "type": "custom",
-    "name": "apply_patch",
-    "description": "Change files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "begin"'},
-}
 CLOSE = {"type": "function", "name": "close", "strict": False, "parameters": {"type": "object"}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [CLOSE]}
 PATCH = "*** Begin Patch\n+ë\n"
@@ -36,7 +29,7 @@ def told(hermes: Daemon) -> dict[str, dict[str, Any]]:
 
 
 def test_a_function_is_called(hermes: Daemon, create: Created) -> None:
-    hermes.say("Let me see." + "".join(RECORDED["hermes"]))
+    hermes.say("Let me see." + HERMES_CALL + HERMES_PING)
     response = create(tools=[WEATHER_TOOL])
     message, weather, ping = response.output
     assert message.content[0].text == response.output_text == "Let me see."

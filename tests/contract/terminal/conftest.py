@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.fake_engine import FakeEngine
+
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
@@ -12,3 +14,9 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def url(base_url: str, engine: FakeEngine) -> str:
+    """Of the fake engine's daemon, as commands are given it."""
+    return f"{base_url}/v1"

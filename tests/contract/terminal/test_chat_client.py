@@ -19,9 +19,9 @@ from server.terminal.console import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.terminal.commands import ANSWER
 
 WAIT_SECONDS = 20
-ANSWER = "Hello, wörld!"
 
 
 class Chat:
@@ -51,11 +51,6 @@ class Chat:
 def chatting(url: str, shown: StringIO) -> Iterator[Chat]:
     with chat_client(Endpoint(url), None, {}) as client:
         yield Chat(client, shown)
-
-
-@pytest.fixture
-def url(base_url: str) -> str:
-    return f"{base_url}/v1"
 
 
 @pytest.fixture
@@ -162,15 +157,7 @@ class CtrlC(StringIO):
         return written
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """SIGINT interrupts, also where the tests run as a shell's background job, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_answer_and_keeps_what_came(url: str, engine: FakeEngine) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
@@ -184,7 +171,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(url: str, engine: FakeEngin
     assert chat.session.failures == 0
 
 
-@pytest.mark.usefixtures("interrupts")
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_before_the_first_token_takes_the_turn_back(chat: Chat, engine: FakeEngine) -> None:
     gate = Gate()
     engine.script = Script(gate=gate)
@@ -217,15 +204,6 @@ def test_control_characters_and_markup_of_a_model_are_text(chat: Chat, engine: F
     first, second, _ = chat.say("First").splitlines()
     assert first == "[31mred2J [bold]x[/bold]\t:smile:"
     assert second == "y" * 99
-
-
-def test_parameters_are_sent_as_they_are(url: str, engine: FakeEngine) -> None:
-    parameters = {"temperature": 0.25, "top_p": 0.5, "seed": 7, "max_tokens": 3}
-    with chat_client(Endpoint(url), None, parameters) as client:
-        list(client.stream([{"role": "user", "content": "Hi"}]))
-    request = engine.submitted.get(timeout=WAIT_SECONDS)
-    assert (request.sampling.temperature, request.sampling.top_p) == (0.25, 0.5)
-    assert (request.sampling.seed, request.max_tokens) == (7, 3)
 
 
 def chunk(finish_reason: str | None = None, **delta: str) -> dict[str, object]:

@@ -11,33 +11,26 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from engine.api import QueueFull
 from server.settings import Settings
-from server.terminal.cli import app
 from server.terminal.client import Endpoint
 from server.terminal.console import TerminalError
 from server.terminal.local_daemon import STOP_SECONDS, local_daemon
 from server.terminal.records import running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.terminal.pseudo_terminal import read_until, terminal
+from tests.contract.terminal.commands import ANSWER, read_until, run, terminal
 
 pytestmark = pytest.mark.process
 
 WAIT_SECONDS = 30
 PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
-ANSWER = "Hello, wörld!"
 
 
 def piped(text: str, *arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, ["chat", *arguments], input=text, env=environment)
-
-
-@pytest.fixture
-def url(base_url: str, engine: FakeEngine) -> str:
-    return f"{base_url}/v1"
+    return run("chat", *arguments, typed=text, **environment)
 
 
 def test_a_pipe_gets_the_answers_alone_on_standard_output(url: str) -> None:
@@ -58,25 +51,18 @@ def test_a_pipe_in_which_an_answer_fails_says_so_at_the_end(url: str, engine: Fa
 
 def test_only_what_is_given_is_sent(url: str, engine: FakeEngine) -> None:
     piped("hello\n", "--url", url, "--system", "Be brief.", "--max-tokens", "3", "--seed", "7")
-    request = engine.submitted.get(timeout=WAIT_SECONDS)
-    assert engine.tokenizer.decode(request.prompt).startswith("<system>Be brief.\n<user>hello")
-    assert (request.max_tokens, request.sampling.seed) == (3, 7)
-    assert (request.sampling.temperature, request.sampling.top_p) == (1.0, 1.0)
+    piped("hello\n", "--url", url, "--temperature", "0.25", "--top-p", "0.5")
+    plain, drawn = (engine.submitted.get(timeout=WAIT_SECONDS) for _ in range(2))
+    assert engine.tokenizer.decode(plain.prompt).startswith("<system>Be brief.\n<user>hello")
+    assert (plain.max_tokens, plain.sampling.seed) == (3, 7)
+    assert (plain.sampling.temperature, plain.sampling.top_p) == (1.0, 1.0)
+    assert (drawn.sampling.temperature, drawn.sampling.top_p) == (0.25, 0.5)
 
 
 def test_a_model_that_is_not_served(url: str) -> None:
     result = piped("hello\n", "--url", url, "--model", "other")
     error = result.stderr.splitlines()[-1]
     assert error.startswith("error: The model 'other' does not exist")
-    assert result.exit_code == 1
-
-
-def test_nobody_at_the_url() -> None:
-    with running(FakeEngine(), Settings(port=0)) as gone:
-        pass
-    result = piped("hello\n", "--url", f"{gone}/v1")
-    netloc = gone.removeprefix("http://")
-    assert result.stderr == f"error: nothing listens at {netloc}: has the server been started?\n"
     assert result.exit_code == 1
 
 
@@ -133,26 +119,15 @@ def test_sigterm_at_the_prompt_leaves_the_terminal_as_it_was(url: str, tmp_path:
         assert termios.tcgetattr(screen)[3] & termios.ECHO
 
 
-def test_a_paste_of_several_lines_is_one_question(
+def test_a_paste_is_one_question_and_what_was_typed_is_found_again(
     url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:
     with terminal(tmp_path, "chat", "--url", url) as (_, screen):
-        read_until(screen, PROMPT)
-        os.write(screen, b"\x1b[200~one\rtwo\x1b[201~\r")
-        read_until(screen, b"tokens/s")
-    asked = engine.submitted.get(timeout=WAIT_SECONDS).prompt
-    assert engine.tokenizer.decode(asked) == "<user>one\ntwo\n<assistant>"
-    assert "+one\n+two\n" in (tmp_path / "rootstock" / "chat_history").read_text()
-
-
-def test_what_was_typed_in_an_earlier_chat_is_found_again(
-    url: str, engine: FakeEngine, tmp_path: Path
-) -> None:
-    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
-        for line in (b"the first", b"another"):
+        for line in (b"the first", b"\x1b[200~one\rtwo\x1b[201~"):
             read_until(screen, PROMPT)
             os.write(screen, line + b"\r")
         read_until(screen, PROMPT)
+    assert "+one\n+two\n" in (tmp_path / "rootstock" / "chat_history").read_text()
     with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"\x12fir")
@@ -160,6 +135,7 @@ def test_what_was_typed_in_an_earlier_chat_is_found_again(
         os.write(screen, b"\r\r")
         read_until(screen, PROMPT)
     asked = [engine.submitted.get(timeout=WAIT_SECONDS).prompt for _ in range(3)]
+    assert engine.tokenizer.decode(asked[1]).endswith("<user>one\ntwo\n<assistant>")
     assert engine.tokenizer.decode(asked[2]) == "<user>the first\n<assistant>"
 
 
@@ -197,13 +173,6 @@ def test_without_a_saved_conversation_none_is_resumed(url: str, tmp_path: Path) 
     assert result.stderr == f"error: {file} is no saved conversation\n"
 
 
-def test_tab_and_enter_run_the_command_that_was_begun(url: str, tmp_path: Path) -> None:
-    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
-        read_until(screen, PROMPT)
-        os.write(screen, b"/he\t\r")
-        assert b"forget the conversation" in read_until(screen, PROMPT)
-
-
 def test_commands_are_completed(url: str, tmp_path: Path) -> None:
     with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         read_until(screen, PROMPT)
@@ -211,6 +180,8 @@ def test_commands_are_completed(url: str, tmp_path: Path) -> None:
         read_until(screen, b"/system")  # offered, but not typed yet
         os.write(screen, b"\t Be brief.\r")
         assert b"system prompt set" in read_until(screen, PROMPT)
+        os.write(screen, b"/he\t\r")
+        assert b"forget the conversation" in read_until(screen, PROMPT)
 
 
 def ignore(line: str) -> None:
@@ -244,45 +215,30 @@ def test_a_daemon_of_its_own_is_not_found_by_other_commands() -> None:
         assert running_records() == []
 
 
-def test_a_daemon_that_does_not_start_says_why() -> None:
-    program = "print('one'); print('two'); raise SystemExit(3)"
-    with (
-        pytest.raises(
-            TerminalError, match=r"^the daemon that this chat started exited with 3\none\ntwo$"
-        ),
-        local_daemon([sys.executable, "-c", program], ignore),
-    ):
-        pass
-
-
-DIES = """
+READY = """
 import os, signal
-signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+signal.signal(signal.SIGTERM, {})
 print("ready on http://127.0.0.1:1/v1", flush=True)
 signal.pause()
 """
+NEVER_READY = "print('one'); print('two'); raise SystemExit(3)"
 
 
-def test_a_daemon_that_ends_badly_says_so() -> None:
+@pytest.mark.parametrize(
+    ("program", "stop_seconds", "problem"),
+    [
+        (NEVER_READY, STOP_SECONDS, r"^the daemon that this chat started exited with 3\none\ntwo$"),
+        (READY.format("lambda *_: os._exit(3)"), STOP_SECONDS, "exited with 3"),
+        (READY.format("signal.SIG_IGN"), 0.0, r"exited with -9\n"),
+    ],
+    ids=["it does not start", "it ends badly", "it does not end, and is killed"],
+)
+def test_how_a_daemon_of_its_own_ended_is_said(
+    program: str, stop_seconds: float, problem: str
+) -> None:
     with (
-        pytest.raises(TerminalError, match="exited with 3"),
-        local_daemon([sys.executable, "-c", DIES], ignore),
-    ):
-        pass
-
-
-STAYS = """
-import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready on http://127.0.0.1:1/v1", flush=True)
-signal.pause()
-"""
-
-
-def test_a_daemon_that_does_not_end_is_killed() -> None:
-    with (
-        pytest.raises(TerminalError, match=r"exited with -9\n"),
-        local_daemon([sys.executable, "-c", STAYS], ignore, stop_seconds=0.0),
+        pytest.raises(TerminalError, match=problem),
+        local_daemon([sys.executable, "-c", program], ignore, stop_seconds),
     ):
         pass
 

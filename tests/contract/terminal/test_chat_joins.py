@@ -12,7 +12,8 @@ from server.terminal.endpoint import endpoint_at, running_daemon
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.terminal.test_chat_command import ANSWER, piped
+from tests.contract.terminal.commands import ANSWER
+from tests.contract.terminal.test_chat_command import piped
 
 
 def port_of(base_url: str) -> int:

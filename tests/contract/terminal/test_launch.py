@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -16,10 +15,11 @@ from typer.testing import CliRunner, Result
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import app
+from server.terminal.installed import codex_catalog
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
-from tests.contract.ollama.test_models import write_checkpoint
+from tests.contract.ollama.scripted import write_checkpoint
 
 pytestmark = pytest.mark.process
 
@@ -105,144 +105,19 @@ def test_claude_code_gets_this_daemon_for_every_model(url: str, model: str, tmp_
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
 
 
-def test_codex_gets_a_provider_in_its_arguments(url: str, model: str, tmp_path: Path) -> None:
-    arguments, environment = launched("codex", tmp_path, "--url", url, "--", "exec", "Say hi")
-    flags, pairs = arguments[:-2:2], arguments[1:-2:2]
-    config = {name: json.loads(value) for name, _, value in (p.partition("=") for p in pairs)}
-    assert set(flags) == {"-c"}
-    assert config == {
-        "model": model,
-        "model_context_window": SPACIOUS.max_context_tokens,
-        "model_provider": "rootstock",
-        "model_providers.rootstock.name": "Rootstock",
-        "model_providers.rootstock.base_url": url,
-        "model_providers.rootstock.env_key": "OPENAI_API_KEY",
-        "model_providers.rootstock.wire_api": "responses",
-    }
-    assert environment["OPENAI_API_KEY"] == "none"
-    assert arguments[-2:] == ["exec", "Say hi"]
-
-
-def test_opencode_gets_its_configuration_in_a_variable(
-    url: str, model: str, tmp_path: Path
-) -> None:
-    arguments, environment = launched("opencode", tmp_path, "--url", url)
-    config = json.loads(environment["OPENCODE_CONFIG_CONTENT"])
-    assert arguments == []
-    assert config["model"] == f"rootstock/{model}"
-    provider = config["provider"]["rootstock"]
-    assert provider["options"] == {"baseURL": url, "apiKey": "none"}
-    assert list(provider["models"]) == [model]
-    (plugin,) = config["plugin"]
-    assert "withFolderAfterTools" in Path(unquote(urlsplit(plugin).path)).read_text()
-
-
-@pytest.mark.parametrize(
-    ("agent", "variables", "arguments"),
-    [
-        (
-            "aider",
-            {"AIDER_OPENAI_API_BASE": "{url}", "AIDER_OPENAI_API_KEY": "none"},
-            [
-                *("--set-env", "OPENAI_BASE_URL={url}"),
-                *("--model", "openai/{model}", "--no-show-model-warnings"),
-            ],
-        ),
-        (
-            "qwen",
-            {"OPENAI_BASE_URL": "{url}", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "{model}"},
-            ["--auth-type", "openai", "--model={model}"],
-        ),
-        (
-            "copilot",
-            {
-                "COPILOT_PROVIDER_BASE_URL": "{url}",
-                "COPILOT_PROVIDER_API_KEY": "none",
-                "COPILOT_MODEL": "{model}",
-            },
-            [],
-        ),
-    ],
-)
-def test_agents_that_take_a_base_url(
-    agent: str,
-    variables: dict[str, str],
-    arguments: list[str],
-    url: str,
-    model: str,
-    tmp_path: Path,
-) -> None:
-    theirs = {"OPENAI_API_KEY": "sk-real", "OPENAI_ORGANIZATION": "org"}
-    given, environment = launched(agent, tmp_path, "--url", url, **theirs)
-    names = {"url": url, "model": model}
-    assert given == [argument.format(**names) for argument in arguments]
-    expected = {name: value.format(**names) for name, value in variables.items()}
-    assert expected.items() <= environment.items()
-    assert agent == "copilot" or "OPENAI_ORGANIZATION" not in environment
-
-
-def test_qwen_code_gets_defaults_that_leave_the_folder_out(url: str, tmp_path: Path) -> None:
-    _, environment = launched("qwen", tmp_path, "--url", url)
-    defaults = json.loads(Path(environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"]).read_text())
-    assert defaults == {"memory": {"enableManagedAutoMemory": False}}
-
-
-def test_goose_gets_host_and_path_apart_and_a_session(url: str, model: str, tmp_path: Path) -> None:
-    arguments, environment = launched("goose", tmp_path, "--url", url)
-    assert arguments == ["session"]
-    assert environment["OPENAI_HOST"] == url.removesuffix("/v1")
-    assert environment["OPENAI_BASE_PATH"] == "v1/chat/completions"
-    assert (environment["GOOSE_PROVIDER"], environment["GOOSE_MODEL"]) == ("openai", model)
+def test_an_agent_without_arguments_gets_its_usual_ones(url: str, tmp_path: Path) -> None:
+    assert launched("goose", tmp_path, "--url", url)[0] == ["session"]
     assert launched("goose", tmp_path, "--url", url, "--", "run", "-t", "hi")[0][0] == "run"
 
 
-def test_pi_gets_an_extension_that_adds_a_provider(url: str, model: str, tmp_path: Path) -> None:
-    arguments, _ = launched("pi", tmp_path, "--url", url, "--", "-p", "Say hi")
-    assert arguments[::2] == ["--extension", "--model", "-p"]
-    assert arguments[3::2] == [f"rootstock/{model}", "Say hi"]
-    provider, _, extension = Path(arguments[1]).read_text().partition(";\n")
-    assert "withFolderAfterTools(payload, cwd)" in extension
-    config = json.loads(provider.removeprefix("const provider = "))
-    assert (config["baseUrl"], config["apiKey"]) == (url, "none")
-    (served,) = config["models"]
-    assert (served["id"], served["contextWindow"], served["maxTokens"]) == (model, 40_000, 10_000)
-
-
-def test_cline_gets_a_file_of_providers(url: str, model: str, tmp_path: Path) -> None:
-    arguments, environment = launched("cline", tmp_path, "--url", url)
-    config = json.loads(Path(environment["CLINE_PROVIDER_SETTINGS_PATH"]).read_text())
-    assert arguments == []
-    assert config["providers"][config["lastUsedProvider"]]["settings"] == {
-        "provider": "openai-compatible",
-        "apiKey": "none",
-        "model": model,
-        "baseUrl": url,
-        "contextWindow": SPACIOUS.max_context_tokens,
-    }
-
-
-def test_crush_gets_choices_that_win_over_the_users(url: str, model: str, tmp_path: Path) -> None:
-    arguments, environment = launched("crush", tmp_path, "--url", url)
-    config = json.loads(Path(environment["CRUSH_GLOBAL_DATA"], "crush.json").read_text())
-    provider = config["providers"]["rootstock"]
-    assert arguments == []
-    assert environment[provider["base_url"].removeprefix("$")] == url
-    assert environment[provider["api_key"].removeprefix("$")] == "none"
-    assert [served["id"] for served in provider["models"]] == [model]
-    chosen = {"model": model, "provider": "rootstock"}
-    assert config["models"] == {"large": chosen, "small": chosen}
-
-
-@pytest.mark.parametrize("options", [(), ("--print",)])
 def test_files_are_for_their_owner_alone_and_each_server_has_its_own(
-    options: tuple[str, ...], url: str, state: Path, tmp_path: Path
+    url: str, state: Path, tmp_path: Path
 ) -> None:
+    command = [sys.executable, "-m", "server", "launch", "cline", "--url", url]
+    started(command, "cline", tmp_path, {})
     with running(FakeEngine(card=SPACIOUS), Settings(port=0)) as another:
-        for server in (url, url, f"{another}/v1"):
-            command = [sys.executable, "-m", "server", "launch", "cline", "--url", server]
-            if options:
-                command = ["sh", "-c", shown("cline", "--url", server, *options).stdout]
-            started(command, "cline", tmp_path, {"XDG_STATE_HOME": str(state)})
+        for server in (url, f"{another}/v1"):
+            launched("cline", tmp_path, "--url", server)
     files = [path for path in state.rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["cline.json", "cline.json"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -293,27 +168,19 @@ INSTRUCTIONS = "You are a coding agent."
 AS_A_MESSAGE = {"role": "developer", "content": [{"type": "input_text", "text": INSTRUCTIONS}]}
 
 
-@pytest.mark.parametrize(
-    ("first_request", "knows_no_catalog", "is_described"),
-    [
-        ({"input": [AS_A_MESSAGE, AS_A_MESSAGE]}, False, True),
-        ({"instructions": INSTRUCTIONS, "input": []}, False, True),
-        ({"input": []}, False, False),
-        ({"instructions": INSTRUCTIONS, "input": []}, True, False),
-    ],
-)
-def test_codex_gets_a_catalog_with_the_model_and_its_own_instructions(
-    first_request: object,
-    knows_no_catalog: bool,
-    is_described: bool,
-    url: str,
-    model: str,
-    tmp_path: Path,
-) -> None:
-    program = tmp_path / "codex"
+def codex(folder: Path, first_request: object, *, knows_no_catalog: bool = False) -> str:
+    """The stand-in's path."""
+    program = folder / "codex"
     text = CODEX.replace("FIRST_REQUEST", repr(first_request))
     program.write_text(text.replace("KNOWS_NO_CATALOG", str(knows_no_catalog)))
     program.chmod(0o755)
+    return str(program)
+
+
+def test_codex_gets_a_catalog_with_the_model_and_its_own_instructions(
+    url: str, model: str, tmp_path: Path
+) -> None:
+    codex(tmp_path, {"input": [AS_A_MESSAGE, AS_A_MESSAGE]})
     ended = subprocess.run(
         [sys.executable, "-m", "server", "launch", "codex", "--url", url],
         capture_output=True,
@@ -324,11 +191,18 @@ def test_codex_gets_a_catalog_with_the_model_and_its_own_instructions(
     assert ended.returncode == 0, ended.stderr
     arguments, _ = json.loads(ended.stdout)
     config = dict(pair.split("=", 1) for pair in arguments[1::2])
-    assert ("model_catalog_json" in config) is is_described
-    if is_described:
-        (entry,) = json.loads(Path(json.loads(config["model_catalog_json"])).read_text())["models"]
-        assert (entry["slug"], entry["base_instructions"]) == (model, INSTRUCTIONS)
-        assert entry["context_window"] == entry["max_context_window"] == 40_000
+    (entry,) = json.loads(Path(json.loads(config["model_catalog_json"])).read_text())["models"]
+    assert (entry["slug"], entry["base_instructions"]) == (model, INSTRUCTIONS)
+    assert entry["context_window"] == entry["max_context_window"] == 40_000
+
+
+def test_codex_is_not_described_to_itself_where_that_cannot_be(tmp_path: Path) -> None:
+    said = {"instructions": INSTRUCTIONS, "input": []}
+    described = codex_catalog(codex(tmp_path, said), "m", None)
+    assert described is not None
+    assert json.loads(described)["models"][0]["base_instructions"] == INSTRUCTIONS
+    assert codex_catalog(codex(tmp_path, {"input": []}), "m", None) is None
+    assert codex_catalog(codex(tmp_path, said, knows_no_catalog=True), "m", None) is None
 
 
 def test_a_model_that_can_call_no_tools(tmp_path: Path) -> None:
@@ -347,25 +221,20 @@ def test_a_model_that_can_call_no_tools(tmp_path: Path) -> None:
         assert shown("aider", *there).exit_code == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--print",)])
-def test_a_context_too_short_for_the_agent(options: tuple[str, ...]) -> None:
-    with canned(models={"data": [{"id": "m", "max_model_len": 4096}]}) as server:
-        result = shown("claude", "--url", server.url, *options)
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr == (
+def test_a_context_must_be_long_enough_where_it_is_known() -> None:
+    too_short = (
         "error: claude begins with about 22,000 tokens and needs a context of 26,000; m has 4,096. "
         "Serve a model with more (`rootstock serve --model`), or try it with --force\n"
     )
-
-
-def test_a_context_that_is_long_enough_not_known_or_not_to_be_asked_about() -> None:
+    with canned(models={"data": [{"id": "m", "max_model_len": 4096}]}) as server:
+        for options in ((), ("--print",)):
+            result = shown("claude", "--url", server.url, *options)
+            assert (result.exit_code, result.stdout, result.stderr) == (1, "", too_short)
+        assert shown("claude", "--url", server.url, "--print", "--force").exit_code == 0
+        assert shown("goose", "--url", server.url, "--print").exit_code == 0
     for context in ({"max_model_len": 26_000}, {}):
         with canned(models={"data": [{"id": "m", **context}]}) as server:
             assert shown("claude", "--url", server.url, "--print").exit_code == 0
-    with canned(models={"data": [{"id": "m", "max_model_len": 4096}]}) as server:
-        assert shown("claude", "--url", server.url, "--print", "--force").exit_code == 0
-        assert shown("goose", "--url", server.url, "--print").exit_code == 0
 
 
 def test_the_daemon_that_runs_and_its_key(tmp_path: Path) -> None:
@@ -422,14 +291,6 @@ def test_a_models_name_is_no_option_of_the_agent() -> None:
         for agent in AGENTS:
             line = shown(agent, "--url", server.url, "--print").stdout.splitlines()[-1]
             assert "--yolo" not in shlex.split(line), agent
-
-
-def test_no_daemon_runs() -> None:
-    with running(FakeEngine(), Settings(port=0)) as gone:
-        pass
-    result = shown("claude", ROOTSTOCK_PORT=gone.rpartition(":")[2])
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: no daemon runs at {gone}/v1; `rootstock serve` ")
 
 
 def test_an_agent_that_is_not_installed(url: str) -> None:

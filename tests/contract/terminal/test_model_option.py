@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from server.models.registry import ModelRegistry
-from server.terminal.cli import app
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate
-from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
-from tests.contract.test_several_models import Engines, needs, settings_of
+from tests.contract.several import Engines, needs, settings_of
+from tests.contract.terminal.commands import WAIT_SECONDS, read_until, run, terminal
 
 
 @pytest.fixture
@@ -27,21 +25,12 @@ def url(engines: Engines) -> Iterator[str]:
         yield f"{base_url}/v1"
 
 
-def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "200"})
-
-
 def test_a_chat_is_with_the_model_that_is_named(url: str, engines: Engines) -> None:
     for model, answer in (("uno", "I am load 1\n"), ("two", "I am load 2\n")):
         assert run("chat", "--url", url, "--model", model, typed="hi\n").stdout == answer
-    joined = run_joined(url, "chat", "--model", "two", typed="hi\n")
+    port = url.removesuffix("/v1").rpartition(":")[2]  # at which commands find it without a URL
+    joined = run("chat", "--model", "two", typed="hi\n", ROOTSTOCK_PORT=port)
     assert (joined.stdout, len(engines.started)) == ("I am load 2\n", 2)
-
-
-def run_joined(url: str, *arguments: str, typed: str) -> Result:
-    """On the daemon that runs at the port of the settings."""
-    port = url.removesuffix("/v1").rpartition(":")[2]
-    return CliRunner().invoke(app, arguments, input=typed, env={"ROOTSTOCK_PORT": port})
 
 
 def test_the_cache_is_that_of_the_model_that_is_named(url: str, engines: Engines) -> None:
@@ -100,29 +89,36 @@ def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
 LOOKS = [("cache", "stats"), ("top",)]
 
 
-@pytest.mark.parametrize("command", LOOKS)
-def test_without_a_model_the_first_loaded_one_is_shown(
-    url: str, engines: Engines, command: tuple[str, ...]
-) -> None:
+def test_without_a_model_the_first_loaded_one_is_shown(url: str) -> None:
     assert run("load", "two", "--url", url).exit_code == 0
-    shown = run(*command, "--url", url)
-    assert (shown.exit_code, shown.stderr) == (0, "")
+    for command in LOOKS:
+        shown = run(*command, "--url", url)
+        assert (shown.exit_code, shown.stderr) == (0, "")
     assert run("unload", "one", "--url", url).exit_code == 0
-    shown = run(*command, "--url", url)
-    assert (shown.exit_code, shown.stderr) == (0, "one is not loaded; showing two\n")
-    assert shown.stdout
+    for command in LOOKS:
+        shown = run(*command, "--url", url)
+        assert (shown.exit_code, shown.stderr) == (0, "one is not loaded; showing two\n")
+        assert shown.stdout
 
 
-@pytest.mark.parametrize("command", [*LOOKS, ("cache", "clear")])
-def test_where_no_model_is_loaded_a_sentence_says_so(url: str, command: tuple[str, ...]) -> None:
+def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(url: str) -> None:
+    def refused(*arguments: str) -> str:
+        result = run(*arguments, "--url", url)
+        assert (result.exit_code, result.stdout) == (1, "")
+        return result.stderr
+
+    commands = (*LOOKS, ("cache", "clear"))
+    for command in commands:
+        assert refused(*command, "--model", "two") == "error: two is not loaded; loaded: one\n"
+        unknown = "error: The model 'four' does not exist; there is 'one', 'uno'"
+        assert refused(*command, "--model", "four").startswith(unknown)
     assert run("unload", "one", "--url", url).exit_code == 0
-    result = run(*command, "--url", url)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
-    )
-    result = run(*command, "--model", "one", "--url", url)
-    assert result.stderr == "error: one is not loaded; `rootstock load one` loads it\n"
+    for command in commands:
+        assert refused(*command) == (
+            "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
+        )
+        named = "error: one is not loaded; `rootstock load one` loads it\n"
+        assert refused(*command, "--model", "one") == named
 
 
 def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None:
@@ -132,20 +128,6 @@ def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None
     assert shown.exit_code == 0
     assert f"two at {url}" in shown.stdout
     assert [engine.looks for engine in engines.made] == [1, 1]
-
-
-@pytest.mark.parametrize("command", [("cache", "stats"), ("cache", "clear"), ("top",)])
-def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(
-    url: str, command: tuple[str, ...]
-) -> None:
-    unloaded = run(*command, "--model", "two", "--url", url)
-    assert (unloaded.exit_code, unloaded.stdout) == (1, "")
-    assert unloaded.stderr == "error: two is not loaded; loaded: one\n"
-    unknown = run(*command, "--model", "four", "--url", url)
-    assert unknown.exit_code == 1
-    assert unknown.stderr.startswith(
-        "error: The model 'four' does not exist; there is 'one', 'uno'"
-    )
 
 
 def test_a_directory_has_no_model(tmp_path: object) -> None:

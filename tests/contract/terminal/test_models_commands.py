@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from typer.testing import CliRunner, Result
 
-from server.terminal.cli import app
+from tests.contract.terminal.commands import run
 
 Put = Callable[..., Path]
 
@@ -31,10 +30,6 @@ def put(hub: Path) -> Put:
         return home
 
     return put
-
-
-def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "100"})
 
 
 def test_ls_shows_models_and_nothing_else(put: Put) -> None:
@@ -66,15 +61,11 @@ def test_rm_deletes_every_revision_when_it_is_told_to(put: Put) -> None:
     assert (kept / "snapshots" / ("a" * 40) / "config.json").exists()
 
 
-@pytest.mark.parametrize("typed", ["n\n", "\n", ""])
-def test_rm_asks_first(typed: str, put: Put) -> None:
-    home = put("model", "org/small", 1)
-    assert run("rm", "org/small", typed=typed).exit_code == 1
-    assert home.exists()
-
-
-def test_rm_need_not_ask(put: Put) -> None:
+def test_rm_asks_first_and_need_not(put: Put) -> None:
     homes = [put("model", name, 1) for name in ("org/small", "org/copy")]
+    for typed in ("n\n", "\n", ""):
+        assert run("rm", "org/small", typed=typed).exit_code == 1
+        assert homes[0].exists()
     assert run("rm", "org/small", "org/copy", "--yes").stdout == "2 bytes freed\n"
     assert not any(home.exists() for home in homes)
 
@@ -89,28 +80,10 @@ def test_rm_of_what_is_not_there_deletes_nothing(put: Put) -> None:
     assert data.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("no such/name", "is neither a directory nor a repository"),
-        (
-            "org/small",
-            "org/small: there is no directory ",
-        ),
-        (
-            "org/small",
-            ", the Hugging Face cache does not have it, and huggingface.co cannot be reached "
-            "(HF_HUB_OFFLINE is set)\n",
-        ),
-        ("./small", "there is no directory "),
-    ],
-)
-def test_pull_says_why_there_is_no_model(
-    name: str, problem: str, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pull_says_why_there_is_no_model(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    result = run("pull", name)
+    result = run("pull", "org/small")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: cannot fetch {name}: ")
-    assert problem in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: cannot fetch org/small: there is no directory ")
+    assert line.endswith("huggingface.co cannot be reached (HF_HUB_OFFLINE is set)")

@@ -10,18 +10,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from server.settings import Settings
-from server.terminal.cli import app
 from server.terminal.client import Endpoint
 from server.terminal.console import TerminalError
 from server.terminal.endpoint import endpoint_at, endpoint_of, running_daemon
 from server.terminal.records import recorded, records_folder, running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-
-ANSWER = "Hello, wörld!"
+from tests.contract.terminal.commands import ANSWER, run
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +34,6 @@ def daemon(*names: str, api_key: str | None = None) -> Iterator[str]:
     settings = Settings(port=0, served_model_name=names, api_key=api_key)
     with running(FakeEngine(), settings) as base_url, recorded(f"{base_url}/v1", names):
         yield f"{base_url}/v1"
-
-
-def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "200"})
 
 
 def test_a_record_says_where_the_daemon_is_and_only_its_user_reads_it() -> None:
@@ -149,19 +142,3 @@ def test_a_port_that_another_daemon_has(caplog: pytest.LogCaptureFixture) -> Non
         f"port {port} is taken by a Rootstock (pid {record.pid}) at {url} (tiny): use that one, or "
         "start this one with --port "
     )
-
-
-def test_serve_has_a_record_from_the_time_it_listens() -> None:
-    """A process of its own, because the signal that ends it is for a whole process."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "ready on " in line:
-                break
-        (record,) = running_records()
-        assert (record.pid, record.models) == (process.pid, ("rootstock-demo",))
-        assert f"ready on {record.url}\n" in line
-        process.terminate()
-        process.stderr.read()
-    assert running_records() == []

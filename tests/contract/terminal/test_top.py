@@ -15,7 +15,7 @@ from tests.cache_trees import cache_tree, counted, node
 from tests.contract.canned_server import CannedServer, canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
+from tests.contract.terminal.commands import WAIT_SECONDS, read_until, terminal
 
 TREE = "/admin/cache/tree"
 STREAM = f"{TREE}/stream?model=tiny"
@@ -161,50 +161,29 @@ def test_an_empty_cache(server: CannedServer) -> None:
     assert run("--url", server.url).stdout.rstrip().endswith("The cache is empty.")
 
 
-def test_nobody_at_the_url() -> None:
-    with canned() as gone:
-        url = gone.url
-    result = run("--url", url)
-    assert (result.exit_code, result.stdout) == (1, "")
-    netloc = url.removeprefix("http://").removesuffix("/v1")
-    assert result.stderr == f"error: nothing listens at {netloc}: has the server been started?\n"
+NO_MODELS = (
+    "error: this server lists no models at /admin/models: it is no Rootstock daemon, or an older "
+    "one\n"
+)
+NO_PICTURE = (
+    "error: this daemon shows no picture of its cache: it is an older one, or runs with "
+    "--no-dashboard\n"
+)
 
 
-def test_a_server_that_is_no_daemon() -> None:
-    with canned({"error": {"message": "There is no such URL."}}, status=404) as server:
-        result = run("--url", server.url)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: this server lists no models at /admin/models: it is no Rootstock daemon, or an "
-        "older one\n"
-    )
-
-
-def test_a_daemon_without_pictures() -> None:
-    with running(FakeEngine(), Settings(port=0, dashboard=False)) as base_url:
-        result = run("--url", f"{base_url}/v1")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: this daemon shows no picture of its cache: it is an older one, or runs with "
-        "--no-dashboard\n"
-    )
-
-
-def test_a_key_that_is_refused() -> None:
-    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
-        result = run("--url", f"{base_url}/v1", "--api-key", "other")
-    assert (result.exit_code, result.stdout) == (1, "")
-    needed = "error: A valid API key is needed: --api-key KEY, or ROOTSTOCK_CLIENT_API_KEY"
-    assert result.stderr.startswith(needed)
-    assert result.stderr.endswith(f"(HTTP 401 from {base_url}{MODELS})\n")
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_what_is_no_picture(server: CannedServer) -> None:
+def test_what_shows_no_picture_is_a_line(server: CannedServer) -> None:
     server.pages[f"{TREE}?model=tiny"] = b'{"object": "list"}'
-    result = run("--url", server.url)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == 'error: not what a Rootstock daemon says: {"object": "list"}\n'
+    with (
+        canned({"error": {"message": "There is no such URL."}}, status=404) as other,
+        running(FakeEngine(), Settings(port=0, dashboard=False)) as silent,
+    ):
+        for url, problem in (
+            (server.url, 'error: not an answer of a Rootstock daemon: {"object": "list"}\n'),
+            (other.url, NO_MODELS),
+            (f"{silent}/v1", NO_PICTURE),
+        ):
+            result = run("--url", url)
+            assert (result.exit_code, result.stdout, result.stderr) == (1, "", problem)
 
 
 @pytest.mark.usefixtures("interruptible")

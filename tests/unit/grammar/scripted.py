@@ -162,6 +162,28 @@ class Scene:
     def process(self, number: int) -> ScriptedProcess:
         return self.starts.started[number]
 
+    def job(self, process: int) -> Message:
+        """The only request that a process has been sent since the last time."""
+        (job,) = self.requests(process)
+        return job
+
+    def opened(
+        self, matcher: Matcher, *, sequence: int = 0, client: str = "a", process: int = 0
+    ) -> Message:
+        """Ask for a matcher's mask. Returns the job that a process is sent for it."""
+        self.ask(sequence, client, matcher)
+        return self.job(process)
+
+    def mask(self, process: int, job: Message, n_tokens: int, *args: Any, **fields: Any) -> None:
+        """A process answers a job with a mask, and the pool takes a turn."""
+        self.process(process).mask(job, n_tokens, *args, **fields)
+        self.turn()
+
+    def verdict(self, process: int, job: Message, *args: Any, **fields: Any) -> None:
+        """A process answers a trial, and the pool takes a turn."""
+        self.process(process).verdict(job, *args, **fields)
+        self.turn()
+
     def lose(self, process: int, exit_code: int = LIMIT) -> None:
         """It dies of the first job that it has not answered, and that is found out."""
         self.process(process).die(exit_code)

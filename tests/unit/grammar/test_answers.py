@@ -15,19 +15,16 @@ from tests.unit.grammar.scripted import BITS, CRASH, MEMORY, Scene, matcher
 def test_a_matcher_is_opened_and_then_given_its_tokens(scene: Scene) -> None:
     one = matcher(tokens=(7,))
     scene.ask(0, "a", one)
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     assert (opened["do"], opened["tokens"], opened["text"]) == ("advance", [7], "a")
     assert opened["seconds"] == SHORT_LIMIT_SECONDS
-    scene.process(0).mask(opened, 1)
-    scene.turn()
+    scene.mask(0, opened, 1)
     answer = one.answer
     assert isinstance(answer, Allowed)
     assert answer.mask.tolist() == [5]
     one.accept(8)
     scene.ask(0, "a", one)
-    scene.ask(0, "a", one)
-    (stepped,) = scene.requests(0)
+    stepped = scene.opened(one)
     assert (stepped["id"], stepped["tokens"]) == (opened["id"], [8])
     assert "text" not in stepped
     scene.process(0).report(Report(Said.COMPLETE, opened["id"], 2, 0.25))
@@ -39,29 +36,25 @@ def test_a_matcher_is_opened_and_then_given_its_tokens(scene: Scene) -> None:
 
 def test_an_answer_on_fewer_tokens_counts_for_nothing(scene: Scene) -> None:
     one = matcher()
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     one.accept(8)
     scene.ask(0, "a", one)
     scene.process(0).mask(opened, 0)
     (stepped,) = scene.requests(0)
     assert stepped["tokens"] == [8]
     assert one.answer is None
-    scene.process(0).mask(opened, 1)
-    scene.turn()
+    scene.mask(0, opened, 1)
     assert one.answer is not None
 
 
 def test_what_is_left_of_many_tokens_is_sent_for_another_turn(scene: Scene) -> None:
     one = matcher(tokens=(1, 2, 3))
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     scene.process(0).report(Report(Said.ADVANCED, opened["id"], 2, 0.01))
     (rest,) = scene.requests(0)
     assert rest["tokens"] == [3]
     assert "text" not in rest
-    scene.process(0).mask(rest, 3)
-    scene.turn()
+    scene.mask(0, rest, 3)
     assert isinstance(one.answer, Allowed)
 
 
@@ -73,15 +66,13 @@ def test_an_answer_for_who_has_gone_counts_for_nothing(scene: Scene) -> None:
     scene.answers.retain(lambda sequence: sequence == 1)
     assert [job["do"] for job in scene.requests(0)] == ["close"]
     scene.process(0).mask(first, 0)
-    scene.process(0).mask(second, 0)
-    scene.turn()
+    scene.mask(0, second, 0)
     assert one.answer is None
     assert other.answer is not None
 
 
 def test_a_sequence_whose_matcher_is_another_now_is_opened_again(scene: Scene) -> None:
-    scene.ask(0, "a", matcher(text="x"))
-    (first,) = scene.requests(0)
+    first = scene.opened(matcher(text="x"))
     scene.ask(0, "a", matcher(text="y"))
     closed, opened = scene.requests(0)
     assert (closed["do"], closed["id"]) == ("close", first["id"])
@@ -102,8 +93,7 @@ NONSENSE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", NONSENSE)
 def test_a_process_that_makes_no_sense_is_replaced(scene: Scene, fields: dict[str, Any]) -> None:
     one = matcher()
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     scene.process(0).report(Report(**{"number": opened["id"], "bytes_left": MEMORY, **fields}))
     scene.turn()
     assert scene.process(0).is_over
@@ -113,8 +103,7 @@ def test_a_process_that_makes_no_sense_is_replaced(scene: Scene, fields: dict[st
 
 def test_a_grammar_that_cannot_be_followed_is_refused_with_its_reason(scene: Scene) -> None:
     one = matcher(tokens=(1, 2))
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     scene.process(0).report(Report(Said.FAILED, opened["id"], 1, error="no"))
     scene.turn()
     assert one.answer == Refused("no")
@@ -123,17 +112,14 @@ def test_a_grammar_that_cannot_be_followed_is_refused_with_its_reason(scene: Sce
 def test_the_masks_of_a_sequence_together_have_a_limit(scene: Scene) -> None:
     one = matcher()
     one.seconds = ALLOWED_SECONDS
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
-    scene.process(0).mask(opened, 0, 0.04)
-    scene.turn()
+    opened = scene.opened(one)
+    scene.mask(0, opened, 0, 0.04)
     answer = one.answer
     assert isinstance(answer, Allowed), "what opening takes does not count"
     one.accept(1)
     scene.ask(0, "a", one)
     scene.turn()
-    scene.process(0).mask(opened, 1, 0.03)
-    scene.turn()
+    scene.mask(0, opened, 1, 0.03)
     assert one.answer == Refused(TOO_COSTLY)
 
 
@@ -142,10 +128,7 @@ def test_a_draft_is_followed_after_its_matchers_tokens(scene: Scene) -> None:
     question = scene.look_ahead(0, "a", one, 8, 9)
     (job,) = scene.requests(0)
     assert (job["tokens"], job["draft"]) == ([7], [8, 9])
-    scene.process(0).mask(
-        job, 1, forced=(8,), draft_masks=BITS, draft_seconds=0.25, is_draft_complete=True
-    )
-    scene.turn()
+    scene.mask(0, job, 1, forced=(8,), draft_masks=BITS, draft_seconds=0.25, is_draft_complete=True)
     assert isinstance(one.answer, Allowed)
     assert one.answer.forced == (8,)
     match question.answers:
@@ -159,10 +142,7 @@ def test_a_draft_is_followed_after_its_matchers_tokens(scene: Scene) -> None:
 
 def test_a_draft_of_an_answered_matcher_asks_for_no_mask_again(scene: Scene) -> None:
     one = matcher()
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
-    scene.process(0).mask(opened, 0)
-    scene.turn()
+    scene.mask(0, scene.opened(one), 0)
     answer, question = one.answer, scene.look_ahead(0, "a", one, 8)
     (job,) = scene.requests(0)
     assert (job["tokens"], job["draft"]) == ([], [8])
@@ -176,15 +156,12 @@ def test_a_draft_of_an_answered_matcher_asks_for_no_mask_again(scene: Scene) -> 
 def test_a_matcher_knows_what_was_found_out_along_a_draft_that_comes_true(scene: Scene) -> None:
     one = matcher()
     one.ahead = scene.look_ahead(0, "a", one, 8, 9)
-    (job,) = scene.requests(0)
-    scene.process(0).mask(job, 0, draft_masks=BITS + BITS)
-    scene.turn()
+    scene.mask(0, scene.job(0), 0, draft_masks=BITS + BITS)
     one.accept(8)
     assert isinstance(one.answer, Allowed)
     one.accept(5)
     assert one.answer is None
-    scene.ask(0, "a", one)
-    (stepped,) = scene.requests(0)
+    stepped = scene.opened(one)
     assert stepped["tokens"] == [8, 5]
 
 
@@ -237,10 +214,7 @@ def test_a_draft_that_ends_a_worker_refuses_nobody_and_is_the_last(scene: Scene)
 def test_an_answer_that_a_step_may_have_chosen_from_stays(scene: Scene) -> None:
     """The worker dies, and the one that opens the matcher for its next draft fails."""
     one = matcher()
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
-    scene.process(0).mask(opened, 0)
-    scene.turn()
+    scene.mask(0, scene.opened(one), 0)
     answer = one.answer
     scene.lose(0)
     scene.look_ahead(0, "a", one, 8)
@@ -255,10 +229,7 @@ def test_after_a_draft_that_ends_a_worker_an_answered_matcher_asks_for_nothing(
     scene: Scene,
 ) -> None:
     one = matcher(trial_seconds=1.0)
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
-    scene.process(0).mask(opened, 0)
-    scene.turn()
+    scene.mask(0, scene.opened(one), 0)
     scene.look_ahead(0, "a", one, 8)
     scene.turn()
     scene.lose(0)
@@ -271,9 +242,7 @@ def test_after_a_draft_that_ends_a_worker_an_answered_matcher_asks_for_nothing(
 def test_drafts_of_a_sequence_together_have_a_limit_that_refuses_nobody(scene: Scene) -> None:
     one = matcher()
     scene.look_ahead(0, "a", one, 8)
-    (job,) = scene.requests(0)
-    scene.process(0).mask(job, 0, draft_masks=BITS, draft_seconds=ALLOWED_SECONDS + 0.01)
-    scene.turn()
+    scene.mask(0, scene.job(0), 0, draft_masks=BITS, draft_seconds=ALLOWED_SECONDS + 0.01)
     assert isinstance(one.answer, Allowed)
     assert scene.look_ahead(0, "a", one, 8).answers == ()
 

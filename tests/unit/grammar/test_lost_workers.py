@@ -1,5 +1,7 @@
 """Workers that die or stand still while sequences wait for them: whose fault that is."""
 
+import pytest
+
 from engine.grammar.answers import NOBODY_ANSWERS, TOO_COSTLY
 from engine.grammar.matcher import Allowed, Refused
 from engine.grammar.pool import MOST_FRUITLESS, START_SECONDS, patience_seconds
@@ -76,17 +78,14 @@ def test_a_worker_that_has_others_matchers_is_emptied_for_a_job_that_runs_alone(
         scene.ask(number, "b", one)
         scene.turn()
     for process in (0, 1):
-        (job,) = scene.requests(process)
-        scene.process(process).mask(job, 0)
-        scene.turn()
+        scene.mask(process, scene.job(process), 0)
     scene.ask(2, "a", matcher())
     scene.turn()
     scene.lose(2, CRASH)
     assert len(scene.requests(3)) == 1
     assert (scene.process(0).is_over, scene.process(1).is_over) == (True, False)
     others[0].accept(7)
-    scene.ask(0, "b", others[0])
-    (again,) = scene.requests(1)
+    again = scene.opened(others[0], client="b", process=1)
     assert (again["text"], again["tokens"]) == ("x", [7])
 
 
@@ -183,8 +182,7 @@ def test_who_goes_while_his_job_runs_is_blamed_all_the_same(scene: Scene) -> Non
     assert job["seconds"] == STEP_SECONDS
     scene.process(2).mask(job, 0)
     scene.answers.retain(lambda sequence: False)
-    scene.process(1).mask({"id": 2}, 1)
-    scene.turn()
+    scene.mask(1, {"id": 2}, 1)
     scene.requests(1)
     scene.now = USAGE_SECONDS + 1
     scene.ask(10, "b", matcher(text="new"))
@@ -192,8 +190,7 @@ def test_who_goes_while_his_job_runs_is_blamed_all_the_same(scene: Scene) -> Non
 
 
 def test_a_job_has_as_long_as_it_takes_on_a_busy_machine(scene: Scene) -> None:
-    scene.ask(0, "a", matcher(1.0))
-    (opened,) = scene.requests(0)
+    opened = scene.opened(matcher(1.0))
     scene.now = patience_seconds(opened["seconds"])
     scene.turn()
     assert not scene.process(0).is_over
@@ -250,15 +247,12 @@ def test_memory_that_the_system_does_not_bound_is_bounded_by_the_daemon(scene: S
 
 def test_who_holds_the_memory_is_blamed_and_not_whose_job_finds_none(scene: Scene) -> None:
     large, small = matcher(text="x"), matcher(text="x")
-    scene.ask(0, "a", large)
-    (first,) = scene.requests(0)
+    first = scene.opened(large)
     scene.process(0).mask(first, 0, bytes_left=MEMORY // 10)
     scene.ask(1, "b", small)
     assert len(scene.requests(0)) == 1
     scene.lose(0, OUT_OF_MEMORY)
-    (again,) = scene.requests(1)
-    scene.process(1).mask(again, 0)
-    scene.turn()
+    scene.mask(1, scene.job(1), 0)
     assert isinstance(small.answer, Allowed)
     answer = large.answer
     assert isinstance(answer, Allowed)  # a step may have chosen from it
@@ -293,30 +287,28 @@ def largest(*begun: tuple[int, str, int], closed: int = 0) -> int | None:
     return None if found is None else found.number
 
 
-def test_where_memory_ends_it_is_who_has_taken_most() -> None:
-    assert largest((1, "a", MEMORY), (2, "b", 200), (3, "c", 100)) == 1
-
-
-def test_who_has_asked_for_more_than_is_left_has_taken_that() -> None:
-    assert largest((1, "a", MEMORY), (2, "b", 600)) == 2
-
-
-def test_a_clients_matchers_count_together() -> None:
-    begun = (1, "a", MEMORY), (2, "a", 850), (3, "a", 600), (4, "b", 400), (5, "b", 100)
-    assert largest(*begun) == 2
-
-
-def test_what_a_matcher_takes_later_is_its_own() -> None:
-    assert largest((1, "a", MEMORY), (2, "b", 990), (1, "a", 980), (2, "b", 100)) == 1
-
-
-def test_what_is_kept_of_matchers_that_are_gone_is_nobodys() -> None:
-    assert largest((1, "a", MEMORY), (2, "b", 100), closed=1) is None
-
-
-def test_alone_it_is_to_blame() -> None:
-    """Also if it is closed while its job runs."""
-    assert largest((1, "a", MEMORY), closed=1) == 1
+@pytest.mark.parametrize(
+    ("begun", "closed", "to_blame"),
+    [
+        pytest.param([(1, "a", MEMORY), (2, "b", 200), (3, "c", 100)], 0, 1, id="has taken most"),
+        pytest.param([(1, "a", MEMORY), (2, "b", 600)], 0, 2, id="asked for more than is left"),
+        pytest.param(
+            [(1, "a", MEMORY), (2, "a", 850), (3, "a", 600), (4, "b", 400), (5, "b", 100)],
+            0,
+            2,
+            id="a client's matchers count together",
+        ),
+        pytest.param(
+            [(1, "a", MEMORY), (2, "b", 990), (1, "a", 980), (2, "b", 100)], 0, 1, id="taken later"
+        ),
+        pytest.param([(1, "a", MEMORY), (2, "b", 100)], 1, None, id="kept of one that is gone"),
+        pytest.param([(1, "a", MEMORY)], 1, 1, id="alone, and closed while its job runs"),
+    ],
+)
+def test_where_memory_ends_who_has_taken_most_is_to_blame(
+    begun: list[tuple[int, str, int]], closed: int, to_blame: int | None
+) -> None:
+    assert largest(*begun, closed=closed) == to_blame
 
 
 def test_a_job_that_runs_for_long_leaves_the_processor_to_others(scene: Scene) -> None:

@@ -63,8 +63,7 @@ def test_a_small_grammar_is_tried_while_two_costly_ones_are_compiled(scene: Scen
 def test_a_client_whose_jobs_take_long_is_kept_out_of_the_first_worker(scene: Scene) -> None:
     try_grammar(scene, "a", "x")
     (job,) = scene.requests(0)
-    scene.process(0).verdict(job, seconds=SHORT_SECONDS + 0.01)
-    scene.turn()
+    scene.verdict(0, job, seconds=SHORT_SECONDS + 0.01)
     for client in "bc":
         try_grammar(scene, client, client)
     try_grammar(scene, "a", "small")
@@ -81,11 +80,9 @@ def test_a_short_matcher_that_a_long_job_keeps_waiting_moves_to_the_first_worker
         try_grammar(scene, client, client)
     for process in (0, 1):
         (job,) = scene.requests(process)
-        scene.process(process).verdict(job)
-        scene.turn()
+        scene.verdict(process, job)
     one = matcher(text="a")
-    scene.ask(0, "a", one)
-    (opened,) = scene.requests(0)
+    opened = scene.opened(one)
     scene.process(0).mask(opened, 0)
     for client in "cd":
         try_grammar(scene, client, client)
@@ -97,8 +94,7 @@ def test_a_short_matcher_that_a_long_job_keeps_waiting_moves_to_the_first_worker
     (moved,) = scene.requests(2)
     assert (moved["text"], moved["tokens"]) == ("a", [1])
     assert [job["do"] for job in scene.requests(0)] == ["try", "close"]
-    scene.process(2).mask(moved, 1)
-    scene.turn()
+    scene.mask(2, moved, 1)
     assert isinstance(one.answer, Allowed)
 
 
@@ -106,9 +102,7 @@ def test_what_was_sent_after_a_job_that_turns_out_long_is_done_by_the_first_work
     scene: Scene,
 ) -> None:
     try_grammar(scene, "a", "x")
-    (job,) = scene.requests(0)
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, scene.job(0))
     slow, quick = matcher(text="x"), matcher(text="x", tokens=(3,))
     scene.ask(0, "b", slow)
     scene.ask(1, "c", quick)
@@ -121,8 +115,7 @@ def test_what_was_sent_after_a_job_that_turns_out_long_is_done_by_the_first_work
     scene.process(0).mask(second, 1)  # it is done there all the same, and counts for nothing
     scene.turn()
     assert quick.answer is None
-    scene.process(1).mask(again, 1)
-    scene.turn()
+    scene.mask(1, again, 1)
     assert isinstance(slow.answer, Allowed)
     assert isinstance(quick.answer, Allowed)
 
@@ -132,8 +125,7 @@ def test_who_has_used_least_is_next(scene: Scene) -> None:
         one = matcher()
         scene.ask(number, client, one)
         (job,) = scene.requests(0)
-        scene.process(0).mask(job, 0, seconds)
-        scene.turn()
+        scene.mask(0, job, 0, seconds)
     for number, client in enumerate("aabbcc"):
         scene.ask(10 + number, client, matcher(text=f"{client}{number}"))
     assert [job["text"] for job in scene.requests(0)] == ["c4", "c5", "b2", "b3", "a0", "a1"]
@@ -157,15 +149,12 @@ def test_a_trial_that_is_next_gets_a_worker_that_has_always_more_to_do(scene: Sc
     for text in texts.values():
         try_grammar(scene, text, text)
     for process in texts:
-        (job,) = scene.requests(process)
-        scene.process(process).verdict(job)
-        scene.turn()
+        scene.verdict(process, scene.job(process))
     running = {}
     for process, text in texts.items():
         scene.ask(process, "busy", matcher(text=text))
         (running[process],) = scene.requests(process)
-    scene.process(0).mask(running[0], 0, 0.01)
-    scene.turn()
+    scene.mask(0, running[0], 0, 0.01)
     scene.ask(2, "busy", matcher(text="a"))
     (more,) = scene.requests(0)
     try_grammar(scene, "new", "x" * (HOPEFUL_CHARACTERS + 1))
@@ -190,9 +179,7 @@ def test_a_worker_without_matchers_ends_unless_it_is_the_last(scene: Scene) -> N
     scene.ask(0, "a", matcher())
     scene.ask(1, "b", matcher(LONG))
     for process in (0, 1):
-        (job,) = scene.requests(process)
-        scene.process(process).mask(job, 0)
-    scene.turn()
+        scene.mask(process, scene.job(process), 0)
     scene.now = IDLE_SECONDS + 1
     scene.turn()
     assert not any(process.is_over for process in scene.starts.started)
@@ -214,8 +201,7 @@ def test_a_process_starts_on_another_thread_and_jobs_wait_for_it() -> None:
             scene.turn()
         while not (jobs := scene.requests(0)):
             pass
-        scene.process(0).mask(jobs[0], 0)
-        scene.turn()
+        scene.mask(0, jobs[0], 0)
         assert isinstance(one.answer, Allowed)
         assert threading.get_ident() not in scene.starts.threads
         scene.close()

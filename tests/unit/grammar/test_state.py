@@ -3,6 +3,8 @@
 import json
 import random
 from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +66,134 @@ def say(state: GrammarState, tokenizer: LLTokenizer, text: str) -> None:
         state.accept(token_id)
 
 
+class Holds(Enum):
+    """What holds at a place of an answer."""
+
+    FREE = auto()  # nothing
+    MASK = auto()  # the grammar
+    ANY_BUT_THE_END = auto()
+    END_MAY_COME = auto()
+    NOTHING_MAY_COME = auto()
+    COMPLETE = auto()  # the answer ends
+
+
+FREE, MASK, COMPLETE = Holds.FREE, Holds.MASK, Holds.COMPLETE
+Step = int | str | set[int] | Holds
+"""A token or a text that comes, the tokens that may come, or what holds."""
+
+
+def check(state: GrammarState, tokenizer: LLTokenizer, steps: Sequence[Step]) -> None:
+    """Follow an answer."""
+    for step in steps:
+        match step:
+            case int():
+                state.accept(step)
+            case str():
+                say(state, tokenizer, step)
+            case set():
+                assert allowed(state) == step
+            case Holds.FREE | Holds.MASK:
+                assert (state.choice is None) is (step is FREE)
+                assert not state.is_complete
+            case Holds.ANY_BUT_THE_END:
+                assert allowed(state) == ANY_BUT_THE_END
+            case Holds.END_MAY_COME:
+                assert END in allowed(state)
+            case Holds.NOTHING_MAY_COME:
+                assert allowed(state) == set()
+                assert not state.is_complete
+            case Holds.COMPLETE:
+                assert state.is_complete
+
+
+AB, REFUSED = Grammar(GrammarKind.REGEX, "ab"), Grammar(GrammarKind.REGEX, "(")
+TWO = (8, 9)  # the tokens of an end marker
+
+
+def budgeted(tokens: int, start: tuple[int, ...], end: tuple[int, ...]) -> Request:
+    return Request("r", (1,), 100, thinking_budget=ThinkingBudget(tokens, start, end))
+
+
+def ab(thinking: ThinkingBlock | None = None, **fields: Any) -> Request:
+    """An answer that is `ab`."""
+    return request(GrammarKind.REGEX, "ab", thinking, **fields)
+
+
+def weak(*weaker: Grammar | None) -> Request:
+    return Request("r", (1,), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
+
+
+ANSWERS: dict[str, tuple[Request, list[Step]]] = {
+    "a complete sentence may only end": (ab(), ["ab", COMPLETE]),
+    "what went wrong rules out every token": (ab(), ["x", Holds.NOTHING_MAY_COME]),
+    "no answer ends within a block before a grammar": (
+        ab(ThinkingBlock((), TWO)),
+        [Holds.ANY_BUT_THE_END, 50, Holds.ANY_BUT_THE_END, 8, Holds.ANY_BUT_THE_END, 51],
+    ),
+    "an end token that ends the block may come": (
+        ab(ThinkingBlock((), (END,))),
+        [Holds.END_MAY_COME, END, MASK, "ab", COMPLETE],
+    ),
+    "a block may end as it begins": (  # as Harmony's channels do
+        ab(ThinkingBlock((5, 6), (5, 9))),
+        [5, 6, 50, 5, 9, "ab", COMPLETE],
+    ),
+    "what ends a block may come first": (
+        ab(ThinkingBlock((5, 6), (5, 9))),
+        [5, 9, "ab", COMPLETE],
+    ),
+    "free until a marker": (
+        ab(behind=(7, 8)),
+        [FREE, 7, FREE, 5, FREE, 8, FREE, 7, FREE, 7, FREE, 8, MASK, "ab", COMPLETE],
+    ),
+    "a repeated grammar makes room for free text": (
+        ab(behind=(7,), repeats=True),
+        [FREE, 7, MASK, "ab", FREE, 7, MASK, "ab", FREE],
+    ),
+    "a marker within open reasoning begins nothing": (
+        ab(ThinkingBlock((), (8,)), behind=(9,), repeats=True),
+        [9, FREE, 5, FREE, 8, FREE, 5, FREE, 9, MASK, "ab", FREE],
+    ),
+    "a marker within reasoning begins nothing": (
+        ab(ThinkingBlock((7,), (8,)), behind=(9,), repeats=True),
+        [7, FREE, 9, FREE, 5, FREE, 8, FREE, 5, FREE, 9, MASK, "ab", FREE],
+    ),
+    "a marker may come without reasoning": (
+        ab(ThinkingBlock((7,), (8,)), behind=(9,)),
+        [9, MASK],
+    ),
+    "a budget forces the end marker": (
+        budgeted(2, (), TWO),
+        [FREE, 50, FREE, 51, {8}, 8, {9}, 9, FREE, 50, FREE, 50, FREE],
+    ),
+    "a budget counts from the start marker": (
+        budgeted(2, (3,), TWO),
+        [FREE, 3, FREE, 50, FREE, 51, {8}, 8, {9}, 9, FREE, 50, FREE, 50, FREE],
+    ),
+    "a block that ends by itself is not ended again": (
+        budgeted(3, (), TWO),
+        [50, FREE, 8, FREE, 9, FREE, 60, FREE, 61, FREE, 62, FREE],
+    ),
+    "a budget of none ends the block at once": (budgeted(0, (), (8,)), [{8}]),
+    "a grammar waits for a block whose end is forced": (
+        ab(ThinkingBlock((), (8,)), budget=ThinkingBudget(1, (), (8,))),
+        [50, {8}, 8, "ab", COMPLETE],
+    ),
+    "the weaker grammar holds where one is refused": (weak(AB), ["ab", COMPLETE]),
+    "the first weaker one that is not refused holds": (
+        weak(REFUSED, AB, None),
+        ["ab", COMPLETE],
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "steps"), ANSWERS.values(), ids=ANSWERS)
+def test_what_holds_along_an_answer(
+    grammars: LocalGrammars, tokenizer: LLTokenizer, asked: Request, steps: Sequence[Step]
+) -> None:
+    check(grammars.states(asked)(), tokenizer, steps)
+
+
 def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
     grammars: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
@@ -99,40 +229,6 @@ def test_a_block_may_come_before_the_grammar_or_not(
         assert (allowed(thinking) == ANY_BUT_THE_END) == (token_id != 9)
     for state in (thinking, direct):
         assert 5 not in allowed(state) or state is direct
-        say(state, tokenizer, "ab")
-        assert state.is_complete
-
-
-def test_no_answer_ends_within_a_block_that_comes_before_a_grammar(
-    grammars: LocalGrammars,
-) -> None:
-    """It would be one without what the grammar asks for."""
-    opened = ThinkingBlock((), (8, 9))
-    state = grammars.states(request(GrammarKind.REGEX, "ab", opened))()
-    for token_id in (50, 8, 51):
-        assert allowed(state) == ANY_BUT_THE_END
-        state.accept(token_id)
-    called = grammars.states(request(GrammarKind.REGEX, "ab", behind=(7,)))()
-    assert called.choice is None, "who need not call may end"
-
-
-def test_an_end_token_that_ends_the_block_may_come(grammars: LocalGrammars) -> None:
-    block = ThinkingBlock((), (END,))
-    state = grammars.states(request(GrammarKind.REGEX, "ab", block))()
-    assert END in allowed(state)
-    state.accept(END)
-    assert END not in allowed(state)
-
-
-def test_what_ends_a_block_may_begin_as_the_block_does(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    """As Harmony's channels do: the final one may be the first."""
-    states = grammars.states(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (5, 9))))
-    for block in ((5, 6, 50, 5, 9), (5, 9)):
-        state = states()
-        for token_id in block:
-            state.accept(token_id)
         say(state, tokenizer, "ab")
         assert state.is_complete
 
@@ -243,78 +339,6 @@ def test_a_ban_gives_way_where_nothing_else_is_left(
     assert allowed(state, banned=range(VOCAB_SIZE)) == allowed(state)
 
 
-def test_free_until_a_marker_and_behind_it_a_grammar(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    marker = (7, 8)
-    state = grammars.states(request(GrammarKind.REGEX, "ab", behind=marker))()
-    for token_id in (7, 5, 8, 7, 7):
-        state.accept(token_id)
-        assert state.choice is None
-    state.accept(8)
-    assert state.choice is not None
-    say(state, tokenizer, "ab")
-    assert state.is_complete
-
-
-def test_a_repeated_grammar_makes_room_for_free_text_again(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    state = grammars.states(request(GrammarKind.REGEX, "ab", behind=(7,), repeats=True))()
-    for _ in range(2):
-        assert state.choice is None
-        state.accept(7)
-        assert state.choice is not None
-        say(state, tokenizer, "ab")
-        assert not state.is_complete
-    assert state.choice is None
-
-
-@pytest.mark.parametrize("start", [(), (3,)])
-def test_a_thinking_budget_forces_the_end_marker(
-    grammars: LocalGrammars, start: tuple[int, ...]
-) -> None:
-    budget = ThinkingBudget(tokens=2, start=start, end=(8, 9))
-    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
-    for token_id in (*start, 50, 51):
-        assert state.choice is None
-        state.accept(token_id)
-    for forced in (8, 9):
-        assert allowed(state) == {forced}
-        state.accept(forced)
-    for _ in range(5):
-        assert state.choice is None
-        state.accept(50)
-
-
-def test_a_block_that_ends_by_itself_is_not_ended_again(grammars: LocalGrammars) -> None:
-    budget = ThinkingBudget(tokens=3, start=(), end=(8, 9))
-    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
-    for token_id in (50, 8, 9, 60, 61, 62):
-        state.accept(token_id)
-        assert state.choice is None
-
-
-def test_a_budget_of_none_ends_the_block_at_once(grammars: LocalGrammars) -> None:
-    budget = ThinkingBudget(tokens=0, start=(), end=(8,))
-    state = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
-    assert allowed(state) == {8}
-
-
-def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    budget = ThinkingBudget(tokens=1, start=(), end=(8,))
-    state = grammars.states(
-        request(GrammarKind.REGEX, "ab", ThinkingBlock((), (8,)), budget=budget)
-    )()
-    state.accept(50)
-    assert allowed(state) == {8}
-    state.accept(8)
-    say(state, tokenizer, "ab")
-    assert state.is_complete
-
-
 def test_a_grammar_does_not_end_a_sequence_while_a_thinking_budget_forces_tokens() -> None:
     """Its answer is known from a look-ahead alone: what a sequence says depends on no draft."""
     budget = ThinkingBudget(tokens=0, start=(7,), end=(8,))
@@ -340,19 +364,6 @@ def test_the_sequences_of_a_request_do_not_move_each_other(
     before = allowed(second)
     say(first, tokenizer, "a")
     assert allowed(second) == before
-
-
-AB, REFUSED = Grammar(GrammarKind.REGEX, "ab"), Grammar(GrammarKind.REGEX, "(")
-
-
-@pytest.mark.parametrize("weaker", [(AB,), (REFUSED, AB, None)])
-def test_where_a_grammar_is_refused_the_first_weaker_one_that_is_not_holds(
-    grammars: LocalGrammars, tokenizer: LLTokenizer, weaker: tuple[Grammar | None, ...]
-) -> None:
-    constraint = Constraint(REFUSED, "tools", weaker=weaker)
-    state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
-    say(state, tokenizer, "ab")
-    assert state.is_complete
 
 
 @pytest.mark.parametrize("weaker", [(), (REFUSED,)])
@@ -386,27 +397,6 @@ def test_a_grammar_that_may_be_none_is_let_go_where_it_cannot_be_followed(answer
     assert not state.is_complete
 
 
-def test_a_marker_within_reasoning_begins_nothing(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    begin, end, marker = 7, 8, 9
-    opened, closed = ThinkingBlock((), (end,)), ThinkingBlock((begin,), (end,))
-    for thinking, before in ((opened, (marker, 5)), (closed, (begin, marker, 5))):
-        constraint = Constraint(AB, "tools", thinking, behind=(marker,), repeats=True)
-        state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
-        for token in (*before, end, 5):
-            state.accept(token)
-            assert state.choice is None
-        state.accept(marker)
-        assert state.choice is not None
-        say(state, tokenizer, "ab")
-        assert state.choice is None
-    constraint = Constraint(AB, "tools", closed, behind=(marker,))
-    state = grammars.states(Request("r", (1,), 100, constraint=constraint))()
-    state.accept(marker)
-    assert state.choice is not None
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -429,15 +419,6 @@ def test_a_bad_or_too_costly_grammar_is_refused_by_field(
         grammars.states(request(kind, text))
     assert refused.value.param == "response_format"
     assert len(str(refused.value)) < 600
-
-
-def test_a_matcher_that_went_wrong_rules_out_every_token(
-    grammars: LocalGrammars, tokenizer: LLTokenizer
-) -> None:
-    state = grammars.states(request(GrammarKind.REGEX, "ab"))()
-    say(state, tokenizer, "x")
-    assert allowed(state) == set()
-    assert not state.is_complete
 
 
 def test_a_marker_that_the_model_does_not_have_rules_out_every_token_of_its_row_alone(

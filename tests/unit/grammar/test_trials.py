@@ -1,6 +1,7 @@
 """Trials of grammars, in workers that a test speaks for."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -33,8 +34,7 @@ async def test_a_verdict_is_kept(scene: Scene) -> None:
     asked = await tried(scene, "x")
     (job,) = scene.requests(0)
     assert (job["do"], job["text"], job["seconds"]) == ("try", "x", TRIAL_SECONDS)
-    scene.process(0).verdict(job, "no good", 0.5)
-    scene.turn()
+    scene.verdict(0, job, "no good", 0.5)
     assert await asked == Verdict("no good", 0.5)
     assert await (await tried(scene, "x", "b")) == Verdict("no good", 0.5)
     assert not scene.requests(0)
@@ -46,9 +46,7 @@ async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: S
         await tried(scene, text, client)
         scene.turn()
     for process, seconds in ((1, 0.001), (0, 1.0)):
-        (job,) = scene.requests(process)
-        scene.process(process).verdict(job, seconds=seconds)
-        scene.turn()
+        scene.verdict(process, scene.job(process), seconds=seconds)
     scene.ask(0, "a", matcher(1.0, text="x"))
     scene.ask(1, "b", matcher(text="y"))
     scene.ask(2, "c", matcher(text="y"))
@@ -57,65 +55,94 @@ async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: S
     assert len(scene.starts.started) == 2
 
 
-async def test_a_grammar_that_meets_its_full_limit_is_too_costly_for_good(scene: Scene) -> None:
-    asked = await tried(scene, "x")
+Fate = Callable[[Scene, int, Message], None]
+"""What becomes of a worker that tries a grammar: given its number and its job."""
+
+
+def dies(exit_code: int) -> Fate:
+    return lambda scene, life, job: scene.lose(life, exit_code)
+
+
+def says(said: Said) -> Fate:
+    def report(scene: Scene, life: int, job: Message) -> None:
+        scene.process(life).report(Report(said, job["id"]))
+        scene.turn()
+
+    return report
+
+
+def is_stuck(scene: Scene, life: int, job: Message) -> None:
+    """It has as long as a trial takes on a busy machine."""
+    scene.now += patience_seconds(TRIAL_SECONDS)
     scene.turn()
-    scene.lose(0, LIMIT)
-    assert await asked == COSTLY
-    assert await (await tried(scene, "x")) == COSTLY
-    assert len(scene.starts.started) == 1
+    assert not scene.process(life).is_over
+    scene.now += 1
+    scene.turn()
+    assert scene.process(life).is_over
 
 
-async def test_a_grammar_that_ends_a_worker_is_tried_again_alone_and_then_refused(
-    scene: Scene,
+def succeeds(scene: Scene, life: int, job: Message) -> None:
+    scene.verdict(life, job, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fates", "verdict"),
+    [
+        pytest.param([dies(LIMIT)], COSTLY, id="meets its full limit"),
+        pytest.param([dies(CRASH), dies(CRASH)], COSTLY, id="crashes twice, then alone"),
+        pytest.param([dies(CRASH), succeeds], Verdict(None, 0.1), id="succeeds alone"),
+        pytest.param([is_stuck, is_stuck], COSTLY, id="is stuck twice"),
+        *(
+            pytest.param([fate] * MOST_FRUITLESS, None, id=name)
+            for name, fate in {
+                "is killed from outside": dies(OUTSIDE),
+                "says complete": says(Said.COMPLETE),
+                "says a mask": says(Said.MASK),
+                "says it is ready": says(Said.READY),
+            }.items()
+        ),
+    ],
+)
+async def test_what_becomes_of_a_trial_whose_workers_end(
+    scene: Scene, fates: list[Fate], verdict: Verdict | None
 ) -> None:
+    """A grammar that ends workers is too costly for good. Where it is not to blame, it is tried
+    again until no worker has succeeded too often, and anew for who asks later.
+    """
     asked = await tried(scene, "x")
-    scene.turn()
-    scene.lose(0, CRASH)
-    assert texts(scene.requests(1)) == ["x"]
-    assert not asked.done()
-    scene.lose(1, CRASH)
-    assert await asked == COSTLY
-
-
-async def test_the_second_try_alone_may_succeed(scene: Scene) -> None:
-    asked = await tried(scene, "x")
-    scene.turn()
-    scene.lose(0, CRASH)
-    (job,) = scene.requests(1)
-    scene.process(1).verdict(job)
-    scene.turn()
-    assert (await asked).error is None
-
-
-async def test_a_process_that_is_killed_from_outside_says_nothing_of_the_grammar(
-    scene: Scene,
-) -> None:
-    asked = await tried(scene, "x")
-    for life in range(MOST_FRUITLESS):
-        assert texts(scene.requests(life)) == ["x"]
+    for life, fate in enumerate(fates):
         assert not asked.done()
-        scene.lose(life, OUTSIDE)
+        job = scene.job(life)
+        assert job["text"] == "x"
+        fate(scene, life, job)
+    if verdict is None:
+        with pytest.raises(NoGrammars):
+            await asked
+    else:
+        assert await asked == verdict
+    again = await tried(scene, "x")
+    if verdict is None:
+        scene.verdict(len(fates), scene.job(len(fates)), seconds=0.1)
+    assert await again == (verdict or Verdict(None, 0.1))
+    assert len(scene.starts.started) == len(fates) + (verdict is None)
+
+
+async def test_where_no_process_starts_nobody_waits(scene: Scene) -> None:
+    scene.starts.is_possible = False
+    asked = await tried(scene, "x")
+    for _ in range(MOST_FRUITLESS):
+        scene.turn()
     with pytest.raises(NoGrammars):
         await asked
-    again = await tried(scene, "x")
-    (job,) = scene.requests(MOST_FRUITLESS)
-    scene.process(MOST_FRUITLESS).verdict(job, seconds=0.1)
-    scene.turn()
-    assert await again == Verdict(None, 0.1)
 
 
 async def test_one_that_was_killed_between_two_trials_is_replaced(scene: Scene) -> None:
     asked = await tried(scene, "x")
-    (job,) = scene.requests(0)
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, scene.job(0))
     await asked
     scene.lose(0)
     again = await tried(scene, "y")
-    (job,) = scene.requests(1)
-    scene.process(1).verdict(job)
-    scene.turn()
+    scene.verdict(1, scene.job(1))
     assert (await again).error is None
 
 
@@ -126,13 +153,11 @@ async def test_a_client_has_one_trial_at_a_time_and_another_goes_beside_it(scene
     scene.turn()
     (quick,) = scene.requests(1)
     assert quick["text"] == "z"
-    scene.process(1).verdict(quick)
-    scene.turn()
+    scene.verdict(1, quick)
     assert (await other).error is None
     assert not scene.requests(1)
     assert not second.done()
-    scene.process(0).verdict(slow, seconds=0.2)
-    scene.turn()
+    scene.verdict(0, slow, seconds=0.2)
     assert (await first).seconds == 0.2
     second.cancel()
 
@@ -143,13 +168,11 @@ async def test_who_has_gone_is_tried_no_more(scene: Scene) -> None:
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, job)
     await first
     (job,) = scene.requests(0)
     assert job["text"] == "z"
-    scene.process(0).verdict(job)
-    scene.turn()
+    scene.verdict(0, job)
     await last
     assert not scene.trials._waiting, "the grammar may be long"
     assert not scene.pool._waiting
@@ -161,53 +184,15 @@ async def test_the_verdict_of_a_trial_whose_client_has_gone_is_kept(scene: Scene
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    scene.process(0).verdict(job, "no good")
-    scene.turn()
+    scene.verdict(0, job, "no good")
     assert (await (await tried(scene, "x"))).error == "no good"
 
 
 async def test_what_is_asked_for_twice_is_tried_once(scene: Scene) -> None:
     first, second = await tried(scene, "x"), await tried(scene, "x")
-    (job,) = scene.requests(0)
-    scene.process(0).verdict(job, "no good")
-    scene.turn()
+    scene.verdict(0, scene.job(0), "no good")
     assert (await first).error == (await second).error == "no good"
     assert not scene.requests(0)
-
-
-async def test_a_trial_has_as_long_as_it_takes_on_a_busy_machine(scene: Scene) -> None:
-    asked = await tried(scene, "x")
-    scene.turn()
-    scene.now = patience_seconds(TRIAL_SECONDS)
-    scene.turn()
-    assert not scene.process(0).is_over
-    scene.now += 1
-    scene.turn()
-    assert scene.process(0).is_over
-    scene.turn()
-    scene.now += patience_seconds(TRIAL_SECONDS) + 1
-    scene.turn()
-    assert await asked == COSTLY
-
-
-@pytest.mark.parametrize("said", [Said.COMPLETE, Said.MASK, Said.READY])
-async def test_a_process_that_makes_no_sense_is_no_verdict(scene: Scene, said: Said) -> None:
-    asked = await tried(scene, "x")
-    for life in range(MOST_FRUITLESS):
-        (job,) = scene.requests(life)
-        scene.process(life).report(Report(said, job["id"]))
-        scene.turn()
-    with pytest.raises(NoGrammars):
-        await asked
-
-
-async def test_where_no_process_starts_nobody_waits(scene: Scene) -> None:
-    scene.starts.is_possible = False
-    asked = await tried(scene, "x")
-    for _ in range(MOST_FRUITLESS):
-        scene.turn()
-    with pytest.raises(NoGrammars):
-        await asked
 
 
 async def test_closed_it_tries_nothing_more(scene: Scene) -> None:

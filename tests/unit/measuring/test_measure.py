@@ -1,12 +1,19 @@
 """Sections within a time, in processes that may end, hang and be stopped by hand."""
 
 import math
+import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
 
+import psutil
 import pytest
 
+from engine.api import ModelError
 from engine.mlx_backend.backend import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 from measuring.doctor import (
@@ -14,6 +21,9 @@ from measuring.doctor import (
     MEASURED,
     NAMES,
     SECTIONS,
+    TASK,
+    Cases,
+    Figures,
     MeasureConfig,
     MeasuredCase,
     MeasuringProcess,
@@ -21,6 +31,8 @@ from measuring.doctor import (
     Task,
     end_of_share,
     measure,
+    reason,
+    serve,
 )
 
 CASES = ("one", "two", "three")
@@ -186,3 +198,138 @@ def test_what_a_section_leaves_the_others_have() -> None:
 
 def test_there_is_no_share_of_a_time_that_is_over() -> None:
     assert end_of_share(105.0, 100.0, [1, 1]) == pytest.approx(105)
+
+
+PATIENCE_SECONDS = 120.0
+
+
+def answer() -> Figures:
+    return {"answer": 42}
+
+
+def fail() -> Figures:
+    raise MemoryError("no room in /dev/shm")
+
+
+def leave() -> Figures:
+    raise SystemExit(1)
+
+
+def task_of(section: str, tmp_path: Path, first: int = 0) -> Task:
+    return Task(section, first, MeasureConfig(EngineConfig("")), tmp_path)
+
+
+def answers_to(task: Task, begin: Callable[[Task], Cases]) -> Iterator[bytes]:
+    ours, theirs = Pipe()
+    ours.send_bytes(TASK.dump_json(task))
+    with ours:
+        with theirs:
+            assert isinstance(theirs, Connection)
+            serve(theirs, begin)
+        while ours.poll():
+            try:
+                yield ours.recv_bytes()
+            except EOFError:
+                return
+
+
+def test_a_case_that_fails_is_a_case_with_a_reason(tmp_path: Path) -> None:
+    scripted = {"bad": fail, "exits": leave, "good": answer}
+    names, *cases = answers_to(task_of("donation", tmp_path), lambda task: scripted)
+    assert NAMES.validate_json(names) == ["bad", "exits", "good"]
+    bad, exits, good = map(MEASURED.validate_json, cases)
+    assert (bad.problem, bad.figures) == ("MemoryError: no room in ...", {})
+    assert exits.problem == "SystemExit: 1"
+    assert (good.problem, good.figures) == ("", {"answer": 42})
+
+
+def test_it_measures_the_cases_from_its_first_to_its_last(tmp_path: Path) -> None:
+    """Another process measures the others."""
+    scripted = {"bad": fail, "good": answer, "other": fail}
+    task = replace(task_of("donation", tmp_path, first=1), stop=2)
+    names, only = answers_to(task, lambda task: scripted)
+    assert len(NAMES.validate_json(names)) == 3
+    assert MEASURED.validate_json(only).case == "good"
+
+
+def test_a_section_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    def begin(task: Task) -> Cases:
+        raise RuntimeError("no device")
+
+    names, only = answers_to(task_of("donation", tmp_path), begin)
+    assert NAMES.validate_json(names) == ["donation"]
+    assert MEASURED.validate_json(only).problem == "RuntimeError: no device"
+
+
+def test_a_real_process_has_its_tasks_variables_measures_and_ends_well(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    variables = {MAX_OPERATIONS: "200"}
+    process = MeasuringProcess(replace(task_of("machine", tmp_path), variables=variables))
+    try:
+        (child,) = set(psutil.Process().children()) - before
+        names = process.next(PATIENCE_SECONDS)
+        assert names is not None
+        assert NAMES.validate_json(names) == ["machine", "model"]
+        assert child.environ()[MAX_OPERATIONS] == "200"
+        for _ in range(2):
+            answer = process.next(PATIENCE_SECONDS)
+            assert answer is not None
+            assert MEASURED.validate_json(answer).problem == ""
+        with pytest.raises(EOFError):
+            process.next(PATIENCE_SECONDS)
+        assert process.how_it_ended() == ""
+    finally:
+        process.kill()
+
+
+def test_how_a_process_ended_is_said(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    process = MeasuringProcess(task_of("machine", tmp_path))
+    try:
+        (child,) = set(psutil.Process().children()) - before
+        os.kill(child.pid, signal.SIGABRT)
+        with pytest.raises(EOFError):
+            process.next(PATIENCE_SECONDS)
+        assert process.how_it_ended() == "its process ended: SIGABRT"
+    finally:
+        process.kill()
+
+
+def test_a_process_that_does_nothing_is_killed(tmp_path: Path) -> None:
+    process = MeasuringProcess(replace(task_of("load check", tmp_path)))
+    assert process.next(0.0) is None
+    process.kill()
+    assert process.how_it_ended() == "its process ended: SIGKILL"
+
+
+@pytest.fixture(autouse=True)
+def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    monkeypatch.setattr("platform.node", lambda: "engine.local")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/Users/ada/models/x"),
+            "FileNotFoundError: [Errno 2] No such file or directory: ...",
+        ),
+        (ModelError("org/model is not here"), "ModelError: ... is not here"),
+        (ModelError("C:\\ada\\model is a file"), "ModelError: ... is a file"),
+        (RuntimeError("of Ada on engine.local, engine"), "RuntimeError: of ... on ..., ..."),
+        (RuntimeError("an adapter of engines"), "RuntimeError: an adapter of engines"),
+        (KeyError("layers"), "KeyError: 'layers'"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_no_path_and_no_name_is_said(error: Exception, said: str) -> None:
+    assert reason(error) == said
+
+
+def test_a_user_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_user() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", no_user)
+    assert reason(RuntimeError("it failed")) == "RuntimeError: it failed"

@@ -126,6 +126,10 @@ class House:
             assert isinstance(loaded.engine, Process)
             yield loaded.engine
 
+    async def use(self, name: str, key: str = "", keep_seconds: float | None = None) -> None:
+        async with self.using(name, key, keep_seconds):
+            pass
+
     def state(self, name: str) -> State:
         return self.pool.models[name].public_state
 
@@ -209,8 +213,7 @@ async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
         first = await uses.enter_async_context(house.using("a"))
 
         async def ask() -> None:
-            async with house.using("b"):
-                pass
+            await house.use("b")
 
         tasks.start_soon(ask)
         await house.waiting("b", 1)
@@ -223,27 +226,11 @@ async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
     assert house.state("b") is State.READY
 
 
-async def test_a_model_that_nobody_uses_ages(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    async with house.using("a"):
-        house.pass_time(100.0)
-        assert house.state("a") is State.READY
-    house.pass_time(29.0)
-    assert house.state("a") is State.READY
-    house.pass_time(1.0)
-    await house.until("a", State.UNLOADED)
-
-
-async def use(house: House, key: str = "", keep_seconds: float | None = None) -> None:
-    async with house.using("a", key, keep_seconds):
-        pass
-
-
 async def test_the_longest_wish_keeps_a_model(house: House) -> None:
     house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", 100.0)
-    await use(house, "y")
-    await use(house, "z", 0.0)
+    await house.use("a", "x", 100.0)
+    await house.use("a", "y")
+    await house.use("a", "z", 0.0)
     house.pass_time(99.0)
     assert house.state("a") is State.READY
     assert house.seconds_left("a") == 1.0
@@ -251,22 +238,11 @@ async def test_the_longest_wish_keeps_a_model(house: House) -> None:
     await house.until("a", State.UNLOADED)
 
 
-async def test_a_wish_to_keep_nothing_unloads_at_once_and_once_only(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", 0.0)
-    await house.until("a", State.UNLOADED)
-    await use(house, "y")
-    house.pass_time(29.0)
-    assert house.state("a") is State.READY, "the wish was one of the earlier residency"
-    house.pass_time(1.0)
-    await house.until("a", State.UNLOADED)
-
-
 async def test_a_wish_of_an_earlier_residency_keeps_nothing(house: House) -> None:
     house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", math.inf)
+    await house.use("a", "x", math.inf)
     await house.pool.unload(house.pool.models["a"])
-    await use(house, "x")
+    await house.use("a", "x")
     house.pass_time(30.0)
     await house.until("a", State.UNLOADED)
 
@@ -274,7 +250,7 @@ async def test_a_wish_of_an_earlier_residency_keeps_nothing(house: House) -> Non
 async def test_a_wish_without_an_end_gives_way_to_memory(house: House) -> None:
     house.add("a", 60)
     house.add("b", 60)
-    await use(house, "x", math.inf)
+    await house.use("a", "x", math.inf)
     house.pass_time(1e9)
     assert house.state("a") is State.READY
     async with house.using("b"):
@@ -286,7 +262,7 @@ async def test_a_load_that_no_request_awaits_any_more_has_the_default_wish(house
     source.may_load = Event()
     house.pool._load_timeout_seconds = 0.001
     with pytest.raises(WaitedTooLong):
-        await use(house, "x", 0.0)
+        await house.use("a", "x", 0.0)
     source.may_load.set()
     await house.until("a", State.READY)
     house.pass_time(29.0)
@@ -295,21 +271,11 @@ async def test_a_load_that_no_request_awaits_any_more_has_the_default_wish(house
     await house.until("a", State.UNLOADED)
 
 
-async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> None:
-    house.add("a", 60, ttl_seconds=30.0)
-    await use(house, "x", math.inf)
-    await use(house, "y", 50.0)
-    house.pool.withdraw(house.pool.models["a"], "x")
-    assert house.seconds_left("a") == 50.0
-    house.pool.withdraw(house.pool.models["a"], "y")
-    await house.until("a", State.UNLOADED)
-
-
 async def test_a_withdrawal_counts_for_requests_that_run_or_wait(house: House) -> None:
     source = house.add("a", 60, ttl_seconds=30.0)
     source.may_load = Event()
     async with create_task_group() as tasks:
-        tasks.start_soon(use, house, "x", math.inf)
+        tasks.start_soon(house.use, "a", "x", math.inf)
         await house.waiting("a", 1)
         house.pool.withdraw(house.pool.models["a"], "x")
         source.may_load.set()
@@ -362,8 +328,7 @@ async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, 
 async def test_what_never_fits_is_refused_at_once(house: House) -> None:
     source = house.add("a", 101)
     with pytest.raises(NeverFits):
-        async with house.using("a"):
-            pass
+        await house.use("a")
     assert source.given_bytes == []
 
 
@@ -394,14 +359,12 @@ async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: Hous
     for seconds in (1.0, 2.0, 4.0):
         for _ in range(2):
             with pytest.raises(LoadFailed, match="no weights") as failed:
-                async with house.using("a"):
-                    pass
+                await house.use("a")
             assert failed.value.retry_after_seconds == seconds
         house.pass_time(seconds)
     assert len(source.given_bytes) == 3
     source.failure = None
-    async with house.using("a"):
-        pass
+    await house.use("a")
     assert house.pool.models["a"].failure is None
 
 
@@ -410,11 +373,11 @@ async def test_a_failure_is_remembered_while_another_attempt_waits_or_loads(hous
     house.add("b", 60)
     source.failure = ValueError("no weights")
     with pytest.raises(LoadFailed):
-        await use(house)
+        await house.use("a")
     house.pass_time(1.0)
     model = house.pool.models["a"]
     async with house.using("b"), create_task_group() as tasks:
-        tasks.start_soon(use, house)
+        tasks.start_soon(house.use, "a")
         await house.waiting("a", 1)
         assert isinstance(model.state, Queued)
         assert house.state("a") is State.FAILED
@@ -422,7 +385,7 @@ async def test_a_failure_is_remembered_while_another_attempt_waits_or_loads(hous
     assert isinstance(model.state, Failed), "nobody waits any more"
     source.failure, source.may_load = None, Event()
     async with create_task_group() as tasks:
-        tasks.start_soon(use, house)
+        tasks.start_soon(house.use, "a")
         await house.until("a", State.LOADING)
         assert model.failure is not None
         source.may_load.set()
@@ -452,8 +415,7 @@ async def test_who_comes_while_a_model_drains_is_before_who_comes_later(house: H
 async def test_the_next_request_starts_a_dead_model_again(house: House) -> None:
     source = house.add("a", 60)
     for _ in range(3):
-        async with house.using("a"):
-            pass
+        await house.use("a")
         source.loaded[-1].die("SIGKILL")
         await house.until("a", State.FAILED)
     failure = house.pool.models["a"].failure
@@ -475,14 +437,12 @@ async def test_one_that_dies_before_it_has_served_is_not_started_over_and_over(
         with pytest.raises(LoadFailed, match="SIGKILL"):
             await uses.enter_async_context(house.using("a"))
     house.pass_time(1.0)
-    async with house.using("a"):
-        pass
+    await house.use("a")
 
 
 async def test_a_pinned_model_is_started_again_by_itself(house: House) -> None:
     source = house.add("a", 60, is_pinned=True)
-    async with house.using("a"):
-        pass
+    await house.use("a")
     source.loaded[-1].die("SIGKILL")
     await house.until("a", State.FAILED)
     await house.until("a", State.READY)
@@ -496,8 +456,7 @@ async def test_a_pinned_model_that_cannot_be_measured_is_refused_and_the_others_
     source.measuring_failure = ValueError("no config.json")
     for _ in range(3):
         with pytest.raises(LoadFailed, match=r"memory_budget: no config\.json"):
-            async with house.using("a"):
-                pass
+            await house.use("a")
         house.pass_time(100.0)  # it could be tried again
         assert house.state("a") is State.FAILED
         async with house.using("b") as model:
@@ -513,8 +472,7 @@ async def test_who_waits_too_long_is_told_so(house: House) -> None:
     source.may_load = Event()
     house.pool._load_timeout_seconds = 0.001
     with pytest.raises(WaitedTooLong):
-        async with house.using("a"):
-            pass
+        await house.use("a")
     assert not house.pool.models["a"].waiting
     source.may_load.set()
     await house.until("a", State.READY)
@@ -522,8 +480,7 @@ async def test_who_waits_too_long_is_told_so(house: House) -> None:
 
 async def test_an_admin_unloads_whatever_the_clock_says(house: House) -> None:
     house.add("a", 60, is_pinned=True)
-    async with house.using("a"):
-        pass
+    await house.use("a")
     await house.pool.unload(house.pool.models["a"])
     assert house.state("a") is State.UNLOADED
     house.pass_time(1000.0)
@@ -534,14 +491,12 @@ async def test_a_stop_ends_all_and_refuses_who_waits(house: House) -> None:
     loaded = house.add("a", 30)
     slow = house.add("b", 30)
     slow.may_load = Event()
-    async with house.using("a"):
-        pass
+    await house.use("a")
     refused: list[Exception] = []
 
     async def ask() -> None:
         try:
-            async with house.using("b"):
-                pass
+            await house.use("b")
         except PoolError as error:
             refused.append(error)
 
@@ -552,8 +507,7 @@ async def test_a_stop_ends_all_and_refuses_who_waits(house: House) -> None:
     assert [type(error) for error in refused] == [PoolClosed]
     assert loaded.loaded[0].over.is_set()
     with pytest.raises(PoolClosed):
-        async with house.using("a"):
-            pass
+        await house.use("a")
 
 
 async def test_another_figure_than_computed_counts(house: House) -> None:

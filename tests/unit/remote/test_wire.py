@@ -161,7 +161,7 @@ def test_long_events_of_a_step_take_several_frames_in_order() -> None:
     """As the logprobs of a long prompt do: a frame that is too long would end the engine."""
     top = tuple((token, -1.5 * token) for token in range(20))
     part = (TokenLogprob(1, -2.25, top),) * PROMPT_LOGPROBS_AT_ONCE
-    events = [OutputEvent("a", index, prompt_logprobs=part) for index in range(40)]
+    events = [OutputEvent("a", index, prompt_logprobs=part) for index in range(20)]
     frames = [body(frame) for frame in wire.events_frames(events)]
     assert len(frames) > 1
     assert max(map(len, frames)) <= wire.MAX_EVENTS_BYTES

@@ -1,11 +1,25 @@
-"""The chat client's parts that do no I/O."""
+"""The chat: what it reads of a server, its line editor, and its lines."""
 
 import json
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
-from server.terminal.chat import Conversation
+from server.terminal.chat import COMMANDS, Conversation
+from server.terminal.chat_screen import (
+    MAX_HISTORY_BYTES,
+    WordWrap,
+    history_file,
+    history_in,
+    line_reader,
+)
 from server.terminal.client import (
     MAX_ERROR_CHARACTERS,
     Answer,
@@ -225,3 +239,131 @@ def test_control_characters_are_taken_out_and_nothing_else() -> None:
     kept = "\t\n" + "".join(map(chr, range(0x20, 0x7F))) + "".join(map(chr, range(0xA0, 256)))
     assert printable(every_byte) == kept
     assert printable("wörld 木 🌳\u2028") == "wörld 木 🌳\u2028"
+
+
+ENTER, ALT_ENTER, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
+
+Typed = Callable[..., str]
+
+
+@pytest.fixture
+def typed() -> Iterator[Typed]:
+    """What the editor gives for these keys."""
+    with create_pipe_input() as keys, create_app_session(keys, DummyOutput()):
+
+        def typed(text: str, history: History | None = None) -> str:
+            keys.send_text(text)
+            return line_reader(COMMANDS, history or InMemoryHistory())()
+
+        yield typed
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (f"one{ENTER}", "one"),
+        (f"one{ALT_ENTER}two{ENTER}", "one\ntwo"),
+        (f"see: \x1b[200~one\r\n/exit\rthree\x1b[201~{ENTER}", "see: one\n/exit\nthree"),
+        (f"one{ALT_ENTER}two{CTRL_C}three{ENTER}", "three"),
+        (f"one{CTRL_D}{ENTER}", "one"),
+    ],
+    ids=["enter", "alt-enter", "a paste", "ctrl-c takes back", "ctrl-d in a line"],
+)
+def test_keys_are_a_line(typed: Typed, keys: str, line: str) -> None:
+    assert typed(keys) == line
+
+
+@pytest.mark.parametrize(("key", "left"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
+def test_ctrl_c_and_ctrl_d_leave_where_nothing_is_typed(
+    typed: Typed, key: str, left: type[BaseException]
+) -> None:
+    with pytest.raises(left):
+        typed(key)
+
+
+def test_the_history_is_for_its_owner_alone(typed: Typed, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "rootstock" / "history"
+    typed(f"one{ENTER}", history_in(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    file.chmod(0o644)
+    typed(f"two{ENTER}", history_in(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(history_in(file).load_history_strings()) == ["two", "one"]
+
+
+def test_a_history_that_cannot_be_kept_is_no_reason_not_to_chat(
+    typed: Typed, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert typed(f"one{ENTER}", history_in(tmp_path / "file" / "history")) == "one"
+    history = history_in(tmp_path / "history")
+    (tmp_path / "history").unlink()
+    (tmp_path / "history").mkdir()
+    assert typed(f"one{ENTER}", history) == "one"
+
+
+def test_a_large_history_is_put_aside(tmp_path: Path) -> None:
+    file = tmp_path / "history"
+    file.write_bytes(bytes(MAX_HISTORY_BYTES + 1))
+    history_in(file)
+    assert (file.stat().st_size, (tmp_path / "history.old").stat().st_size) == (
+        0,
+        MAX_HISTORY_BYTES + 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "file"),
+    [
+        ("/var/state", "/var/state/rootstock/chat_history"),
+        ("", "/home/me/.local/state/rootstock/chat_history"),
+        ("relative", "/home/me/.local/state/rootstock/chat_history"),
+    ],
+)
+def test_where_the_history_lies(state: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    assert history_file() == Path(file)
+
+
+WIDTH = 20
+
+
+def shown(text: str, piece_size: int) -> list[str]:
+    """The lines on a terminal that knows two control sequences: back, and erase to the end."""
+    wrap, lines = WordWrap(), [""]
+    for start in range(0, len(text), piece_size):
+        printed = wrap.take(text[start : start + piece_size], WIDTH)
+        for back, rest in re.findall(r"\x1b\[(\d+)D\x1b\[K|([^\x1b])", printed):
+            if back:
+                lines[-1] = lines[-1][: -int(back)]
+            elif rest == "\n":
+                lines.append("")
+            else:
+                lines[-1] += rest
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("piece_size", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("The quick brown fox jumps.", ["The quick brown fox", "jumps."]),
+        ("one  two\n\n  indented text\n", ["one  two", "", "  indented text", ""]),
+        ("an internationalization", ["an", "internationalization"]),
+        ("x" * 50 + " end", ["x" * 50, "end"]),
+        ("a\tb", ["a    b"]),
+        ("木" * 12 + " ok", ["木" * 9, "木木木 ok"]),
+        ("ten 🌳🌳🌳🌳🌳🌳🌳🌳 trees", ["ten 🌳🌳🌳🌳🌳🌳🌳", "🌳 trees"]),
+        ("", [""]),
+    ],
+)
+def test_lines_break_at_words_whatever_the_pieces(
+    text: str, lines: list[str], piece_size: int
+) -> None:
+    assert shown(text, piece_size) == lines
+
+
+def test_a_word_is_seen_before_it_ends() -> None:
+    assert WordWrap().take("Hel", WIDTH) == "Hel"

@@ -1,11 +1,14 @@
-"""The command's name as it can be typed where a message is read."""
+"""The command's name as it can be typed, and what a signal leaves of a terminal."""
 
+import os
 import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from server.terminal.console import command_name, typeable
+from server.terminal.console import command_name, terminal_restored, typeable
 
 
 @pytest.fixture
@@ -60,3 +63,26 @@ def test_where_another_program_has_the_name_it_is_the_second_one(
 def test_where_it_is_not_installed_it_is_its_name(clone: Path) -> None:
     (clone / ".venv/bin/rootstock").unlink()
     assert command_name() == "rootstock"
+
+
+@pytest.fixture
+def terminal() -> Iterator[int]:
+    screen, terminal = os.openpty()
+    yield terminal
+    os.close(screen)
+    os.close(terminal)
+
+
+def ended_by_a_signal(terminal: int) -> None:
+    """As where SystemExit comes before the prompt has noted what it changes."""
+    with terminal_restored(terminal):
+        changed = termios.tcgetattr(terminal)
+        changed[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, changed)
+        raise SystemExit(143)
+
+
+def test_a_terminal_that_a_signal_finds_half_changed_is_put_back(terminal: int) -> None:
+    with pytest.raises(SystemExit):
+        ended_by_a_signal(terminal)
+    assert termios.tcgetattr(terminal)[3] & termios.ECHO

@@ -1,0 +1,150 @@
+"""What the engine counts: its queue's pace, prefix cache hits of the last minutes, drafts."""
+
+import pytest
+
+from engine.api import QueueFull
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
+from engine.core.metrics import (
+    HIT_INTERVAL_SECONDS,
+    MOST_HIT_COUNTS,
+    PACE_WINDOW,
+    HitWindows,
+    QueuePace,
+)
+from engine.core.request import prepare
+from engine.core.scheduler import Scheduler
+from engine.core.statistics import snapshot
+from engine.values.request import Request
+from engine.values.stats import DraftCounts, DraftSource, EngineStats, RecentHits
+from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
+from tests.unit.engine_harness import Harness, prompt
+
+
+def test_departures_go_on_as_they_went() -> None:
+    pace = QueuePace()
+    pace.joined(10, now=100.0)
+    for now in (103.0, 106.0, 109.0):
+        pace.left(now)
+    assert pace.seconds_until_left(4, now=109.0) == pytest.approx(12.0)
+
+
+def test_a_queue_that_has_come_to_a_stop_is_seen_to() -> None:
+    pace = QueuePace()
+    pace.joined(10, now=0.0)
+    pace.left(now=1.0)
+    assert pace.seconds_until_left(1, now=60.0) == pytest.approx(60.0)
+
+
+def test_before_anybody_has_left_a_place_takes_as_long_as_the_wait_so_far() -> None:
+    pace = QueuePace()
+    assert pace.seconds_until_left(1, now=5.0) == 0.0
+    pace.joined(10, now=5.0)
+    assert pace.seconds_until_left(2, now=12.0) == pytest.approx(14.0)
+
+
+def test_a_quiet_night_does_not_count() -> None:
+    pace = QueuePace()
+    pace.joined(2, now=0.0)
+    pace.left(now=1.0)
+    pace.left(now=2.0)
+    pace.joined(1, now=30_000.0)
+    assert pace.seconds_until_left(3, now=30_000.0) == pytest.approx(3.0)
+
+
+def test_what_is_long_past_does_not_count() -> None:
+    pace = QueuePace()
+    pace.joined(100, now=0.0)
+    for second in range(PACE_WINDOW + 1):
+        pace.left(now=1000.0 + second)
+    assert pace.seconds_until_left(5, now=1000.0 + PACE_WINDOW) == pytest.approx(5.0)
+
+
+def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
+    now = 0.0
+    harness = Harness(max_running=1, max_waiting=4, clock=lambda: now)
+    inbox = Inbox()
+    loop = EngineLoop(harness.scheduler, harness.runner, inbox, harness.take, NO_BYTES)
+
+    def submit(name: str, client: str, n: int = 1) -> None:
+        request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)
+        harness.scheduler.add(prepare(request, harness.limits), arrived_seconds=now)
+
+    def turn() -> None:
+        nonlocal now
+        inbox.post(lambda: None)
+        loop.turn()
+        now += 7.0
+
+    submit("a", "flood", n=4)
+    for _ in range(3):  # the first is collected in the second turn, and the next starts behind that
+        turn()
+    submit("b", "other")
+    with pytest.raises(QueueFull, match=r"3 sequences wait, 1 of them this client's") as refusal:
+        submit("c", "other", n=2)
+    assert refusal.value.retry_after_seconds == 3 * 7
+
+
+def noted(*counts: tuple[float, int, int]) -> HitWindows:
+    made = HitWindows()
+    for count in counts:
+        made.note(*count)
+    return made
+
+
+def recent(hits: HitWindows, now: float) -> list[tuple[int, int]]:
+    return [(window.queried_tokens, window.hit_tokens) for window in hits.recent(now)]
+
+
+def test_without_an_admission_there_is_no_share() -> None:
+    assert [window.share for window in HitWindows().recent(1e6)] == [None, None, None]
+    assert RecentHits(60, 8, 2).share == 0.25
+
+
+def test_each_window_has_what_came_within_it() -> None:
+    hits = noted((1000, 100, 0), (1500, 300, 100), (1890, 400, 190))
+    assert recent(hits, 1899) == [(100, 90), (100, 90), (400, 190)]
+    assert recent(hits, 1920) == [(100, 90), (100, 90), (300, 190)], "the first is too old"
+
+
+def test_old_hits_leave_the_windows_without_another_admission() -> None:
+    hits = noted((1000, 100, 50))
+    assert recent(hits, 1059) == [(100, 50)] * 3
+    assert recent(hits, 1061) == [(0, 0), (100, 50), (100, 50)]
+    assert recent(hits, 9999) == [(0, 0)] * 3
+
+
+def test_within_an_interval_the_last_count_stands() -> None:
+    hits = noted((1000, 10, 1), (1004, 20, 2), (1009, 30, 3), (1065, 40, 4))
+    assert recent(hits, 1069)[0] == (10, 1)
+    assert recent(hits, 1068)[0] == (40, 4), "up to an interval longer than it says"
+
+
+def test_it_is_bounded_and_still_knows_the_longest_window() -> None:
+    n = 10 * MOST_HIT_COUNTS
+    hits = noted(*((i * HIT_INTERVAL_SECONDS + 3, i, i // 2) for i in range(n)))
+    assert len(hits._entries) == MOST_HIT_COUNTS
+    last_seconds = (n - 1) * HIT_INTERVAL_SECONDS + 3
+    assert recent(hits, last_seconds)[2] == (90, 45)
+    assert recent(hits, last_seconds + HIT_INTERVAL_SECONDS - 3.001)[2] == (90, 45)
+
+
+def stats_of(scheduler: Scheduler) -> EngineStats:
+    return snapshot(scheduler, NO_BYTES, NO_MEMORY, NO_DECODE)
+
+
+def test_every_source_is_counted_from_the_start() -> None:
+    assert stats_of(Harness().scheduler).drafts == dict.fromkeys(DraftSource, DraftCounts())
+
+
+def test_drafts_add_up_by_their_source_and_a_snapshot_stays_as_it_is() -> None:
+    scheduler = Harness().scheduler
+    before = stats_of(scheduler)
+    scheduler.metrics.verified(DraftSource.TREE, 8, 8)
+    scheduler.metrics.verified(DraftSource.TREE, 4, 0)
+    scheduler.metrics.verified(DraftSource.OWN, 2, 1)
+    drafts = stats_of(scheduler).drafts
+    assert drafts[DraftSource.TREE] == DraftCounts(drafts=2, drafted_tokens=12, accepted_tokens=8)
+    assert drafts[DraftSource.OWN] == DraftCounts(drafts=1, drafted_tokens=2, accepted_tokens=1)
+    assert drafts[DraftSource.GRAMMAR] == DraftCounts()
+    assert before.drafts[DraftSource.TREE] == DraftCounts()
