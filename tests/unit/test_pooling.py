@@ -94,6 +94,16 @@ def test_a_flood_of_texts_evicts_no_more_than_what_runs_of_it_at_a_time() -> Non
     assert harness.store.counters.evictions == 0
 
 
+def test_the_same_flood_cached_whole_would_have_evicted_the_conversation() -> None:
+    harness = Harness(n_blocks=64, max_running=2, max_waiting=600)
+    conversation = prompt(1, 100)
+    harness.serve(conversation)
+    for i in range(300):
+        harness.add([*prompt(2, 12), *prompt(3 + i, 20)], 0, pooling=Pooling.LAST)
+    harness.finish()
+    assert cached(harness, conversation) == 0
+
+
 def test_nobody_waits_for_what_another_will_not_share() -> None:
     """Two texts are the same for longer than is known: both compute that."""
     harness = Harness(step_tokens=16)
@@ -112,6 +122,16 @@ def test_what_is_shared_resumes_from_a_recurrent_state() -> None:
     harness.finish()
     assert [pooled(harness, one) for one in asked] == [numbers(text)[-1] for text in texts]
     assert harness.scheduler.metrics.computed_prompt_tokens == 40 + 8 * 3
+
+
+def test_preempted_and_pooled_all_the_same() -> None:
+    harness = Harness(n_blocks=24, step_tokens=16, max_running=4)
+    texts = [prompt(i, 50) for i in range(3)]
+    asked = [harness.add(text, 0, pooling=Pooling.MEAN, shared_tokens=0) for text in texts]
+    harness.add(prompt(9, 10), max_tokens=40)
+    harness.finish()
+    for one, text in zip(asked, texts, strict=True):
+        assert pooled(harness, one) == pytest.approx(sum(numbers(text)) / len(text))
 
 
 LIMITS = Limits(50, 100, 100, 4, 4, 16, pools=True)
