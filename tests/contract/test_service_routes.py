@@ -38,7 +38,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
-        *("root", "parent", "tasks", "tools", "state"),
+        *("root", "parent", "tasks", "tools", "state", "kv_format"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
