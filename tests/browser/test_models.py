@@ -273,18 +273,6 @@ def test_one_that_can_never_be_loaded_is_refused_in_words(
     expect(row(page, "second").locator(".state")).to_contain_text("not loaded")
 
 
-def test_a_pull_that_fails_offline_says_so(
-    start: Start, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    settings = settings_of({"model": REPOSITORY})
-    page = visit(start(settings), expected="503")
-    row(page, REPOSITORY).get_by_role("button", name="Load").click()
-    expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
-    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("cannot be reached")
-
-
 def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
     engines.gate = gate = Gate()
 

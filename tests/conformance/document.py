@@ -97,10 +97,10 @@ def _served(outcomes: Iterable[Outcome]) -> str:
 
 
 def _eager(outcomes: Iterable[Outcome]) -> str:
-    """The served architectures without compiled decodes, by reason."""
+    """The served architectures without compiled decodes, by reason. Some do not decode."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.compiled != "yes":
+        if outcome.compiled not in ("yes", ""):
             groups.setdefault(_clause(outcome.compiled), []).append(outcome)
     return "".join(f"- {_names(found)}: {reason}\n" for reason, found in groups.items())
 

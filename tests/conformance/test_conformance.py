@@ -101,7 +101,7 @@ def test_every_architecture_of_mlx_lm_has_a_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "cell"),
+    ("reason", "line"),
     [
         ("no module: No module named 'x'", "no module: No module named 'x'"),
         (
@@ -112,9 +112,9 @@ def test_every_architecture_of_mlx_lm_has_a_config() -> None:
         ("not the same (joined rows: shapes differ; padded rows: too)", "not the same"),
     ],
 )
-def test_a_cell_of_the_document_has_the_first_clause_of_a_reason(reason: str, cell: str) -> None:
+def test_a_line_of_the_document_has_the_first_clause_of_a_reason(reason: str, line: str) -> None:
     text = document.render([Outcome("olmo", Verdict.REFUSED, reason=reason)])
-    assert f"| refused: {cell} |" in text
+    assert f"- `olmo`: refused, {line}\n" in text
 
 
 def test_the_document_says_what_was_served() -> None:
@@ -130,9 +130,9 @@ def test_the_document_says_what_was_served() -> None:
     }
 
 
-def test_the_last_column_says_whether_decodes_are_compiled_or_why_not() -> None:
-    for compiled, cell in (("yes", "yes"), ("a | b (of layer 2)", "a \\| b"), ("", "")):
+def test_the_document_says_which_decodes_are_not_compiled_and_why() -> None:
+    for compiled, lines in (("yes", ""), ("a | b (of layer 2)", "- `qwen3`: a | b\n"), ("", "")):
         made = ("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6, "", compiled)
         text = document.render([Outcome(*made)])
-        assert f"| yes | 1e-06 | {cell} |\n" in text
+        assert f"compiled, except for:\n\n{lines}\n" in text
         assert document.served_column(text) == {"qwen3": True}

@@ -191,7 +191,9 @@ class Gate:
         return self._opened.done()
 
     def open(self) -> None:
-        self._opened.set_result(None)
+        """Once for all; again it does nothing."""
+        if not self._opened.done():
+            self._opened.set_result(None)
 
     async def passed(self) -> None:
         await asyncio.shield(asyncio.wrap_future(self._opened))
@@ -420,8 +422,7 @@ class FakeEngine:
             self._idle.set()
         with move_on_after(timeout_seconds):
             await self._idle.wait()
-        if not self._stopped.is_open:
-            self._stopped.open()
+        self._stopped.open()
 
     async def _passed_or_stopped(self, gate: Gate) -> None:
         async with create_task_group() as tasks:

@@ -18,9 +18,7 @@ from tests.contract.wire import WAIT_SECONDS, posted
 SECRET = "the launch code is 0000"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,9 +18,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER = "Hello, wörld!"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def test_answer_has_every_key_of_the_api(http: httpx.Client, chat: ChatBody) -> None:

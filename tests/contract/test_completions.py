@@ -13,9 +13,7 @@ from tests.contract.scripted import StrictClient
 ANSWER = "Hello, wörld!"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def post(http: httpx.Client, model: str, **fields: object) -> Any:

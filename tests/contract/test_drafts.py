@@ -16,9 +16,7 @@ RIGHT = len("Hello, ")
 WRONG = len("you there")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def predicted(content: object) -> dict[str, object]:

@@ -17,10 +17,7 @@ from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, DIMENSIONS, FakeEngine, pooled
 
-
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def submitted(engine: FakeEngine) -> list[Request]:

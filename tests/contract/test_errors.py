@@ -15,10 +15,7 @@ from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
 from tests.contract.scripted import StrictClient
 
-
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Semaphore
-from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from engine.core.inbox import Inbox
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import FakeEngine
 from tests.contract.scripted import CLIENT_SECONDS
 from tests.unit.engine_harness import prompt
@@ -131,27 +131,24 @@ def test_a_trusted_proxy_says_for_whom_it_asks() -> None:
     assert clients == ["10.0.0.9", "127.0.0.1"]
 
 
-ROUTES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-}
+ROUTES = sorted(BODIES.keys() - {"/api/chat", "/v1/messages"})
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_nobody_chooses_a_priority(route: str, http: httpx.Client, engine: FakeEngine) -> None:
-    answer = http.post(route, json=ROUTES[route] | {"priority": -1})
+    answer = http.post(route, json=BODIES[route] | {"priority": -1})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "priority"
     assert "allow_priority" in error["message"]
     assert engine.submitted.empty()
-    assert http.post(route, json=ROUTES[route] | {"priority": 0}).status_code == 200
+    assert http.post(route, json=BODIES[route] | {"priority": 0}).status_code == 200
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_where_the_settings_allow_it_a_priority_reaches_the_engine(route: str) -> None:
     engine = FakeEngine()
     with running(engine, Settings(port=0, allow_priority=True)) as url:
-        answer = httpx.post(url + route, json=ROUTES[route] | {"priority": -3})
+        answer = httpx.post(url + route, json=BODIES[route] | {"priority": -3})
     assert answer.status_code == 200
     assert engine.submitted.get_nowait().priority == -3

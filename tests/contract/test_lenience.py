@@ -11,10 +11,7 @@ from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, END_OF_TEXT, FakeEngine
 
-
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def answered(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:

@@ -59,8 +59,7 @@ def gate(engine: FakeEngine) -> Iterator[Gate]:
     """Closed behind the third token; opened at the end, so that nothing hangs in the daemon."""
     engine.script = Script(gate=(gate := Gate()), gate_after_tokens=3)
     yield gate
-    if not gate.is_open:
-        gate.open()
+    gate.open()
 
 
 def live(http: httpx.Client) -> list[dict[str, Any]]:

@@ -29,9 +29,7 @@ NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometh
 WAIT_SECONDS = 20
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def test_models(client: StrictClient, http: httpx.Client) -> None:
@@ -312,24 +310,6 @@ def test_probe_takes_text_and_token_ids(http: httpx.Client, prompt: object) -> N
 )
 def test_bad_probes_are_400(http: httpx.Client, body: dict[str, object]) -> None:
     assert http.post("/admin/cache/probe", json=body).status_code == 400
-
-
-def test_live_requests_are_listed(
-    base_url: str, http: httpx.Client, chat: ChatBody, engine: FakeEngine
-) -> None:
-    gate = Gate()
-    engine.script = Script(gate=gate)
-    with httpx.Client(base_url=base_url) as other:
-        request = other.build_request("POST", "/v1/chat/completions", json=chat(stream=True))
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(other.send, request)
-            request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
-            (live,) = http.get("/admin/requests").json()["requests"]
-            gate.open()
-            assert answer.result(WAIT_SECONDS).status_code == 200
-    assert live["id"] == request_id
-    assert live["prompt_tokens"] == len("<user>Hi\n<assistant>")
-    assert http.get("/admin/requests").json() == {"requests": []}
 
 
 def test_load_is_what_has_not_ended(

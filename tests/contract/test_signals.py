@@ -1,8 +1,13 @@
-"""The first signal drains, a second one stops at once. A process of its own, real signals."""
+"""Processes of daemons: the first signal drains, a second one stops at once, and file descriptors
+do not run out.
+"""
 
 import json
+import re
 import signal
 import socket
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -10,7 +15,7 @@ import pytest
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from tests.contract.gated_daemon import daemon, line_of, rest_of_log, started
-from tests.contract.wire import posted
+from tests.contract.wire import connected, is_healthy, posted
 from tests.hub import Hub, checkpoint_files, serving_hub
 
 pytestmark = pytest.mark.process
@@ -140,3 +145,22 @@ def test_a_download_does_not_hold_up_the_end(
     assert "Traceback" not in said
     assert "Thread 0x" not in said, "no dump of the stacks"
     assert "never retrieved" not in said
+
+
+FEW = 100
+MANY = 200
+DAEMON = f'ulimit -n {FEW} && exec "{sys.executable}" -m tests.contract.gated_daemon'
+
+
+def test_silent_connections_do_not_use_up_the_file_descriptors() -> None:
+    with started(command=("sh", "-c", DAEMON)) as process:
+        assert line_of(process.stderr, rf"({FEW // 2}) connections at most")
+        base_url = line_of(process.stderr, r"ready on (http://\S+)/v1")
+        with ExitStack() as stack:
+            for _ in range(MANY):
+                stack.enter_context(connected(base_url))
+            assert is_healthy(base_url)
+        process.terminate()
+        log = rest_of_log(process)
+    assert "Traceback" not in log
+    assert len(re.findall("cannot accept", log)) <= 1

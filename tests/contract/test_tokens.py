@@ -11,10 +11,7 @@ from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, END_OF_TEXT, ByteTokenizer, FakeEngine
 
-
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 @dataclass(frozen=True)

@@ -142,24 +142,35 @@ class TierMachine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 99),
         where=st.integers(0, 99_999),
-        how=st.sampled_from(("flip", "truncate")),
+        how=st.sampled_from(("flip", "truncate", "overwrite", "put a folder", "put a pipe")),
     )
     def damage(self, which: int, where: int, how: str) -> None:
+        """Whoever opens a pipe waits for somebody at its other end."""
         assert self.tier.flush(PATIENCE)
-        if not (found := [path for path in extent_files(self.path) if path.stat().st_size]):
+        if not (found := [path for path in self.extents() if path.stat().st_size]):
             return
         self.is_damaged = True
         path = found[which % len(found)]
-        if how == "truncate":
-            os.truncate(path, where % path.stat().st_size)
-        else:
-            flip(path, where % path.stat().st_size)
+        n_bytes = path.stat().st_size
+        match how:
+            case "flip":
+                flip(path, where % n_bytes)
+            case "truncate":
+                os.truncate(path, where % n_bytes)
+            case "overwrite":
+                path.write_bytes(b"nonsense" * (n_bytes // 8))
+            case "put a folder":
+                path.unlink()
+                path.mkdir()
+            case "put a pipe":
+                path.unlink()
+                os.mkfifo(path)
 
     @rule(which=st.integers(0, 99), is_read=st.booleans())
     def be_evicted_by_another_process(self, which: int, is_read: bool) -> None:
         assert self.tier.flush(PATIENCE)
         before, faults = self.known(), self.tier.stats().counters.faults
-        if found := extent_files(self.path):
+        if found := self.extents():
             found[which % len(found)].unlink()
         for chain in CHAINS if is_read else ():
             entries, failure = read(self.tier, chain.names)
@@ -222,6 +233,9 @@ class TierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.tier.close()
         self.directory.cleanup()
+
+    def extents(self) -> list[Path]:
+        return [path for path in extent_files(self.path) if path.is_file()]
 
     def known(self) -> set[Digest]:
         return {

@@ -45,6 +45,7 @@ def test_bytes_are_as_counted_and_who_is_within_its_share_loses_nothing(
 ) -> None:
     store = ResponseStore(MAX_RESPONSES, MAX_BYTES)
     made: list[Made] = []
+    said = dict[str, list[str]]()  # the items of each conversation from its beginning
 
     def there() -> list[Made]:
         return [one for one in made if store.get("", one[1]) is not None]
@@ -57,10 +58,12 @@ def test_bytes_are_as_counted_and_who_is_within_its_share_loses_nothing(
         else:
             client, continued, sizes, n_bytes = step
             previous = made[continued][2].conversation if continued < len(made) else None
+            before_it = said[made[continued][1]] if continued < len(made) else []
             items = [StoredItem(f"{number}-{size}", b"x" * size) for size in sizes]
             asked = StoredConversation(items[:1], previous)
             whole = StoredConversation(items[1:], asked)
             made.append((client, str(number), StoredResponse(b"x" * n_bytes, asked, whole)))
+            said[str(number)] = [*before_it, *(item.id for item in items)]
             store.put(client, "", str(number), made[-1][2])
             for other in {*CLIENTS} - {client}:
                 own = of(other, before)
@@ -69,7 +72,8 @@ def test_bytes_are_as_counted_and_who_is_within_its_share_loses_nothing(
                     assert len(own) > MAX_RESPONSES / shares or taken(own) > MAX_BYTES / shares
         assert len(there()) <= MAX_RESPONSES
         assert store.n_bytes == taken(there()) <= MAX_BYTES
-        for _, _, response in there():
+        for _, id, response in there():
+            assert [item.id for item in response.conversation] == said[id]
             for item in response.conversation:
                 assert store.items("", [item.id])[item.id].id == item.id
     for _, id, _ in made:

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import httpx
 from load_tests.processes import Process, free_port, running
 from measuring.random_checkpoint import tiny_tokenizer
 from tests.checkpoints import FAMILIES, write_family
+from tests.polling import until
 from tests.restart.asking import PATIENCE
 
 MIB = 1 << 20
@@ -45,10 +45,7 @@ class Daemon:
 
     def wait_for_disk(self, n_bytes: int) -> None:
         """Until so much has been written."""
-        deadline = time.monotonic() + PATIENCE
-        while self.disk()["written_bytes"] < n_bytes:
-            assert time.monotonic() < deadline, "nothing is written"
-            time.sleep(0.02)
+        until(self.disk, lambda disk: disk["written_bytes"] >= n_bytes, PATIENCE)
 
     def clear_memory(self) -> None:
         url = f"{self.url}/admin/cache/clear?tiers=memory"

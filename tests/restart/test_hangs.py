@@ -3,12 +3,12 @@
 import json
 import signal
 import socket
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.polling import until
 from tests.restart.asking import PATIENCE
 from tests.restart.hung_daemon import HANGING, SAYS
 from tests.restart.living import checkpoint, disk_flags, living
@@ -41,17 +41,10 @@ def test_a_signal_ends_a_daemon_in_which_something_hangs(
         url = httpx.URL(daemon.url)
         with socket.create_connection((url.host, url.port or 0)) as asking:
             asking.sendall(REQUEST)
-            until_it_hangs(log)
+            until(log.read_text, lambda said: SAYS in said, PATIENCE)
             daemon.process.send_signal(signal.SIGTERM)
             assert daemon.process.wait(PATIENCE) == 1
     said = log.read_text()
     assert "finishing running requests, for up to 1 s" in said
     assert "Timeout (0:00:07)!" in said
     assert "in hang" in said  # where it did
-
-
-def until_it_hangs(log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while SAYS not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)

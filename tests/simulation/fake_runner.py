@@ -144,8 +144,8 @@ class FakeRunner:
         self.n_computed = 0  # tokens of all
 
     def kv(self, block: BlockId, slot: int) -> int:
-        """What a slot of a block holds of its own token."""
-        return self._slots[block, slot][1]
+        """What a slot of a block holds of its own token; 0 if nothing was written to it."""
+        return self._slots.get((block, slot), (0, 0))[1]
 
     def window(self, group: int, own: SlotId, slot: int) -> int:
         return self._windows[group, own, slot]

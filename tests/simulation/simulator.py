@@ -20,6 +20,7 @@ from kvstore.tokens import root_digest
 from kvstore.types import Namespace
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.disk import DiskCheck
+from tests.simulation.checks.namespaces import NamespaceCheck
 from tests.simulation.checks.pictures import PictureCheck
 from tests.simulation.checks.progress import Watchdog
 from tests.simulation.checks.records import RecordCheck
@@ -74,6 +75,7 @@ class Simulation:
         self._draft_error = random.choice([None, 0.02, 0.3])  # None: nothing is drafted
         self._new_proposer = random.choice([Proposer, Overconfident])
         self._workload = Workload(random, self._layout.vocab_size, self._layout.block_size)
+        self._namespaces = NamespaceCheck()
         self._start()
 
     def _start(self) -> None:
@@ -169,6 +171,7 @@ class Simulation:
         self._content.check_attached()
         for sequence in self._admitted:
             self._content.check_adopted(sequence)
+            self._namespaces.check(sequence)
         self._admitted.clear()
         self._pictures.check()
 
@@ -203,6 +206,7 @@ class Simulation:
         self.receivers[request.id] = Receiver(request, sequences, truths)
         for sequence, truth in zip(sequences, truths, strict=True):
             self._statistics.submitted(sequence)
+            self._namespaces.submitted(sequence)
             self._speculate(sequence, truth)
 
     def _speculate(self, sequence: LiveSequence, truth: Expected) -> None:
@@ -235,12 +239,14 @@ class Simulation:
         self._watch.cut_off(Happening.LOAD_CLEARED)
 
     def _check_cleared(self, namespace: Namespace | None, tiers: Collection[CacheTier]) -> None:
+        root = None if namespace is None else root_digest(namespace)
         if CacheTier.MEMORY in tiers:
             tree = self.daemon.store.tree
             indexed = () if tree is None else tree.roots
             assert not [it for it in indexed if namespace in (None, it)], "still in memory"
+            reading = [it.extent.root for it in self.tier.unread()] if self._has_disk else []
+            assert not [it for it in reading if root in (None, it)], "on its way to the disk"
         if CacheTier.DISK in tiers and self._has_disk:
-            root = None if namespace is None else root_digest(namespace)
             assert not [it for it in self.tier.held_roots() if root in (None, it)], "still on disk"
 
     def _restart(self) -> None:

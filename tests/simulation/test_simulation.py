@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from engine.core.queue import Admission, WaitingQueue
 from tests.profiles import examples
 from tests.simulation.census import Census, Happening
+from tests.simulation.sabotage import SABOTAGES, Sabotage
 from tests.simulation.simulator import run
 
 SEEDS = (*range(577, 577 + max(40, examples(40))), 319)
@@ -42,13 +42,9 @@ def test_all_that_can_happen_happens(live: Live) -> None:
     assert set(Happening) - census.keys() == set()
 
 
-def test_first_come_first_served_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WaitingQueue, "begin_step", lambda queue: queue._served.clear())
-    with pytest.raises(AssertionError, match="for its turn"):
-        sum(run(seed, STEPS)[0] for seed in SEEDS)
-
-
-def test_rows_that_nobody_gives_up_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admission, "victim", lambda *args: None)
-    with pytest.raises(AssertionError, match="steps for its turn"):
-        sum(run(seed, STEPS)[0] for seed in SEEDS)
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.mistake)
+def test_a_mistake_is_found_out(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage) -> None:
+    """By the seed that is noted, or by another if the load of that seed has changed since."""
+    sabotage.apply(monkeypatch)
+    with pytest.raises(AssertionError, match=sabotage.message):
+        sum(run(seed, STEPS)[0] for seed in (sabotage.seed, *SEEDS))

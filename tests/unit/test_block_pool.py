@@ -52,45 +52,6 @@ def test_a_block_is_free_only_when_nobody_refers_to_it() -> None:
     assert pool.free_blocks() == (block,)
 
 
-def test_what_copies_would_take_besides_is_each_holder_but_the_first() -> None:
-    pool = BlockPool(4)
-    first, second = pool.allocate(2)
-    assert pool.n_saved == 0
-    pool.retain([first, second])
-    pool.retain([first])
-    assert pool.n_saved == 3
-    pool.release([first, second])
-    pool.cache(second)
-    assert pool.n_saved == 1, "the index is no table"
-    pool.release([first, second])
-    pool.release([first])
-    assert (pool.n_saved, pool.n_referenced) == (0, 0)
-
-
-def test_a_cached_block_can_be_held_again() -> None:
-    pool = BlockPool(1)
-    [block] = pool.allocate(1)
-    pool.cache(block)
-    pool.release([block])
-    pool.retain([block])
-    assert counts(pool) == (0, 0, 1, 0)
-    pool.uncache(block)
-    assert counts(pool) == (0, 0, 1, 0), "it still stands in a table"
-    assert pool.release([block]) == []
-    assert counts(pool) == (1, 0, 0, 0)
-
-
-def test_three_tables_count_as_one_shared_block() -> None:
-    pool = BlockPool(1)
-    [block] = pool.allocate(1)
-    pool.retain([block, block])
-    assert (pool.ref_count(block), pool.n_shared, pool.n_referenced) == (3, 1, 1)
-    pool.release([block])
-    assert pool.n_shared == 1
-    pool.release([block])
-    assert (pool.n_shared, pool.n_referenced) == (0, 1)
-
-
 def test_references_to_a_free_block_are_refused() -> None:
     pool = BlockPool(1)
     free = BlockId(0)

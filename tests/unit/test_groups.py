@@ -28,7 +28,7 @@ from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup, WindowState, lease_slots
-from tests.unit.kv_helpers import BLOCK, NS, admit, drain, fork, run_of
+from tests.unit.kv_helpers import BLOCK, NS, admit, run_of
 
 STEP = 16
 
@@ -159,30 +159,6 @@ class TestWindows:
         assert (held(lease).first, len(held(lease).slots)) == (8, 2)
         assert group.stats().held == 2
 
-    def test_a_long_request_never_holds_more_than_window_and_step(self) -> None:
-        group = windows(window=6)
-        store = make_store(group)
-        lease = admit(store, run_of(0, 200))
-        most = 0
-        while lease.written_tokens < 200:
-            n_tokens = min(STEP, 200 - lease.written_tokens)
-            assert store.plan(lease, n_tokens) is None
-            most = max(most, group.stats().held)
-            store.commit(lease, n_tokens)
-        assert most <= lease_slots(6, BLOCK, STEP)
-
-    def test_a_step_that_is_planned_ahead_fits_where_there_is_room_for_one_lease(self) -> None:
-        group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
-        store = make_store(group)
-        lease = admit(store, run_of(0, 200))
-        while lease.planned_tokens < 200:
-            in_flight = lease.planned_tokens
-            n_tokens = lease.max_step_tokens(min(STEP, 200 - in_flight))
-            assert n_tokens > 0
-            assert store.plan(lease, n_tokens) is None
-            if in_flight:
-                store.commit(lease, in_flight - lease.written_tokens)
-
     def test_a_hit_needs_the_trailing_window_alone(self) -> None:
         group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
         store = make_store(group)
@@ -219,14 +195,6 @@ class TestWindows:
         assert isinstance(store.admit(NS, Tokens(run_of(500, 4))), Refusal)
         store.release(leases[0])
         assert isinstance(store.admit(NS, Tokens(run_of(500, 4))), Lease)
-
-    def test_evicting_a_block_takes_its_window_along(self) -> None:
-        group = windows(window=6)
-        store = make_store(group)
-        serve(store, run_of(0, 40))
-        assert group.stats().cached == 10
-        drain(store)
-        assert group.stats().free == group.stats().total
 
 
 class TestRecurrent:
@@ -350,37 +318,6 @@ class TestRecurrent:
         assert serve(store, run_of(0, 15)) == 0
         assert (group.stats().unresumable_tokens, group.stats().evictions) == (14, 4)
 
-    def test_evicting_a_block_takes_its_states_along(self) -> None:
-        group = states()
-        store = make_store(group)
-        serve(store, run_of(0, 15))
-        assert group.stats().cached
-        drain(store)
-        assert group.stats().free == group.stats().total
-
-    def test_a_failed_step_saves_nothing(self) -> None:
-        store = make_store(states())
-        lease = admit(store, run_of(0, 30))
-        compute(store, lease, 8)
-        lease.checkpoint(12)
-        [(when, save)] = plan(store, lease, 4)
-        assert when is When.LAST
-        assert isinstance(save, CopyState)
-        store.release(lease)
-        invariants.check_idle(store)
-        assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 0
-
-    def test_a_fork_resumes_where_there_is_a_state(self) -> None:
-        store = make_store(states())
-        lease = admit(store, run_of(0, 15))
-        compute(store, lease)
-        other = fork(store, lease, run_of(0, 15), 14)
-        assert other.written_tokens == 14
-        compute(store, other)
-        store.donate(other)
-        store.donate(lease)
-        invariants.check_idle(store)
-
     def test_a_tail_in_anothers_block_leaves_its_states_there(self) -> None:
         store = make_store(states())
         serve(store, run_of(0, 16))
@@ -409,13 +346,6 @@ class TestTogether:
         window, saved = (group.stats() for group in store.groups)
         assert (window.unresumable_tokens, saved.unresumable_tokens) == (0, 5)
         assert serve(store, [*run_of(0, 21), 998]) == 21
-
-    def test_clear_forgets_all_groups(self) -> None:
-        store = make_store(windows(window=6), states())
-        serve(store, run_of(0, 30))
-        store.clear()
-        for group in store.groups:
-            assert group.stats().free == group.stats().total
 
     def test_a_clear_counts_what_every_group_gave_back(self) -> None:
         store = make_store(windows(8), states())

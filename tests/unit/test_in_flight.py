@@ -6,7 +6,7 @@ import pytest
 
 from kvstore import invariants
 from kvstore.in_flight import QueuedPrompt
-from kvstore.lease import Lease, Refusal
+from kvstore.lease import Lease
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
@@ -45,12 +45,6 @@ def write(store: KVStore, lease: Lease, n_tokens: int) -> None:
     invariants.check(store)
 
 
-def cold(store: KVStore, tokens: list[int]) -> Lease:
-    lease = store.admit(NS, Tokens(tokens), adopts=False)
-    assert not isinstance(lease, Refusal)
-    return lease
-
-
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_a_prompt_waits_until_what_it_shares_is_published(comes_first: bool) -> None:
     store = make_store(40)
@@ -63,59 +57,6 @@ def test_a_prompt_waits_until_what_it_shares_is_published(comes_first: bool) -> 
         waited.append(waits(store, pending))
         write(store, leader, BLOCK)
     assert waited == [True] * 5 + [False], "five whole blocks are shared"
-
-
-def test_what_is_indexed_already_is_not_waited_for() -> None:
-    store = make_store(40)
-    serve(store, A)
-    waiting = expect(A)
-    scored = cold(store, A)
-    assert scored.written_tokens == 0
-    assert not waits(store, waiting)
-    assert not must_wait(store, A)
-
-
-def test_who_is_further_behind_than_it_would_be_ahead_is_not_waited_for() -> None:
-    store = make_store(60)
-    serve(store, A[:24])
-    scored = cold(store, A)
-    assert not must_wait(store, A + B), "16 tokens to share, 24 to wait for"
-    write(store, scored, 12)
-    assert must_wait(store, A + B), "12 to wait for"
-
-
-def test_a_last_token_is_never_waited_for() -> None:
-    store = make_store(40)
-    admit(store, A[:8])
-    assert must_wait(store, A[:5])
-    assert not must_wait(store, A[:4])
-
-
-def test_another_namespace_is_not_waited_for() -> None:
-    store = make_store(40)
-    admit(store, A)
-    assert not must_wait(store, A, Namespace(model="m", cache_salt="other"))
-
-
-def test_a_wait_ends_with_who_was_waited_for() -> None:
-    store = make_store(40)
-    pending = expect(A)
-    leader = admit(store, A)
-    assert waits(store, pending)
-    store.release(leader)
-    assert not waits(store, pending)
-
-
-def test_after_one_wait_another_begins_where_somebody_goes_on() -> None:
-    store = make_store(60)
-    first = admit(store, A[:20])
-    pending = expect(A)
-    compute(store, first)
-    second = admit(store, A[:32])
-    assert second.cached_tokens == 20
-    assert waits(store, pending)
-    compute(store, second)
-    assert not waits(store, pending)
 
 
 def test_a_wait_asks_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,17 +85,6 @@ def test_who_computes_saves_a_state_where_somebody_waits() -> None:
     assert store.probe(NS, pending.tokens) == 20
 
 
-def test_a_prompt_that_came_first_finds_a_lease_that_begins_later() -> None:
-    store = make_store(60)
-    pending = expect(A[:30])
-    assert not waits(store, pending)
-    unlike, leader = admit(store, B), admit(store, A)
-    assert waits(store, pending)
-    assert pending.awaited is leader
-    store.release(unlike)
-    assert waits(store, pending)
-
-
 def test_asking_why_it_waits_changes_nothing() -> None:
     store = make_store(40)
     assert store.in_flight is not None
@@ -179,15 +109,6 @@ def test_a_prompt_that_differs_in_the_next_block_is_not_matched(
     monkeypatch.setattr(tree_of(store), "match", match)
     assert not must_wait(store, A[:30])
     assert match.call_count == 0
-
-
-def test_a_prompt_that_differs_before_an_equal_block_does_not_wait() -> None:
-    """The block that the lease computes next has the same tokens, after other tokens."""
-    store = make_store(40)
-    leader = admit(store, A)
-    write(store, leader, 8)
-    assert must_wait(store, A[:13])
-    assert not must_wait(store, A[:4] + B[:4] + A[8:13])
 
 
 def test_without_an_index_nobody_waits() -> None:

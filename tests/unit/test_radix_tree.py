@@ -145,14 +145,6 @@ class TestEvictionOrder:
         assert serve(store, A[:8] + C[:12]) == 8
         assert (hits(store, A), hits(store, B)) == (8, 4), "the oldest that it could do without"
 
-    def test_not_even_if_it_is_the_oldest_of_all(self) -> None:
-        store = make_store(4)
-        serve(store, A[:8])
-        serve(store, B[:8])
-        lease = admit(store, A[:8] + C[:8])
-        assert (lease.cached_tokens, len(set(lease.table))) == (8, 4)
-        assert (hits(store, A), hits(store, B)) == (8, 0)
-
     def test_what_was_replaced_does_not_stay_in_the_queue(self) -> None:
         store = make_store(64)
         serve(store, B[:4])
@@ -175,36 +167,6 @@ class TestHolders:
         assert len(drain(store)) == 2
         assert hits(store, A) == 0
 
-    def test_a_block_let_go_by_its_last_holder_can_be_evicted(self) -> None:
-        store = make_store(16)
-        one, other = admit(store, A[:8]), admit(store, A[:12])
-        compute(store, one)
-        compute(store, other)
-        store.release(other)
-        assert len(drain(store)) == 1, "the third block; the first two are held"
-        store.release(one)
-        assert len(drain(store)) == 2
-
-    def test_a_split_run_can_be_evicted_when_its_holder_leaves(self) -> None:
-        store = make_store(16)
-        holder = admit(store, A)
-        compute(store, holder)
-        serve(store, A[:4] + B[:4])
-        store.release(holder)
-        invariants.check(store)
-        assert len(drain(store)) == 5
-
-    def test_a_run_cut_back_to_a_held_block_waits_for_its_holder(self) -> None:
-        store = make_store(16)
-        one = admit(store, A[:12])
-        compute(store, one)
-        two = fork(store, one, A[:8], 8)
-        store.release(one)
-        assert len(drain(store)) == 1
-        assert hits(store, A) == 8
-        store.release(two)
-        assert len(drain(store)) == 2
-
 
 class TestTails:
     def test_a_longer_tail_takes_the_place_of_a_shorter_one(self) -> None:
@@ -219,13 +181,6 @@ class TestTails:
         assert serve(store, A[:12]) == 6
         assert (store.pool.n_evictable, hits(store, A), tree_of(store).n_nodes) == (3, 12, 1)
 
-    def test_a_tail_that_is_all_there_is_is_replaced_too(self) -> None:
-        store = make_store(16)
-        serve(store, A[:2])
-        serve(store, A[:3])
-        serve(store, A[:8])
-        assert (store.pool.n_evictable, hits(store, A)) == (2, 8)
-
     def test_a_tail_inside_an_indexed_block_is_not_indexed(self) -> None:
         store = make_store(16)
         serve(store, A[:12])
@@ -233,37 +188,12 @@ class TestTails:
             serve(store, A[:n_tokens])
         assert (store.pool.n_evictable, hits(store, A)) == (3, 12)
 
-    def test_a_tail_inside_a_longer_tail_is_not_indexed(self) -> None:
-        store = make_store(16)
-        serve(store, A[:7])
-        serve(store, A[:6])
-        assert (store.pool.n_evictable, hits(store, A)) == (2, 7)
-
     def test_tails_that_differ_stand_side_by_side(self) -> None:
         store = make_store(16)
         serve(store, [*A[:4], 7, 8])
         serve(store, [*A[:4], 7, 9])
         assert store.pool.n_evictable == 3
         assert [hits(store, [*A[:4], 7, last, 1]) for last in (8, 9)] == [6, 6]
-
-    def test_a_superseded_tail_stays_with_those_who_hold_it(self) -> None:
-        store = make_store(16)
-        serve(store, A[:6])
-        holder = admit(store, [*A[:6], 1])
-        tail = holder.table[1]
-        serve(store, A[:8])
-        invariants.check(store)
-        assert (store.pool.ref_count(tail), store.pool.is_cached(tail)) == (1, False)
-        compute(store, holder)
-        store.donate(holder)
-        assert [hits(store, A), hits(store, [*A[:6], 1])] == [8, 7]
-
-    def test_a_cut_tail_grows_again(self) -> None:
-        store = make_store(16)
-        serve(store, A[:10])
-        evict(store, 1)
-        assert serve(store, A[:9]) == 8
-        assert hits(store, A) == 9
 
 
 class _Traced(Namespace):
@@ -304,17 +234,6 @@ class TestNamespaces:
             (other, Tokens(A).packed(0, 3)): 1,
         }
         assert tree_of(store).n_nodes == 4
-
-
-def test_what_is_offered_in_the_middle_of_a_run_waits_for_its_end() -> None:
-    store = make_store(16)
-    one = admit(store, A[:8])
-    compute(store, one)
-    two = fork(store, one, A[:8], 8)
-    for lease in (one, two):
-        assert drain(store) == []
-        store.release(lease)
-    assert len(drain(store)) == 2
 
 
 def test_blocks_have_the_hashes_of_all_tokens_up_to_their_end() -> None:

@@ -16,7 +16,6 @@ from tests.answering import (
     FAMILIES,
     HERMES,
     MAX_TOKENS,
-    OUTSPOKEN,
     THINKING,
     Answer,
     Conversation,
@@ -57,17 +56,6 @@ def test_each_prompt_of_a_tool_loop_begins_with_the_last_prompt_and_its_answer(n
         begun = prompt + answer + ids(family, family.stop)
         assert following[: len(begun)] == begun
     assert talk.prompt() != talk.canonical()
-
-
-@pytest.mark.parametrize("name", OUTSPOKEN)
-def test_content_beside_several_calls(name: str) -> None:
-    family = FAMILIES[name]
-    talk = conversation(family)
-    talk.asks("what is the weather?")
-    answers = Answer((CALL, ("list", {}), CALL), "I look, then list.")
-    for prompt, answer, following in ten_steps(talk, repeat(answers)):
-        begun = prompt + answer + ids(family, family.stop)
-        assert following[: len(begun)] == begun
 
 
 @pytest.mark.parametrize("name", ["qwen3", "always marked, opening", "glm"])

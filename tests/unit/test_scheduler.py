@@ -24,30 +24,6 @@ def raise_injected() -> None:
     raise InjectedError("injected")
 
 
-def test_a_resent_prompt_hits_all_but_its_last_token() -> None:
-    harness = Harness()
-    cold = harness.serve(prompt(1, 19))
-    warm = harness.serve(prompt(1, 19))
-    assert harness.usage(cold).cached_tokens == 0
-    assert harness.usage(warm).cached_tokens == 18
-    assert harness.output(warm) == harness.output(cold)
-
-
-def test_the_next_turn_hits_the_previous_answer_up_to_its_last_computed_token() -> None:
-    harness = Harness()
-    first = harness.serve(prompt(1, 10), max_tokens=6)
-    history = prompt(1, 10) + harness.output(first)
-    second = harness.serve(history + prompt(2, 5))
-    assert harness.usage(second).cached_tokens == len(history) - 1
-
-
-def test_a_prompt_hits_up_to_the_very_token_where_it_diverges() -> None:
-    harness = Harness(block_size=8)
-    harness.serve(prompt(1, 20))
-    other = [*prompt(1, 13), VOCAB_SIZE - 1, *prompt(3, 6)]
-    assert harness.usage(harness.serve(other)).cached_tokens == 13
-
-
 def test_sixteen_cold_duplicates_prefill_their_system_prompt_once() -> None:
     harness = Harness(n_blocks=200, step_tokens=16)
     system = prompt(1, 40)
@@ -57,28 +33,6 @@ def test_sixteen_cold_duplicates_prefill_their_system_prompt_once() -> None:
     assert cached == 15 * 40
     prompt_tokens = 16 * 43
     assert harness.scheduler.metrics.computed_prompt_tokens == prompt_tokens - cached
-
-
-def test_while_duplicates_run_their_prefix_is_held_by_all_and_stored_once() -> None:
-    harness = Harness(n_blocks=200, step_tokens=64)
-    for i in range(5):
-        harness.add([*prompt(1, 40), i], max_tokens=50)
-    while len(harness.scheduler.running) < 5:
-        harness.step()
-    tables = [s.lease.table[:10] for s in harness.scheduler.running if s.lease]
-    assert all(table == tables[0] for table in tables)
-    assert {harness.pool.total_refs(block) for block in tables[0]} == {5 + 1}
-
-
-def test_without_a_prefix_cache_nothing_is_shared_and_nothing_changes() -> None:
-    shared, alone = Harness(), Harness().without_prefix_cache()
-    for harness in (shared, alone):
-        harness.serve(prompt(1, 19))
-        harness.serve(prompt(1, 19))
-    outputs = [[harness.output(r) for r in harness.events] for harness in (shared, alone)]
-    assert outputs[0] == outputs[1]
-    assert [alone.usage(request).cached_tokens for request in alone.events] == [0, 0]
-    assert alone.pool.n_free == alone.pool.n_blocks
 
 
 def test_a_long_prompt_never_keeps_a_decode_from_its_step() -> None:
@@ -226,28 +180,11 @@ def test_n_outputs_share_one_prompt_and_copy_only_its_tail() -> None:
         assert alone.output(single) == harness.output(request, index)
 
 
-def test_n_outputs_are_computed_without_a_prefix_cache_too() -> None:
-    harness = Harness(block_size=8).without_prefix_cache()
-    request = harness.add(prompt(1, 21), max_tokens=5, n=3)
-    harness.finish()
-    assert [len(harness.output(request, i)) for i in range(3)] == [5, 5, 5]
-
-
 def test_siblings_go_on_when_the_first_is_gone() -> None:
     harness = Harness()
     request = harness.add(prompt(1, 10), max_tokens=0, n=2)
     harness.finish()
     assert [harness.reason(request, i) for i in range(2)] == [FinishReason.LENGTH] * 2
-
-
-def test_siblings_of_a_first_that_came_back_are_admitted_through_the_tree() -> None:
-    harness = Harness(n_blocks=10, block_size=4, max_running=2)
-    request = harness.add(prompt(1, 12), max_tokens=16, n=3, priority=1)
-    harness.step()
-    harness.add(prompt(2, 12), max_tokens=16)
-    harness.finish()
-    assert harness.scheduler.metrics.preemptions > 0
-    assert [len(harness.output(request, i)) for i in range(3)] == [16] * 3
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -285,40 +222,6 @@ def test_a_step_that_raises_fails_its_requests_publishes_nothing_and_spares_the_
     assert harness.reason(doomed) is FinishReason.ERROR
     assert harness.reason(spared) is FinishReason.LENGTH
     assert harness.usage(harness.serve(prompt(1, 10))).cached_tokens == 0
-
-
-def test_a_failed_step_adds_nothing_to_what_was_published_before_it() -> None:
-    harness = Harness(block_size=4, step_tokens=18)
-    harness.add(prompt(1, 40))
-    harness.step()
-    harness.fault = raise_injected
-    harness.step()
-    harness.fault = lambda: None
-    retried = harness.serve(prompt(1, 40))
-    assert harness.usage(retried).cached_tokens == 16, "the tail went with its sequence"
-
-
-def test_a_row_that_fails_alone_harms_no_other() -> None:
-    doomed_start: list[int] = []
-    harness = Harness(row_fault=lambda sequence_id: sequence_id in doomed_start)
-    doomed, spared = harness.add(prompt(1, 10)), harness.add(prompt(2, 10))
-    doomed_start.append(harness.sequence(doomed).id)
-    harness.finish()
-    assert harness.reason(doomed) is FinishReason.ERROR
-    assert harness.reason(spared) is FinishReason.LENGTH
-
-
-def test_a_clear_under_load_changes_nobody_s_output() -> None:
-    undisturbed, disturbed = Harness(), Harness()
-    requests = []
-    for harness in (undisturbed, disturbed):
-        requests = [harness.add([*prompt(1, 21), i], max_tokens=9) for i in range(3)]
-        while harness.scheduler.has_work:
-            harness.step()
-            if harness is disturbed:
-                harness.store.clear()
-    for request in requests:
-        assert undisturbed.output(request) == disturbed.output(request)
 
 
 def test_a_scored_prompt_is_waited_for_and_waits_for_nobody() -> None:
@@ -388,16 +291,6 @@ def test_a_prompt_can_be_scored_without_generating() -> None:
     events = harness.events[request]
     assert sum(len(event.prompt_logprobs) for event in events) == 30
     assert max(len(event.prompt_logprobs) for event in events) <= 17, "a part for each chunk"
-
-
-def test_a_scored_prompt_survives_preemption() -> None:
-    harness = Harness(n_blocks=9, block_size=4, step_tokens=16)
-    scored = harness.add(prompt(1, 12), max_tokens=12, prompt_logprobs=1, priority=3)
-    harness.step()
-    harness.add(prompt(2, 12), max_tokens=12)
-    harness.finish()
-    assert harness.scheduler.metrics.preemptions > 0
-    assert len(harness.output(scored)) == 12
 
 
 def test_scores_that_have_been_sent_are_not_computed_again() -> None:

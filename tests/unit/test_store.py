@@ -37,21 +37,6 @@ class TestHits:
         assert serve(store, prompt) == 0
         assert serve(store, prompt) == n_tokens - 1
 
-    @pytest.mark.parametrize("shared_tokens", range(11))
-    def test_a_diverging_prompt_hits_up_to_the_very_token(self, shared_tokens: int) -> None:
-        store = make_store(16)
-        serve(store, PROMPT)
-        assert serve(store, PROMPT[:shared_tokens] + run_of(500, 6)) == shared_tokens
-
-    def test_the_closest_of_many_siblings_is_found(self) -> None:
-        store = make_store(64)
-        for last in range(300, 280, -1):
-            serve(store, [1, 2, last, 9])
-        serve(store, [1, 2, 290, 8])
-        assert serve(store, [1, 2, 290, 8, 7]) == 4
-        assert serve(store, [1, 2, 290, 7, 7]) == 3
-        assert serve(store, [1, 2, 999, 9, 7]) == 2
-
     def test_the_next_turn_hits_the_previous_answer_and_its_tail(self) -> None:
         store = make_store(16)
         answer = run_of(200, 5)
@@ -65,15 +50,6 @@ class TestHits:
         assert store.probe(NS, Tokens(PROMPT)) == 0
         compute(store, running)
         assert admit(store, PROMPT).cached_tokens == 8, "its tail is its own until it ends"
-
-    def test_a_chunked_prompt_is_published_block_by_block(self) -> None:
-        store = make_store(16)
-        running = admit(store, PROMPT)
-        for written, hits in ((3, 0), (7, 4), (8, 8), (10, 8)):
-            n_tokens = written - running.written_tokens
-            plan(store, running, n_tokens)
-            store.commit(running, n_tokens)
-            assert store.probe(NS, Tokens(PROMPT)) == hits
 
     def test_an_admission_that_adopts_nothing_on_purpose(self) -> None:
         store = make_store(16)
@@ -95,20 +71,6 @@ class TestHits:
 
 
 class TestSharing:
-    def test_n_leases_of_a_prefix_hold_its_blocks_once(self) -> None:
-        store = make_store(32)
-        serve(store, run_of(1, 8))
-        leases = [admit(store, run_of(1, 8) + run_of(100 * i, 4)) for i in range(1, 6)]
-        first, second = leases[0].table[:2]
-        assert all(lease.table[:2] == [first, second] for lease in leases)
-        assert store.pool.total_refs(first) == store.pool.total_refs(second) == len(leases) + 1
-        assert (store.pool.n_referenced, store.pool.n_shared) == (2 + len(leases), 2)
-        assert store.pool.n_saved == 2 * (len(leases) - 1)
-        for lease in leases:
-            store.release(lease)
-        assert store.pool.total_refs(first) == 1
-        assert store.pool.n_evictable == 2
-
     def test_a_block_that_was_computed_twice_is_kept_once(self) -> None:
         store = make_store(16)
         one, other = admit(store, PROMPT), admit(store, PROMPT)
@@ -168,30 +130,6 @@ class TestCopyOnWrite:
         compute(store, one)
         others = [fork(store, one, PROMPT, 9) for _ in range(2)]
         assert [len(compute(store, lease)) for lease in (*others, one)] == [1, 1, 0]
-
-    def test_a_source_may_become_the_target_of_a_later_copy(self) -> None:
-        store = make_store(6)
-        first, second = admit(store, [1, 2]), admit(store, [5, 6])
-        for lease in (first, second):
-            compute(store, lease)
-        one, two = fork(store, first, [1, 2, 3], 2), fork(store, second, [5, 6, 7], 2)
-        shared = one.table[0]
-        [early] = plan(store, one, 1)
-        store.release(first)
-        [late] = plan(store, two, 1)
-        assert early.source == late.target == shared
-
-    def test_a_copy_without_a_block_for_it_is_refused_and_changes_nothing(self) -> None:
-        store = make_store(2)
-        one = admit(store, [1, 2, 3])
-        compute(store, one)
-        two = fork(store, one, [1, 2, 3], 2)
-        hoarder = admit(store, [9])
-        assert store.plan(two, 1) == Refusal(needed_blocks=1, available_blocks=0)
-        assert list(two.table) == list(one.table)
-        assert store.counters.fork_copies == 0
-        store.release(hoarder)
-        assert len(compute(store, two)) == 1
 
 
 class TestCommit:
@@ -265,15 +203,6 @@ class TestFork:
         invariants.check_idle(store)
         for i in range(4):
             assert store.probe(NS, Tokens([*PROMPT, *run_of(100 * i, 3)])) == 12
-
-    def test_a_fork_may_go_on_with_a_prompt_of_its_own(self) -> None:
-        store = make_store(16)
-        one = admit(store, PROMPT)
-        compute(store, one)
-        other = fork(store, one, PROMPT[:5] + run_of(500, 9), 5)
-        assert (other.cached_tokens, len(other.table)) == (5, 4)
-        assert other.table[:2] == one.table[:2]
-        assert len(compute(store, other)) == 1
 
     def test_what_is_not_written_cannot_be_forked(self) -> None:
         store = make_store(16)
@@ -372,28 +301,12 @@ class TestEnd:
                 again(lease)
         invariants.check_idle(store)
 
-    def test_a_release_leaves_the_pool_as_if_the_lease_had_never_been(self) -> None:
-        store = make_store(16)
-        serve(store, PROMPT)
-        free = store.pool.free_blocks()
-        lease = admit(store, PROMPT + run_of(700, 9))
-        plan(store, lease, 5)
-        store.release(lease)
-        invariants.check_idle(store)
-        assert set(store.pool.free_blocks()) == set(free)
-        assert serve(store, PROMPT) == 9
-
     def test_a_release_leaves_published_blocks_but_no_tail(self) -> None:
         store = make_store(16)
         lease = admit(store, PROMPT)
         compute(store, lease)
         store.release(lease)
         assert store.probe(NS, Tokens(PROMPT)) == 8
-
-    def test_a_donation_before_the_first_step_leaves_nothing(self) -> None:
-        store = make_store(16)
-        store.donate(admit(store, PROMPT))
-        assert (store.pool.n_free, tree_of(store).n_nodes) == (16, 0)
 
     def test_reserved_blocks_behind_what_was_written_become_free(self) -> None:
         store = make_store(16)
@@ -424,28 +337,6 @@ class TestClear:
         store.donate(lease)
         invariants.check_idle(store)
         assert serve(store, PROMPT + run_of(200, 3)) == 12
-
-    def test_a_lease_that_was_cleared_can_be_released(self) -> None:
-        store = make_store(16)
-        lease = admit(store, PROMPT)
-        compute(store, lease)
-        store.clear()
-        store.release(lease)
-        invariants.check_idle(store)
-        assert store.pool.n_free == 16
-
-    def test_blocks_recomputed_after_a_clear_win_over_the_old_ones(self) -> None:
-        store = make_store(16)
-        old = admit(store, PROMPT)
-        compute(store, old)
-        store.clear()
-        new = admit(store, PROMPT)
-        compute(store, new)
-        store.donate(old)
-        store.donate(new)
-        invariants.check_idle(store)
-        assert store.pool.n_evictable == 3
-        assert serve(store, PROMPT) == 9
 
     def test_one_namespace_of_several(self) -> None:
         store, other = make_store(16), Namespace(model="m", cache_salt="tenant")

@@ -329,7 +329,7 @@ async def test_a_drain_beside_a_step_that_hangs_says_so_and_can_be_given_up(
     await setup.begun()
     drained = asyncio.ensure_future(setup.engine.drain(0.0))
     async with asyncio.timeout(PATIENCE):
-        while "aborting what is left" not in caplog.text:  # noqa: ASYNC110
+        while "aborting the remaining requests" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     drained.cancel()
     with pytest.raises(asyncio.CancelledError):

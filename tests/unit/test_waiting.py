@@ -127,16 +127,6 @@ def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
     assert len(queue) == sum(own.values()) <= places
 
 
-def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
-    queue = WaitingQueue(100)
-    for id in range(50):
-        queue.check_room("flood", 1)
-        queue.add(sequence(id, "flood"))
-    with pytest.raises(NoRoom):
-        queue.check_room("flood", 1)
-    queue.check_room("other", 50)
-
-
 @pytest.mark.parametrize(
     ("waiting", "n"), [("a" * 16, 8), ("a" * 12 + "b" * 6, 9), ("b" * 17, 21), ("abbbb" * 4, 16)]
 )
@@ -152,14 +142,6 @@ def test_a_refusal_knows_how_many_must_leave(waiting: str, n: int) -> None:
             queue.check_room("a", n)
         queue.remove(departing)
     queue.check_room("a", n)
-
-
-def test_who_was_preempted_takes_no_place() -> None:
-    queue = WaitingQueue(1)
-    add(queue, sequence(0, "a", status=Status.PREEMPTED))
-    queue.check_room("a", 1)
-    queue.add(sequence(1, "a"))
-    assert len(queue) == 2
 
 
 def test_who_does_not_wait_cannot_leave() -> None:

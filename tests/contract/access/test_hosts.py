@@ -24,20 +24,11 @@ def check_served(url: str, host: str) -> None:
     assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", [*FOREIGN, "192.168.1.2", "0.0.0.0:8000", ""])
-def test_foreign_names_for_this_machine_are_refused(base_url: str, host: str) -> None:
-    check_refused(base_url, host)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "[::1]"),
-        *("host.docker.internal:8000", "host.containers.internal", "Studio.local", "app.localhost"),
-    ],
-)
-def test_this_machines_own_names_are_served(base_url: str, host: str) -> None:
-    check_served(base_url, host)
+def test_this_machines_own_names_alone_are_served(base_url: str) -> None:
+    for host in ("localhost", "[::1]:8000", "host.docker.internal:8000", "Studio.local"):
+        check_served(base_url, host)
+    for host in (*FOREIGN, "192.168.1.2", ""):
+        check_refused(base_url, host)
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +44,11 @@ def public_url(no_settings_from_outside: None) -> Iterator[str]:
         yield url.replace("0.0.0.0", "127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["192.168.1.2:8000", "10.0.0.1", "0.0.0.0:8000", "llm.lan:8000", "LLM.lan", "a.example.org"],
-)
-def test_addresses_and_allowed_names_are_served(public_url: str, host: str) -> None:
-    check_served(public_url, host)
-
-
-@pytest.mark.parametrize("host", [*FOREIGN, "example.org", "x.llm.lan", "evilexample.org"])
-def test_other_names_are_refused_to_other_machines_as_well(public_url: str, host: str) -> None:
-    check_refused(public_url, host)
+def test_addresses_and_allowed_names_alone_are_served_to_other_machines(public_url: str) -> None:
+    for host in ("192.168.1.2:8000", "LLM.lan", "a.example.org"):
+        check_served(public_url, host)
+    for host in (*FOREIGN, "example.org", "x.llm.lan", "evilexample.org"):
+        check_refused(public_url, host)
 
 
 def test_an_address_may_be_written_at_any_length() -> None:

@@ -88,16 +88,6 @@ def test_silence_is_kept_alive(url: str) -> None:
     assert ": keep-alive" in heard
 
 
-def test_it_speaks_once_a_second_at_most(url: str, watched: LoopKeepingEngine) -> None:
-    watched.moves = True
-    with listening(url) as lines:
-        seen = pictures(lines)
-        next(seen)
-        began = time.monotonic()
-        next(seen), next(seen), next(seen)
-        assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
-
-
 def test_an_engine_is_asked_once_a_second_whoever_watches(
     url: str, watched: LoopKeepingEngine
 ) -> None:
@@ -110,14 +100,6 @@ def test_an_engine_is_asked_once_a_second_whoever_watches(
         looks, began = watched.looks, time.monotonic()
         until(lambda: watched.looks >= looks + 3)
         assert time.monotonic() - began >= 2 * watch.INTERVAL_SECONDS
-
-
-def test_all_see_the_same_picture_which_is_made_once(url: str, watched: LoopKeepingEngine) -> None:
-    with ExitStack() as stack:
-        streams = [pictures(stack.enter_context(listening(url))) for _ in range(5)]
-        assert [next(seen)["version"] for seen in streams] == [1] * 5
-        watched.picture = replace(PICTURE, version=9)
-        assert [next(seen)["version"] for seen in streams] == [9] * 5
 
 
 def test_the_stream_ends_with_the_engine(url: str, watched: LoopKeepingEngine) -> None:

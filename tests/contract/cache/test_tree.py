@@ -19,9 +19,7 @@ from tests.contract.scripted import CLIENT_SECONDS
 PATHS = ("/admin/cache/tree", "/admin/cache/tree/stream", "/admin/cache/nodes/1")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_engine(engine: FakeEngine) -> None:
-    """Every test starts from the default script."""
+pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 
 def schema_of(base_url: str, name: str) -> dict[str, Any]:

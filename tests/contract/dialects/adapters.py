@@ -1,6 +1,6 @@
 """One adapter for each dialect: how it is asked, and how its answers, streams and errors are read.
 
-What the answers mean is the same in all of them, which `test_promises` holds them to.
+What the answers mean is the same in all of them: the tests of this folder hold them to it.
 """
 
 import json
@@ -67,10 +67,12 @@ class Dialect(ABC):
         """The answer of the official client, or the events of a stream."""
 
     @abstractmethod
-    def whole(self, body: Mapping[str, Any]) -> Answer: ...
+    def whole(self, body: Mapping[str, Any]) -> Answer:
+        """Read an answer in one piece."""
 
     @abstractmethod
-    def streamed(self, events: Iterable[Event]) -> Answer: ...
+    def streamed(self, events: Iterable[Event]) -> Answer:
+        """Read the events of a complete stream, pings among them."""
 
     @abstractmethod
     def error(self, answer: httpx.Response) -> tuple[str, str | None]:
@@ -85,6 +87,7 @@ class Dialect(ABC):
         """Whether an event only keeps the connection open. Comments are None."""
 
     def body(self, **asked: Any) -> dict[str, Any]:
+        """A request for an answer in one piece; the fields are those of a Question."""
         question = Question(**asked)
         body = self.body_of(question)
         if question.temperature is not None:
@@ -138,7 +141,7 @@ def messages_of(question: Question) -> dict[str, Any]:
 
 
 class OpenAIDialect(Dialect):
-    """Whose errors are OpenAI's, in streams as with a status."""
+    """Its errors are OpenAI's, in streams as with a status."""
 
     refused = openai.APIError
 

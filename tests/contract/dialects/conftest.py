@@ -7,6 +7,7 @@ from tests.contract.fake_engine import Gate
 from tests.contract.scripted import Daemon
 
 KEEPALIVE_SECONDS = 0.01
+STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 @pytest.fixture(params=DIALECTS, ids=repr)
@@ -30,8 +31,7 @@ def gate() -> Iterator[Gate]:
     """Opened at the end, so that nothing hangs in the daemon."""
     gate = Gate()
     yield gate
-    if not gate.is_open:
-        gate.open()
+    gate.open()
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,11 @@ import json
 from itertools import count
 from typing import Any
 
-import pytest
-
 from tests.contract.dialects.adapters import WEATHER_AND_PING, Dialect, Ollama
+from tests.contract.dialects.conftest import STREAMS
 from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, Daemon
 from tests.contract.wire import posted, writes
 
-STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 EVERYTHING = f"<think>\nHm, <tool_call>?\n</think>\n\nLet me see.\n{HERMES_CALL}\n{HERMES_PING}"
 LONG = "".join(chr(ord("a") + i % 26) for i in range(450))
 news = count()

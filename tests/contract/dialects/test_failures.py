@@ -14,9 +14,8 @@ import pytest
 from engine.api import EngineStopped, InvalidRequest, QueueFull
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.dialects.adapters import Chat, Completions, Dialect, Messages, Ollama
+from tests.contract.dialects.conftest import STREAMS
 from tests.contract.scripted import Daemon
-
-STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 def kind_of(dialect: Dialect, openais: str | None, anthropics: str) -> str | None:

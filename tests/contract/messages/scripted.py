@@ -17,7 +17,6 @@ WEATHER = {
 }
 PING = {"name": "ping", "input_schema": {"type": "object"}}
 TOOLS = [WEATHER, PING]
-INPUT = {"city": 'Köln <&> "x"', "days": 3}
 
 
 class MessagesDaemon(Daemon):

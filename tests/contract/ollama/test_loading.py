@@ -51,8 +51,7 @@ def loading() -> Iterator[LoadingDaemon]:
         made = LoadingDaemon(url, engines)
         engines.gate = made.gate
         yield made
-        if not made.gate.is_open:
-            made.gate.open()
+        made.gate.open()
 
 
 @STREAMS

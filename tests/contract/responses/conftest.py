@@ -1,6 +1,6 @@
 """A daemon that reasons and calls as Hermes does, and what its model is given and says."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ PATCH_TOOL = {
 }
 
 Created = Callable[..., Any]
-Template = Callable[[], tuple[Sequence[Mapping[str, Any]], dict[str, Any]]]
 
 
 @pytest.fixture

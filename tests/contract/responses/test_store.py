@@ -152,17 +152,6 @@ def test_every_method_of_a_path_is_named(hermes: Daemon) -> None:
     assert answer.headers["allow"] == "DELETE, GET, HEAD"
 
 
-def test_the_oldest_makes_room() -> None:
-    with Daemon.serving(max_stored_responses=2) as small:
-        client = small.openai.responses
-        one, two = (client.create(model="bytes", input="Hi") for _ in range(2))
-        client.retrieve(one.id)
-        client.create(model="bytes", input="Hi")
-        client.retrieve(one.id)
-        with pytest.raises(NotFoundError):
-            client.retrieve(two.id)
-
-
 SEALED = {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "x" * 1000}
 THOUGHTS = {
     "type": "reasoning",

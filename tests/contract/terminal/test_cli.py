@@ -55,13 +55,6 @@ def test_a_busy_port_is_known_before_loading(caplog: pytest.LogCaptureFixture) -
     assert message.startswith(taken_port)
 
 
-def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    arguments = ["serve", "--port", "0", "--model", "/no/such/model"]
-    assert CliRunner().invoke(app, arguments).exit_code == 1
-    assert "cannot load /no/such/model: " in caplog.text
-    assert "Traceback" not in caplog.text
-
-
 def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

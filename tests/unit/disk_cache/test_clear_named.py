@@ -91,15 +91,6 @@ def test_what_an_earlier_engine_has_left_is_cleared_and_nothing_else(
     engine.tier.close()
 
 
-def test_what_memory_has_evicted_is_cleared_on_disk(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
-    engine.ask(ALICE)
-    engine.harness.store.clear()
-    engine.clear(ALICE, DISK)
-    assert engine.ask(ALICE) == 0
-    engine.tier.close()
-
-
 def test_a_clear_of_memory_leaves_the_disk(folder: Path) -> None:
     engine = Engine(folder)
     engine.clear(ALICE, MEMORY)

@@ -1,7 +1,6 @@
 """What is loaded, when, how much at once, and what is left when it goes wrong."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.unit.disk_cache.desk import (
     WRITE_RULES,
     Desk,
     Shelf,
-    TransferBudget,
     filled,
 )
 from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve, tree_of, waits
@@ -137,17 +135,6 @@ def test_only_what_memory_lacks_is_read(desk: Desk, shelf: Shelf) -> None:
     assert desk.disk.stats().loaded_tokens == 7 * BLOCK
 
 
-def test_what_memory_gets_meanwhile_stays(desk: Desk, shelf: Shelf) -> None:
-    """Somebody computes the same while it is being loaded: one of the two is let go."""
-    desk.load([*PROMPT, 0])
-    serve(desk.store, PROMPT)
-    shelf.hand_over(10)
-    desk.step()
-    assert desk.cached(PROMPT) == len(PROMPT)
-    assert desk.store.pool.n_referenced == 0
-    assert desk.store.pool.n_free == 64 - 10
-
-
 def test_where_there_is_no_room_nothing_is_loaded(desk: Desk, shelf: Shelf) -> None:
     assert not desk.load([*PROMPT, 0], spare_blocks=64 - 9)
     assert not shelf.tickets
@@ -244,24 +231,6 @@ def test_an_index_that_knows_of_too_few_parts_loads_nothing() -> None:
     assert not again.load([*PROMPT, 0])
 
 
-def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: Shelf) -> None:
-    """It would be filled in where the wrong ones should have been."""
-    shelf.change(desk.disk.block_hashes(NS, [*PROMPT, 0])[1], (bytes(1), None))
-    desk.load([*PROMPT, 0])
-    shelf.hand_over(1)
-    number, fills, _ = desk.plan()
-    assert len(fills) == 1
-    shelf.hand_over(1)
-    desk.handle()
-    shelf.hand_over(1)  # posted before the reading is cancelled, and handled after
-    assert not desk.disk.add_loads(number + 1, TransferBudget(inf))
-    desk.handle()
-    assert not desk.disk.add_loads(number + 2, TransferBudget(inf))
-    desk.disk.commit(number, ())
-    assert not desk.disk.is_loading
-    assert desk.cached(PROMPT) == BLOCK
-
-
 def test_what_takes_minutes_to_compute_is_waited_for_longer(desk: Desk, shelf: Shelf) -> None:
     """A disk that sleeps wakes up within seconds."""
     desk.load([*PROMPT, 0], compute_seconds=60.0)
@@ -290,19 +259,6 @@ def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf
     assert desk.cached(PROMPT) == 4 * BLOCK
     stats = desk.disk.stats()
     assert (stats.hits, stats.loaded_tokens, stats.given_up_loads) == (1, 4 * BLOCK, 1)
-
-
-def test_a_failed_step_publishes_nothing_of_what_it_filled_in(desk: Desk, shelf: Shelf) -> None:
-    desk.load([*PROMPT, 0])
-    shelf.hand_over(4)
-    desk.step()
-    shelf.hand_over(2)
-    number, fills, _ = desk.plan()
-    assert len(fills) == 2
-    desk.disk.fail(number)
-    assert not desk.disk.is_loading
-    assert desk.cached(PROMPT) == 4 * BLOCK
-    assert desk.store.pool.n_referenced == 0
 
 
 @pytest.mark.parametrize("namespace", [None, NS])
@@ -337,14 +293,6 @@ def test_a_clear_of_another_namespace_does_not_end_it(desk: Desk) -> None:
     assert desk.disk.is_loading
 
 
-def test_the_end_of_the_engine_cancels_the_reading(desk: Desk, shelf: Shelf) -> None:
-    """Before its inbox closes, so that no reader delivers to nobody."""
-    desk.load([*PROMPT, 0])
-    desk.disk.close()
-    assert not desk.disk.is_loading
-    assert all(ticket.is_over for ticket in [*shelf.tickets])
-
-
 def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
     """There would be none: all is in memory but for windows, and those have no room."""
     before = Desk(groups=(WindowGroup(0, WINDOW, 14, BLOCK, 10 * BLOCK),), n_windows=1)
@@ -362,12 +310,6 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
     _, fills, _ = desk.plan()
     assert not fills
     assert not desk.disk.is_loading
-
-
-def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
-    desk = Desk(Shelf())
-    assert not desk.load([*PROMPT, 0])
-    assert desk.store.pool.n_referenced == 0
 
 
 def test_a_load_has_as_long_as_it_takes_while_something_comes(desk: Desk, shelf: Shelf) -> None:

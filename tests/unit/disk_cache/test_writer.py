@@ -220,23 +220,6 @@ def test_a_path_that_is_longer_than_the_disk_keeps_is_written_up_to_there_once()
     assert not desk.disk.is_busy
 
 
-def test_what_was_too_long_behind_a_failed_reading_is_looked_at_again() -> None:
-    """The entry above may be smaller as it stands than as it would have been written."""
-    desk = Desk()
-    desk.shelf.longest_path = 3 * BLOCK_BYTES
-    branch = [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)]
-    for tokens in (PROMPT, branch):
-        serve(desk.store, tokens)
-    desk.wait()
-    number, _, reads = desk.plan()
-    assert blocks(reads) == path_of(desk, PROMPT)[:3]
-    desk.shelf.longest_path = 100 * BLOCK_BYTES
-    desk.disk.fail(number)
-    desk.wait()
-    desk.write()
-    assert [desk.has(tokens) for tokens in (PROMPT, branch)] == [len(PROMPT), len(branch)]
-
-
 def test_salted_prompts_are_written_only_if_a_rule_says_so() -> None:
     for salted in (False, True):
         desk = Desk(write_rules=replace(WRITE_RULES, salted=salted))
@@ -352,20 +335,6 @@ def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
     assert desk.has(PROMPT) == len(PROMPT)
 
 
-def test_what_is_refused_is_offered_again() -> None:
-    """The tier has lost the parent between the plan and its commit."""
-    desk = Desk(step_bytes=3 * BLOCK_BYTES)
-    serve(desk.store, PROMPT)
-    desk.wait()
-    desk.step()
-    number, _, reads = desk.plan()
-    desk.shelf.clear()
-    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
-    desk.wait()
-    assert len(desk.write()) == 6
-    assert desk.has(PROMPT) == len(PROMPT)
-
-
 def test_a_failed_step_has_read_nothing() -> None:
     desk = Desk()
     serve(desk.store, PROMPT)
@@ -376,18 +345,6 @@ def test_a_failed_step_has_read_nothing() -> None:
     assert not desk.has(PROMPT)
     desk.wait()
     assert len(desk.write()) == 6
-    assert desk.has(PROMPT) == len(PROMPT)
-
-
-def test_a_failed_step_is_repeated_although_its_node_was_split_meanwhile() -> None:
-    desk = Desk()
-    serve(desk.store, PROMPT)
-    desk.wait()
-    number, _, _ = desk.plan()
-    admit(desk.store, [*PROMPT[: 2 * BLOCK], 0])
-    desk.disk.fail(number)
-    desk.wait()
-    desk.write()
     assert desk.has(PROMPT) == len(PROMPT)
 
 
@@ -415,18 +372,6 @@ def test_what_was_not_read_again_since_it_was_being_read_is_read_when_that_was_f
     desk.wait()
     assert len(desk.write()) == 6
     assert desk.has(PROMPT) == len(PROMPT)
-
-
-def test_what_is_to_be_kept_off_the_disk_is_not_offered_from_a_block_that_was_handed_on() -> None:
-    desk = Desk()
-    serve(desk.store, PROMPT)
-    desk.wait()
-    number, _, _ = desk.plan()
-    drain(desk.store)
-    serve(desk.store, PROMPT, namespace=SALTED)
-    desk.disk.fail(number)
-    desk.wait()
-    assert not desk.write()
 
 
 def test_what_the_disk_loses_is_written_again_with_what_comes_behind_it() -> None:
@@ -467,22 +412,6 @@ def test_a_clear_between_plan_and_commit_drops_what_was_read(tiers: str) -> None
         desk.wait()
         desk.write()
         assert desk.has(longer) == len(longer)
-
-
-def test_what_comes_back_while_a_cleared_read_is_on_its_way_is_read_anew() -> None:
-    """A sequence that lives through a clear of memory indexes its blocks again."""
-    desk = Desk()
-    serve(desk.store, PROMPT)
-    desk.wait()
-    first, _, reads = desk.plan()
-    desk.disk.forget(None)
-    desk.store.clear()
-    serve(desk.store, PROMPT)
-    desk.wait()
-    second, _, again = desk.plan()
-    for number, found in ((first, reads), (second, again)):
-        desk.disk.commit(number, [contents(read) for read in found])
-    assert desk.has(PROMPT) == len(PROMPT)
 
 
 def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
@@ -570,32 +499,15 @@ def test_a_state_that_comes_later_to_a_block_is_written_then() -> None:
     assert [read.state is not None for read in last] == [True]
 
 
-def test_a_state_where_two_prompts_part_is_written() -> None:
-    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
-    serve(desk.store, PROMPT)
-    desk.wait()
-    desk.write()
-    lease = admit(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)])
-    desk.step()  # its stem is looked at, before it has the state
-    while lease.written_tokens < len(lease.tokens):
-        n_tokens = lease.max_step_tokens(len(lease.tokens) - lease.written_tokens)
-        desk.store.plan(lease, n_tokens)
-        desk.store.commit(lease, n_tokens)
-        desk.step()
-    desk.wait()
-    third = [read for read in desk.write() if read.block == lease.table[2]]
-    assert [read.state is not None for read in third] == [True]
-
-
 def test_a_long_path_is_not_looked_through_again() -> None:
     """Each look at a block asks the tier for its entry."""
     shelf = Asked()
-    desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=600)
-    prompt = run_of(0, 500 * BLOCK)
+    desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=300)
+    prompt = run_of(0, 200 * BLOCK)
     lease = admit(desk.store, prompt)
     compute(desk.store, lease)
     desk.wait()
-    assert len(desk.write()) == 500
+    assert len(desk.write()) == 200
     for token_id in range(2 * BLOCK):
         shelf.n_asked = 0
         lease.tokens.append(token_id)
@@ -603,35 +515,7 @@ def test_a_long_path_is_not_looked_through_again() -> None:
         desk.wait()
         desk.write()
         assert shelf.n_asked < 20
-    assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 502 * BLOCK
-
-
-def test_a_state_that_comes_to_what_is_written_is_written_too() -> None:
-    """Somebody stopped in the midst of another's prompt: nothing in the tree is new but that."""
-    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
-    serve(desk.store, PROMPT)
-    desk.wait()
-    desk.write()
-    serve(desk.store, PROMPT[: 3 * BLOCK + 2])
-    desk.wait()
-    assert [(read.n_tokens, read.state is not None) for read in desk.write()] == [(2, True)]
-    assert not desk.disk.is_busy
-
-
-def test_a_state_that_comes_while_its_block_is_being_read_is_read_then() -> None:
-    group = RecurrentGroup(4, 8, BLOCK, 10_000)
-    desk = Desk(groups=[group])
-    lease = admit(desk.store, PROMPT[: 5 * BLOCK])
-    generate(desk.store, lease, PROMPT[5 * BLOCK :])
-    compute(desk.store, lease)
-    desk.wait()
-    first, _, reads = desk.plan()
-    desk.store.donate(lease)
-    desk.wait()
-    second, _, again = desk.plan()
-    for number, found in ((first, reads), (second, again)):
-        desk.disk.commit(number, [contents(read) for read in found])
-    assert [read.state is not None for read in again] == [True]
+    assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 202 * BLOCK
 
 
 def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:

@@ -45,33 +45,55 @@ def ended(thread: str) -> None:
         found.join(PATIENCE)
 
 
-def test_a_reader_goes_on_and_who_waited_is_told(
-    tier: DiskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+FAULTS = pytest.mark.parametrize(
+    ("error", "fault"),
+    [(ValueError("a fault of ours"), Fault.INTERNAL), (MemoryError(), Fault.RESOURCES)],
+    ids=["a fault of ours", "too little memory"],
+)
+
+
+@FAULTS
+def test_a_reader_goes_on_and_each_read_fails(
+    tier: DiskStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    fault: Fault,
 ) -> None:
-    """More often than there are readers."""
+    """More often than there are readers. Nothing is forgotten, and only our own fault is logged."""
     with monkeypatch.context() as broken:
-        broken.setattr(reader, "parse", raising(ValueError("a fault of ours")))
+        broken.setattr(reader, "parse", raising(error))
         for _ in range(READERS + 1):
-            assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.INTERNAL))
+            assert read(tier, CHAIN.names) == ([], ReadFailure(0, fault))
     assert read(tier, CHAIN.names)[1] is None
-    assert tier.stats().counters.faults == {Fault.INTERNAL: READERS + 1}
     assert tier.stats().ended_threads == ()
-    assert caplog.text.count("ValueError: a fault of ours") == READERS + 1
+    if fault is Fault.INTERNAL:
+        assert tier.stats().counters.faults == {fault: READERS + 1}
+        assert caplog.text.count("ValueError: a fault of ours") == READERS + 1
 
 
-def test_the_writer_goes_on_and_what_it_had_can_come_again(
-    tier: DiskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@FAULTS
+def test_the_writer_goes_on_and_what_it_had_can_be_offered_again(
+    tier: DiskStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    fault: Fault,
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(writer, "encode", raising(ValueError("a fault of ours")))
+        broken.setattr(writer, "encode", raising(error))
         assert offer(tier, MORE.extent())
         assert tier.flush(PATIENCE)
     assert tier.held(MORE.names) == 0
-    assert tier.stats().counters.faults == {Fault.INTERNAL: 1}
-    assert caplog.text.count("ValueError: a fault of ours") == 1
+    assert tier.stats().counters.faults == {fault: 1}
+    if fault is Fault.INTERNAL:
+        assert caplog.text.count("ValueError: a fault of ours") == 1
+    else:
+        assert tier.stats().write_fault is fault
     tier.upkeep()
     assert tier.flush(PATIENCE)
     stored(tier, MORE.extent())
+    assert tier.stats().write_fault is None
     assert read(tier, MORE.names)[1] is None
     assert tier.stats().ended_threads == ()
 

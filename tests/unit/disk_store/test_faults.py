@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.disk import reader, writer
 from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
-from kvstore.disk.reader import READERS
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import DiskError, EntryHead, Fault, ReadFailure
+from kvstore.disk.types import DiskError, Fault, ReadFailure
 from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
@@ -50,10 +48,6 @@ def second_extent(directory: Path) -> Path:
     return extent_files(directory)[-2]
 
 
-def out_of_memory(head: EntryHead, payload: memoryview) -> None:
-    raise MemoryError
-
-
 def fails_at(tier: DiskStore, count: int, fault: Fault) -> None:
     """Only so many entries are read. Their extent goes, with all below, and can be stored anew."""
     entries, failure = read(tier, CHAIN.names)
@@ -80,21 +74,6 @@ def test_a_truncated_extent(tmp_path: Path, tier: DiskStore) -> None:
     fails_at(tier, 7, Fault.SHORT_READ)
 
 
-def test_an_extent_that_is_not_there_was_evicted_by_another_process(
-    tmp_path: Path, tier: DiskStore
-) -> None:
-    stored(tier, CHAIN.extent())
-    second_extent(tmp_path).unlink()
-    assert read(tier, CHAIN.names) == (
-        list(CHAIN.extent().entries[:5]),
-        ReadFailure(5, Fault.GONE),
-    )
-    assert tier.known(CHAIN.names) == tier.held(CHAIN.names) == 5
-    assert tier.stats().counters.faults == {}
-    stored(tier, CHAIN.extent(5))
-    assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_disk_that_cannot_read(tier: DiskStore, files: FaultyFiles, code: int) -> None:
     stored(tier, CHAIN.extent())
@@ -109,35 +88,6 @@ def test_too_few_descriptors_forget_nothing(tier: DiskStore, files: FaultyFiles)
     files.fail("read", errno.EMFILE)
     assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
     files.heal()
-    assert read(tier, CHAIN.names)[1] is None
-
-
-def test_too_little_memory_ends_no_reader(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that reads ends with a failure each time, more often than there are readers."""
-    stored(tier, CHAIN.extent())
-    with monkeypatch.context() as little:
-        little.setattr(reader, "parse", out_of_memory)
-        for _ in range(READERS + 1):
-            assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
-    assert read(tier, CHAIN.names)[1] is None
-
-
-def test_too_little_memory_does_not_end_the_writer(
-    tier: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def encode(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as little:
-        little.setattr(writer, "encode", encode)
-        assert offer(tier, CHAIN.extent())
-        assert tier.flush(PATIENCE)
-    assert tier.stats().counters.faults == {Fault.RESOURCES: 1}
-    assert tier.stats().write_fault is Fault.RESOURCES
-    tier.upkeep()
-    assert tier.flush(PATIENCE)
-    stored(tier, CHAIN.extent())
-    assert tier.stats().write_fault is None
     assert read(tier, CHAIN.names)[1] is None
 
 
@@ -178,31 +128,6 @@ def test_a_disk_that_cannot_write(
     assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
     assert tier.stats().counters.faults == {}
     tier.close()
-
-
-def test_what_could_not_be_written_is_unknown_after_a_restart(
-    tmp_path: Path, files: FaultyFiles
-) -> None:
-    tier = DiskStore.open(tmp_path, "model", LIMITS, files)
-    stored(tier, CHAIN.extent(0, 5))
-    files.fail("write", errno.ENOSPC)
-    offer(tier, CHAIN.extent(5, 10))
-    tier.flush(PATIENCE)
-    tier.close()
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    assert tier.known(CHAIN.names) == 5
-    assert tier.stats().counters.faults == {}
-    tier.close()
-
-
-def test_what_waits_behind_a_failure_is_not_stored_without_its_parent(
-    tier: DiskStore, files: FaultyFiles
-) -> None:
-    files.fail("write", errno.ENOSPC)
-    for start in (0, 5, 10):
-        offer(tier, CHAIN.extent(start, start + 5))
-    tier.flush(PATIENCE)
-    assert tier.held(CHAIN.names) == tier.known(CHAIN.names) == 0
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
@@ -305,3 +230,14 @@ def test_what_cannot_be_read_is_logged(
     flip(damaged, offset_of(damaged, 0))
     read(tier, CHAIN.names)
     assert f"{damaged.name} cannot be read: checksum" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["9" * 20, "٤" * 8, "1"])
+def test_a_file_that_is_not_named_like_an_extent_is_no_matter(tmp_path: Path, name: str) -> None:
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
+    tier.close()
+    (next(tmp_path.glob("v2-*")) / f"{name}.kv").touch()
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
+    stored(tier, CHAIN.extent())
+    assert read(tier, CHAIN.names)[1] is None
+    tier.close()

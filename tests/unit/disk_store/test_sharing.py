@@ -22,7 +22,6 @@ from tests.disk_store_harness import (
     PATIENCE,
     Chain,
     extent_files,
-    offer,
     read,
     stored,
 )
@@ -72,42 +71,6 @@ def ended_process() -> int:
 def keep_up(tier: DiskStore) -> None:
     tier.upkeep()
     assert tier.flush(PATIENCE)
-
-
-def filled(tier: DiskStore, name: str) -> list[Chain]:
-    """Until it has evicted; what is left of it, the oldest first."""
-    written = list[Chain]()
-    while not tier.stats().counters.evicted_entries:
-        written.append(Chain(f"{name} {len(written)}", LENGTH))
-        stored(tier, written[-1].extent())
-    return [chain for chain in written if tier.known(chain.names) == LENGTH]
-
-
-def test_two_models_write_and_read_at_the_same_time(models: Models) -> None:
-    one, another = models.open("one"), models.open("another")
-    mine, theirs = Chain("mine", LENGTH), Chain("theirs", LENGTH)
-    assert offer(one, mine.extent())
-    assert offer(another, theirs.extent())
-    assert one.flush(PATIENCE)
-    assert another.flush(PATIENCE)
-    assert read(one, mine.names) == (list(mine.extent().entries), None)
-    assert read(another, theirs.names) == (list(theirs.extent().entries), None)
-    assert (one.known(theirs.names), another.known(mine.names)) == (0, 0)
-
-
-@pytest.mark.parametrize("is_open", [True, False])
-def test_a_start_drops_nothing_of_a_full_directory(models: Models, is_open: bool) -> None:
-    one = models.open("one")
-    kept = filled(one, "one")
-    if not is_open:
-        models.close(one)
-    for number in range(8):
-        models.close(models.open(f"another {number}"))
-    if not is_open:
-        one = models.open("one")
-    keep_up(one)
-    assert [one.known(chain.names) for chain in kept] == [LENGTH] * len(kept)
-    assert read(one, kept[0].names)[1] is None
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -164,21 +127,6 @@ def test_an_idle_models_folder_goes_with_its_last_segment(models: Models) -> Non
         stored(another, chain.extent())
     assert [use.fingerprint for use in maintenance.du(models.directory)] == ["another"]
     assert models.open("one").stats().counters.faults == {}
-
-
-def test_what_another_evicted_is_no_damage(models: Models) -> None:
-    one, another = models.open("one"), models.open("another")
-    for chain in chains("one", 5):
-        stored(one, chain.extent())
-    models.close(one)
-    files, more = extent_files(models.directory), iter(chains("another", 30))
-    while all(path.exists() for path in files):
-        stored(another, next(more).extent())
-    models.close(another)
-    first, second = sorted(maintenance.verify(models.directory), key=lambda it: -it.entries)
-    assert first.is_sound
-    assert second.is_sound
-    assert 0 < second.entries < 5 * LENGTH
 
 
 def test_another_daemon_is_refused_and_told_who_has_it(models: Models) -> None:

@@ -18,27 +18,12 @@ from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
-    Extent,
     FaultyFiles,
     allocated,
     offer,
     read,
     stored,
 )
-
-
-def test_the_directory_stays_within_its_limit(tmp_path: Path) -> None:
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    for number in range(60):
-        stored(tier, Chain(f"chain {number}", 25).extent())
-        assert allocated(tmp_path) <= LIMITS.max_bytes
-    stats = tier.stats()
-    assert stats.counters.written_bytes > 3 * LIMITS.max_bytes
-    assert stats.counters.evicted_entries > 0
-    assert stats.entries * 40_960 > LIMITS.max_bytes // 2
-    assert stats.counters.faults == {}
-    tier.close()
-    assert allocated(tmp_path) <= LIMITS.max_bytes
 
 
 def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path) -> None:
@@ -168,20 +153,6 @@ def test_half_the_limit_after_a_restart_shrinks_at_once(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_other_fingerprints_count_and_go_first(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        tier = DiskStore.open(tmp_path, name, LIMITS)
-        stored(tier, *(Chain(f"chain {number}", 25).extent() for number in range(5)))
-        tier.close()
-    tier = DiskStore.open(tmp_path, "third", LIMITS)
-    mine = [Chain(f"mine {number}", 25) for number in range(5)]
-    for chain in mine:
-        stored(tier, chain.extent())
-        assert allocated(tmp_path) <= LIMITS.max_bytes
-    assert all(tier.known(chain.names) == 25 for chain in mine)
-    tier.close()
-
-
 def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
     """What is written then takes the place of what is used least."""
     files = FaultyFiles()
@@ -260,20 +231,6 @@ def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
     assert tier.flush(PATIENCE)
     assert tier.known(chain.names) == 0
     assert tier.stats().counters.faults == {}
-    tier.close()
-
-
-def test_descendants_do_not_outlive_their_parents(tmp_path: Path) -> None:
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    trunk = Chain("trunk", 50)
-    stored(tier, trunk.extent())
-    branches = [Chain(f"branch {number}", 10) for number in range(20)]
-    for branch in branches:
-        stored(tier, Extent(trunk.root, trunk.names[-1], branch.extent().entries))
-    assert tier.known(trunk.names) == 50
-    tier.forget(trunk.names[30])
-    assert tier.known(trunk.names) == tier.stats().entries == 25  # the first extent
-    assert not any(tier.known(branch.names) for branch in branches)
     tier.close()
 
 

@@ -67,15 +67,6 @@ def tier(tmp_path: Path) -> Iterator[DiskStore]:
     tier.close()
 
 
-def test_what_was_offered_is_read(tier: DiskStore) -> None:
-    chain = Chain("one", 100)
-    assert tier.known(chain.names) == tier.held(chain.names) == 0
-    stored(tier, chain.extent(0, 60), chain.extent(60))
-    assert tier.known(chain.names) == tier.held(chain.names) == 100
-    assert read(tier, chain.names) == (list(chain.extent().entries), None)
-    assert read(tier, chain.names[30:70]) == (list(chain.extent(30, 70).entries), None)
-
-
 def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
     chain = Chain("one", 100)
     first = DiskStore.open(tmp_path, "model", LIMITS)
@@ -315,15 +306,6 @@ def test_forgetting_takes_the_descendants_along(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_clearing_a_namespace_leaves_the_others(tier: DiskStore) -> None:
-    mine, theirs = Chain("one", 10), Chain("one", 10, space="b")
-    stored(tier, mine.extent(), theirs.extent())
-    tier.clear(mine.root)
-    assert (tier.known(mine.names), tier.known(theirs.names)) == (0, 10)
-    assert tier.flush(PATIENCE)
-    assert read(tier, theirs.names)[1] is None
-
-
 def test_the_roots_are_those_of_what_is_stored_written_and_waiting(tmp_path: Path) -> None:
     files = FilesOfAClosingTier()
     chains = [Chain("one", 10, space=space) for space in "abc"]
@@ -434,14 +416,6 @@ def test_a_reader_outlives_who_it_delivers_to(
         assert called.acquire(timeout=PATIENCE)
     assert read(tier, chain.names)[1] is None
     assert "not wanted" in caplog.text
-
-
-def test_what_is_not_there_is_said_to_be_gone(tier: DiskStore) -> None:
-    chain = Chain("one", 10)
-    stored(tier, chain.extent(0, 4))
-    entries, failure = read(tier, chain.names)
-    assert (len(entries), failure) == (4, ReadFailure(4, Fault.GONE))
-    assert tier.stats().counters.faults == {}
 
 
 def test_a_rate_is_observed(tier: DiskStore) -> None:

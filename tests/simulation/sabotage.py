@@ -1,0 +1,311 @@
+"""Plausible mistakes in the scheduler, the store and the disk cache, which a simulation must find.
+
+Each replaces one method of the real code. Mistakes that end in a crash of that code at once are not
+listed: any test would find these.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import engine.core.scheduler
+from engine.core.commit import Commit
+from engine.core.queue import Admission, WaitingQueue
+from engine.core.request import Namespaces
+from engine.core.sequence import LiveSequence, batch_entry
+from engine.core.step import BatchEntry
+from engine.disk_cache.loader import DiskLoader, _Load
+from engine.disk_cache.writer import DiskWriter
+from engine.values.output import FinishReason
+from kvstore.lease import Lease, Refusal
+from kvstore.node import Match
+from kvstore.ops import CopyBlock
+from kvstore.pool import BlockPool, blocks_for
+from kvstore.recurrent import RecurrentState
+from kvstore.slots import SlotPool
+from kvstore.store import KVStore
+from kvstore.tokens import TOKEN_BYTES
+from kvstore.tree import RadixTree
+from kvstore.types import BlockId, Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotage:
+    """`mistake` says what goes wrong, `name` is the method of `owner` that `wrong` replaces.
+
+    The simulation of `seed` finds it, with an error that contains `message`.
+    """
+
+    mistake: str
+    owner: Any
+    name: str
+    wrong: Any
+    seed: int
+    message: str
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.owner, self.name, self.wrong)
+
+
+_end_load = DiskLoader._end
+_match = RadixTree.match
+_namespace = Namespaces.of
+_release = KVStore.release
+_commit = KVStore.commit
+_end_snapshot = RecurrentState.end_snapshot
+
+
+def _release_twice(store: KVStore, lease: Lease) -> None:
+    """What others still share of the lease loses a second reference."""
+    _release(store, lease)
+    store._release([block for block in lease.table if store.pool.ref_count(block)])
+
+
+def _free_when_evicted(pool: BlockPool, block: BlockId) -> None:
+    """A block that a lease lists is free once the tree has forgotten it."""
+    pool.n_changes += 1
+    pool._cached[block] = 0
+    pool._free_block(block)
+
+
+def _write_shared(
+    store: KVStore, lease: Lease, end_tokens: int
+) -> Mapping[int, CopyBlock] | Refusal:
+    blocks = store._allocate(max(blocks_for(end_tokens, store.block_size) - len(lease.table), 0))
+    if isinstance(blocks, Refusal):
+        return blocks
+    lease.table.extend(blocks)
+    lease.ready_tokens = len(lease.table) * store.block_size
+    return {}
+
+
+def _match_too_long(tree: RadixTree, namespace: Namespace, packed: bytes) -> Match:
+    """Within a block, one token more than is the same."""
+    match = _match(tree, namespace, packed)
+    is_within = match.n_tokens % tree._block_size > 0
+    has_more = match.n_tokens < len(packed) // TOKEN_BYTES
+    return match._replace(n_tokens=match.n_tokens + (is_within and has_more))
+
+
+def _index_planned(lease: Lease) -> int:
+    """What steps in flight have yet to compute is indexed."""
+    return min(lease.planned_tokens, len(lease.tokens), lease.shared_tokens)
+
+
+def _restart_draws(sequence: LiveSequence) -> BatchEntry:
+    """Whoever enters the batch draws as for a first token."""
+    entry = batch_entry(sequence)
+    return replace(entry, sampling=replace(entry.sampling, output_index=0))
+
+
+def _keep_aborted(commit: Commit, sequence: LiveSequence, reason: FinishReason) -> None:
+    """An aborted sequence leaves, and its lease stays."""
+    vector = sequence.vector if reason is FinishReason.LENGTH else None
+    pooled = b"" if vector is None else vector.astype("<f4").tobytes()
+    commit._emit_end(sequence, reason, pooled=pooled)
+    if reason is FinishReason.ABORT:
+        commit._remove(sequence)
+    else:
+        commit._retire(sequence)
+
+
+def _publish_whole_load(loader: DiskLoader, load: _Load) -> None:
+    """A load that is cut short publishes all that it was to bring."""
+    if load.n_committed:
+        load.n_committed = len(load.hashes)
+    _end_load(loader, load)
+
+
+def _newest_first(
+    queue: WaitingQueue, client: str, may_start: Callable[[LiveSequence], bool]
+) -> LiveSequence | None:
+    waiting = queue._clients[client].waiting if client in queue else []
+    return next(filter(may_start, reversed(waiting)), None)
+
+
+def _accept_one_more(
+    store: KVStore, lease: Lease, n_computed: int, n_accepted: int | None = None
+) -> None:
+    """The KV of rejected draft tokens counts as written."""
+    accepted = None if n_accepted is None else min(n_computed, n_accepted + 1)
+    _commit(store, lease, n_computed, accepted)
+
+
+def _keep_draft_state(state: RecurrentState, *, is_accepted: bool) -> None:
+    """A state is not rolled back."""
+    _end_snapshot(state, is_accepted=True)
+
+
+def _publish_failed(commit: Commit, sequence: LiveSequence, message: str) -> None:
+    """What a failed step was to compute goes to the cache."""
+    commit._emit_end(sequence, FinishReason.ERROR, message)
+    if (lease := commit._remove(sequence)) is not None:
+        lease.written_tokens = min(lease.planned_tokens, len(lease.tokens))
+        commit._store.donate(lease)
+
+
+def _forget_served(queue: WaitingQueue) -> None:
+    """Clients that had a turn stay before the others."""
+    queue._served.clear()
+
+
+def _without_adapter(namespaces: Namespaces, cache_salt: str, adapter: str) -> Namespace:
+    return _namespace(namespaces, cache_salt, "")
+
+
+def _without_salt(namespaces: Namespaces, cache_salt: str, adapter: str) -> Namespace:
+    return _namespace(namespaces, "", adapter)
+
+
+def _nothing(*args: object) -> None:
+    """What is to be done is left out."""
+
+
+SABOTAGES: Sequence[Sabotage] = (
+    Sabotage(
+        "first come is first served",
+        WaitingQueue,
+        "begin_step",
+        _forget_served,
+        580,
+        "for its turn",
+    ),
+    Sabotage(
+        "nobody is preempted for another client",
+        Admission,
+        "victim",
+        _nothing,
+        599,
+        "steps for its turn",
+    ),
+    Sabotage(
+        "the newest of a client's sequences is first",
+        WaitingQueue,
+        "next",
+        _newest_first,
+        577,
+        "a client's own overtook",
+    ),
+    Sabotage(
+        "shared blocks are released twice",
+        KVStore,
+        "release",
+        _release_twice,
+        579,
+        "0 references, 2 tables list it",
+    ),
+    Sabotage(
+        "an evicted block is free while leases list it",
+        BlockPool,
+        "uncache",
+        _free_when_evicted,
+        578,
+        "are free and referred to",
+    ),
+    Sabotage(
+        "copy-on-write is left out",
+        KVStore,
+        "_ensure_private",
+        _write_shared,
+        581,
+        "is written and shared",
+    ),
+    Sabotage(
+        "a match is one token too long",
+        RadixTree,
+        "match",
+        _match_too_long,
+        588,
+        "cached, and not there",
+    ),
+    Sabotage(
+        "tokens that are only planned are indexed",
+        Lease,
+        "indexable_tokens",
+        property(_index_planned),
+        578,
+        "is to be written, and has 2 references",
+    ),
+    Sabotage(
+        "a freed block keeps its slot of a window",
+        SlotPool,
+        "forget",
+        _nothing,
+        579,
+        "another's window is attached",
+    ),
+    Sabotage(
+        "a preempted sequence draws as for its first token",
+        engine.core.scheduler,
+        "batch_entry",
+        _restart_draws,
+        579,
+        "other tokens than when alone",
+    ),
+    Sabotage(
+        "an aborted sequence keeps its lease",
+        Commit,
+        "end",
+        _keep_aborted,
+        578,
+        "the leases are not those of who runs",
+    ),
+    Sabotage(
+        "a load that is cut short publishes all of it",
+        DiskLoader,
+        "_end",
+        _publish_whole_load,
+        610,
+        "a block of other tokens",
+    ),
+    Sabotage(
+        "a rejected draft token counts as written",
+        KVStore,
+        "commit",
+        _accept_one_more,
+        584,
+        "a block of other tokens",
+    ),
+    Sabotage(
+        "a state is not rolled back after a rejected draft",
+        RecurrentState,
+        "end_snapshot",
+        _keep_draft_state,
+        594,
+        "the state of another prefix",
+    ),
+    Sabotage(
+        "what a failed step computed is published",
+        Commit,
+        "fail",
+        _publish_failed,
+        580,
+        "a block of other tokens",
+    ),
+    Sabotage(
+        "a prefix is shared among adapters",
+        Namespaces,
+        "of",
+        _without_adapter,
+        578,
+        "a block of other tokens",
+    ),
+    Sabotage(
+        "a prefix is shared among salts",
+        Namespaces,
+        "of",
+        _without_salt,
+        587,
+        "by no sequence of the same namespace",
+    ),
+    Sabotage(
+        "what is read during a clear is written all the same",
+        DiskWriter,
+        "drop_reads",
+        _nothing,
+        578,
+        "on its way to the disk",
+    ),
+)
