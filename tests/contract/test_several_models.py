@@ -419,6 +419,8 @@ def test_looking_loads_nothing(serve: Serve, engines: Engines) -> None:
         assert answer.json()["error"]["message"] == "The model 'two' is not loaded."
         assert client.get(path, params={"model": "four"}).status_code == 404
     assert client.get("/admin/cache/stats", params={"model": "uno"}).status_code == 200
+    labels = client.get("/admin/cache/nodes", params={"model": "two", "ids": 1})
+    assert labels.json() == {"shows_text": False, "beginnings": {}}
     daemon = client.get("/admin/daemon", params={"model": "two"}).json()
     assert (daemon["names"], daemon["model"], daemon["memory"]) == (["two"], None, None)
     assert len(engines.started) == 1

@@ -15,7 +15,7 @@ from tests.mutants.draw import PACKAGES
 OPTIONS = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not browser")
 NEAR = ("tests/unit/", "tests/property/")
 N_NEAR_SHARE = 0.75
-N_OF_A_FUNCTION = 4
+SHARE_OF_A_FUNCTION = 0.1
 
 
 class _Recorder:
@@ -83,8 +83,9 @@ class Reach:
         of_lines = self.tests_of_lines.get(file, {})
         found = set[str]().union(*(of_lines.get(line, ()) for line in lines or of_lines))
         found &= self.seconds.keys()
-        near = self._quickest({test for test in found if test.startswith(NEAR)})
-        far = self._quickest({test for test in found if not test.startswith(NEAR)})
+        n_of_a_function = max(round(most * SHARE_OF_A_FUNCTION), 1)
+        near = self._quickest({test for test in found if test.startswith(NEAR)}, n_of_a_function)
+        far = self._quickest({test for test in found if not test.startswith(NEAR)}, n_of_a_function)
         chosen = list(islice(near, round(most * N_NEAR_SHARE)))
         chosen += islice(far, most - len(chosen))
         chosen += islice(near, most - len(chosen))
@@ -95,12 +96,12 @@ class Reach:
                 return _by_files(chosen[:n_chosen])
         return _by_files(chosen)
 
-    def _quickest(self, tests: set[str]) -> Iterator[str]:
+    def _quickest(self, tests: set[str], n_of_a_function: int) -> Iterator[str]:
         of_functions: dict[str, int] = {}
         for test in sorted(tests, key=lambda test: (round(self.seconds[test], 2), test)):
             function = test.partition("[")[0]
             of_functions[function] = of_functions.get(function, 0) + 1
-            if of_functions[function] <= N_OF_A_FUNCTION:
+            if of_functions[function] <= n_of_a_function:
                 yield test
 
 

@@ -93,7 +93,10 @@ def test_what_a_schema_forbids_is_never_generated(
         ({"$ref": "http://example.com/a"}, "must begin with #/"),
         ({"$ref": "#/$defs/a"}, "leads nowhere"),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a~1b": {}}}, "escaped names"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "http://example.com/a"}}}, "beside an \\$id"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$id": "http://example.com/a"}}},
+            "together with an \\$id",
+        ),
         ({"$ref": "#"}, "."),
         ({"type": "string", "format": "date", "allOf": 1}, "."),
         ({"type": "string", "pattern": "(?=a)b"}, "look-arounds"),
