@@ -242,7 +242,7 @@ SABOTAGES: Sequence[Sabotage] = (
         RadixTree,
         "match",
         _match_too_long,
-        590,
+        588,
         "cached, and not there",
     ),
     Sabotage(
