@@ -49,6 +49,7 @@ class Happening(StrEnum):
     AGAIN_IN_PARTS = "of these, shorter than all there was"
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
+    PINNED = "turns in which prefixes were pinned"
 
 
 Census = Counter[Happening]

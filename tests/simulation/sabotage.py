@@ -12,9 +12,10 @@ import pytest
 
 import engine.core.scheduler
 from engine.core.commit import Commit
+from engine.core.pins import Pins
 from engine.core.queue import Admission, WaitingQueue
 from engine.core.request import Namespaces
-from engine.core.sequence import LiveSequence, batch_entry
+from engine.core.sequence import LiveSequence, LiveSequences, batch_entry
 from engine.core.step import BatchEntry
 from engine.disk_cache.loader import DiskLoader, _Load
 from engine.disk_cache.writer import DiskWriter
@@ -26,7 +27,7 @@ from kvstore.pool import BlockPool, blocks_for
 from kvstore.recurrent import RecurrentState
 from kvstore.slots import SlotPool
 from kvstore.store import KVStore
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 
@@ -52,6 +53,8 @@ class Sabotage:
 _end_load = DiskLoader._end
 _match = RadixTree.match
 _namespace = Namespaces.of
+_pin = KVStore.pin
+_preempt = LiveSequences.preempt
 _release = KVStore.release
 _commit = KVStore.commit
 _end_snapshot = RecurrentState.end_snapshot
@@ -157,6 +160,28 @@ def _without_adapter(namespaces: Namespaces, cache_salt: str, adapter: str) -> N
 
 def _without_salt(namespaces: Namespaces, cache_salt: str, adapter: str) -> Namespace:
     return _namespace(namespaces, "", adapter)
+
+
+def _clear_uncounted(pins: Pins, namespace: Namespace | None) -> None:
+    """Pins that are cleared still count."""
+    for key in [key for key in pins._leases if namespace in {None, key[0]}]:
+        pins._release(pins._leases.pop(key))
+
+
+def _pin_loosely(store: KVStore, namespace: Namespace, tokens: Tokens) -> Lease | None:
+    """A pin holds no reference to its blocks."""
+    lease = _pin(store, namespace, tokens)
+    if lease is not None:
+        store._release(lease.table)
+    return lease
+
+
+def _keep_pooled(sequences: LiveSequences, sequence: LiveSequence) -> Lease:
+    """A preempted sequence adds the hidden states of its prompt to those from before."""
+    pooled = sequence.pooled
+    lease = _preempt(sequences, sequence)
+    sequence.pooled = pooled
+    return lease
 
 
 def _nothing(*args: object) -> None:
@@ -307,5 +332,37 @@ SABOTAGES: Sequence[Sabotage] = (
         _nothing,
         578,
         "on its way to the disk",
+    ),
+    Sabotage(
+        "a clear leaves pinned prefixes pinned",
+        Pins,
+        "clear",
+        _nothing,
+        588,
+        "still pinned",
+    ),
+    Sabotage(
+        "a prefix that is no longer pinned still counts",
+        Pins,
+        "clear",
+        _clear_uncounted,
+        588,
+        "pinned blocks are miscounted",
+    ),
+    Sabotage(
+        "a pin does not hold its blocks",
+        KVStore,
+        "pin",
+        _pin_loosely,
+        588,
+        "references",
+    ),
+    Sabotage(
+        "a preempted prompt is pooled twice",
+        LiveSequences,
+        "preempt",
+        _keep_pooled,
+        579,
+        "another vector than when alone",
     ),
 )

@@ -40,6 +40,12 @@ from tests.simulation.workload import Workload
 PATIENCE = 100
 """Turns. A load may take twenty seconds, and turns that sleep take a quarter of one."""
 
+BACKGROUND_RATES = 0.0, 0.0, 0.1
+"""Shares of the requests that are computed in the background."""
+
+PINNING_RATES = 0.0, 0.0, 0.3
+"""The same where prompts can be pinned, which is rare."""
+
 CLEARED = {
     (CacheTier.MEMORY,): Happening.CLEARED_MEMORY,
     (CacheTier.DISK,): Happening.CLEARED_DISK,
@@ -74,7 +80,9 @@ class Simulation:
         self._has_disk = random.random() < 0.85
         self._draft_error = random.choice([None, 0.02, 0.3])  # None: nothing is drafted
         self._new_proposer = random.choice([Proposer, Overconfident])
-        self._workload = Workload(random, self._layout.vocab_size, self._layout.block_size)
+        sizes = self._layout.vocab_size, self._layout.block_size
+        can_pin = not (self._layout.windows or self._layout.has_states)
+        self._workload = Workload(random, *sizes, PINNING_RATES if can_pin else BACKGROUND_RATES)
         self._namespaces = NamespaceCheck()
         self._start()
 
@@ -168,12 +176,20 @@ class Simulation:
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)
         self._disk_check.check()
+        self._check_pins()
         self._content.check_attached()
         for sequence in self._admitted:
             self._content.check_adopted(sequence)
             self._namespaces.check(sequence)
         self._admitted.clear()
         self._pictures.check()
+
+    def _check_pins(self) -> None:
+        """Each block that a pin holds counts once, and no other block."""
+        leases = [lease for lease in self.daemon.store.leases if lease.is_pin]
+        pinned = {block for lease in leases for block in lease.table}
+        assert self.daemon.scheduler.pins.n_blocks == len(pinned), "pinned blocks are miscounted"
+        self.census[Happening.PINNED] += bool(pinned)
 
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
@@ -244,6 +260,8 @@ class Simulation:
             tree = self.daemon.store.tree
             indexed = () if tree is None else tree.roots
             assert not [it for it in indexed if namespace in (None, it)], "still in memory"
+            pins = [it for it in self.daemon.store.leases if it.is_pin]
+            assert not [it for it in pins if namespace in (None, it.namespace)], "still pinned"
             reading = [it.extent.root for it in self.tier.unread()] if self._has_disk else []
             assert not [it for it in reading if root in (None, it)], "on its way to the disk"
         if CacheTier.DISK in tiers and self._has_disk:

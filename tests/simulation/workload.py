@@ -1,6 +1,7 @@
 """What clients send: prompts that meet and diverge, come back, and are sometimes impossible."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -22,7 +23,13 @@ from tests.simulation.model import ADAPTERS
 class Workload:
     """One seed's clients."""
 
-    def __init__(self, random: Random, vocab_size: int, block_size: int) -> None:
+    def __init__(
+        self,
+        random: Random,
+        vocab_size: int,
+        block_size: int,
+        background_rates: Sequence[float],
+    ) -> None:
         self._random = random
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -36,7 +43,7 @@ class Workload:
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
         self._sent = deque[list[int]](maxlen=3)
         self._background = Random(str(self._prefixes))
-        self._background_rate = self._background.choice([0.0, 0.0, 0.1])
+        self._background_rate = self._background.choice(background_rates)
 
     def request(self, limits: Limits) -> Request:
         """One that such an engine may serve, or must refuse."""
