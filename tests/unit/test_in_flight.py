@@ -116,3 +116,14 @@ def test_without_an_index_nobody_waits() -> None:
     store = KVStore(pool, None, BLOCK)
     admit(store, A)
     assert store.in_flight is None
+
+
+def test_a_prompt_does_not_wait_for_blocks_that_are_published_already() -> None:
+    store = make_store(40)
+    serve(store, A)
+    waiting = expect(A)
+    again = store.admit(NS, Tokens(A), adopts=False)
+    assert isinstance(again, Lease)
+    assert again.written_tokens == 0
+    assert not waits(store, waiting)
+    assert not must_wait(store, A)
