@@ -4,6 +4,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -135,7 +136,10 @@ def test_what_a_grammar_allows_is_calls_that_conform(name: str, many: bool) -> N
 def test_marks_inside_of_a_call_may_be_special_tokens(
     name: str, marks: Mapping[str, int], closes: list[str | int]
 ) -> None:
-    grammar = calls_grammar(TOOL_FORMATS[name].syntax, FUNCTIONS[:1], marks, many=False)
+    """A text that one of them ends is among the arguments."""
+    [weather, *_] = FUNCTIONS
+    in_city = replace(weather, parameters=WEATHER | {"required": [*WEATHER["required"], "city"]})
+    grammar = calls_grammar(TOOL_FORMATS[name].syntax, [in_city], marks, many=False)
     texts = texts_of(grammar, 10, closes)
     assert texts
     spelled = {text_of([token]): mark for mark, token in marks.items()}
