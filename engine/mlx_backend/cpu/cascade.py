@@ -149,7 +149,11 @@ to three quarters of the time of float32 values, eight twice as long.
 
 
 def key_products(
-    queries: mx.array, query_ids: mx.array, codec: Codec, rows: Sequence[mx.array], ids: mx.array
+    queries: mx.array,
+    query_ids: mx.array,
+    codec: Codec | None,
+    rows: Sequence[mx.array],
+    ids: mx.array,
 ) -> mx.array:
     """Products of queries with the keys of blocks, float32 `[..., n, block_size]`.
 
@@ -160,8 +164,8 @@ def key_products(
     `queries`: `[heads, n, dim]`. `rows`: each plane's, `[blocks, block_size, width]`. `query_ids`
     and `ids`, both `[...]`: which of the heads meets which of the blocks.
     """
-    if not codec.bits:
-        keys = codec.decode(rows).swapaxes(-1, -2)
+    if codec is None or not codec.bits:
+        keys = (rows[0] if codec is None else codec.decode(rows)).swapaxes(-1, -2)
         return mx.gather_mm(queries, keys, query_ids, ids).astype(mx.float32)
     [heads, n, dim], queries = queries.shape, queries.astype(mx.float32)
     groups, size = dim // codec.group, rows[0].shape[1]
@@ -180,12 +184,16 @@ def key_products(
 
 
 def value_products(
-    weights: mx.array, weight_ids: mx.array, codec: Codec, rows: Sequence[mx.array], ids: mx.array
+    weights: mx.array,
+    weight_ids: mx.array,
+    codec: Codec | None,
+    rows: Sequence[mx.array],
+    ids: mx.array,
 ) -> mx.array:
     """Products of weights, `[products, n, block_size]`, with the values of blocks: `[..., n, dim]`,
     float32 of quantized values; otherwise as in `key_products`.
     """
-    if codec.bits and weights.shape[1] <= _MOST_QUANTIZED_ROWS:
+    if codec is not None and codec.bits and weights.shape[1] <= _MOST_QUANTIZED_ROWS:
         codes, scales, biases = rows
         return mx.gather_qmm(
             weights.astype(mx.float32),
@@ -198,7 +206,7 @@ def value_products(
             group_size=codec.group,
             bits=codec.bits,
         )
-    values = codec.decode(rows)
+    values = rows[0] if codec is None else codec.decode(rows)
     return mx.gather_mm(weights.astype(values.dtype), values, weight_ids, ids)
 
 

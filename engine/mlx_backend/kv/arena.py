@@ -119,6 +119,7 @@ class LayerArena:
         "_codecs",
         "_is_checked",
         "_is_rotated",
+        "_n_planes",
         "block_size",
         "heads",
         "n_heads",
@@ -131,11 +132,13 @@ class LayerArena:
         self.heads = shape.heads
         self.block_size = block_size
         self.n_heads = allocated_blocks * shape.kv_heads  # of all blocks together
-        self._codecs, self._is_rotated = shape.codecs, shape.is_rotated
+        self._codecs = [None if codec.is_plain else codec for codec in shape.codecs]
+        self._n_planes = [len(codec.planes) for codec in shape.codecs]  # of K and of V
+        self._is_rotated = shape.is_rotated
         self._is_checked = False  # whether the model has written arrays of the right shape
         n_slots, parts = self.n_heads * block_size, shape.parts
         if self.heads.share_plane:
-            n_slots, parts = 2 * n_slots, self._codecs[0].planes
+            n_slots, parts = 2 * n_slots, shape.codecs[0].planes
         self.planes: tuple[mx.array, ...] = tuple(
             mx.zeros((n_slots, *part.shape), part.dtype) for part in parts
         )
@@ -158,9 +161,9 @@ class LayerArena:
         new_keys, new_values = self.rotated(_by_slot(keys)), _by_slot(values)
         of_keys, of_values = self._codecs
         if self.heads.share_plane:
-            rows = of_keys.encode(mx.concatenate([new_keys, new_values]))
+            rows = _encoded(of_keys, mx.concatenate([new_keys, new_values]))
         else:
-            rows = [*of_keys.encode(new_keys), *of_values.encode(new_values)]
+            rows = [*_encoded(of_keys, new_keys), *_encoded(of_values, new_values)]
         self.planes = tuple(
             _put(plane, slot_mapping, new) for plane, new in zip(self.planes, rows, strict=True)
         )
@@ -173,8 +176,8 @@ class LayerArena:
         """
         (of_keys, of_values), (keys, values) = self._codecs, heads
         return (
-            of_keys.decode([self._gather(plane, keys) for plane in self._key_planes]),
-            of_values.decode([self._gather(plane, values) for plane in self._value_planes]),
+            _decoded(of_keys, [self._gather(plane, keys) for plane in self._key_planes]),
+            _decoded(of_values, [self._gather(plane, values) for plane in self._value_planes]),
         )
 
     def rotated(self, vectors: mx.array) -> mx.array:
@@ -183,16 +186,16 @@ class LayerArena:
         """
         return mx.hadamard_transform(vectors) if self._is_rotated else vectors
 
-    def key_blocks(self, heads: mx.array) -> tuple[Codec, list[mx.array], mx.array]:
+    def key_blocks(self, heads: mx.array) -> tuple[Codec | None, list[mx.array], mx.array]:
         """Blocks of K of one head each, as they are stored, to be read within this step: how, each
         plane's rows `[blocks, block_size, width]`, and the indices of `heads` among these blocks.
-        What is stored as the model writes it is read in place; the rest is copied.
+        What is stored as the model writes it has no codec and is read in place; the rest is copied.
 
         `heads`: indices that `Arena.head_ids` made, of any shape.
         """
         return self._blocks_of(self._codecs[0], self._key_planes, heads)
 
-    def value_blocks(self, heads: mx.array) -> tuple[Codec, list[mx.array], mx.array]:
+    def value_blocks(self, heads: mx.array) -> tuple[Codec | None, list[mx.array], mx.array]:
         """The same of V; `heads`: those that `Arena.value_heads` made."""
         return self._blocks_of(self._codecs[1], self._value_planes, heads)
 
@@ -247,11 +250,11 @@ class LayerArena:
 
     @property
     def _key_planes(self) -> tuple[mx.array, ...]:
-        return self.planes[: len(self._codecs[0].planes)]
+        return self.planes[: self._n_planes[0]]
 
     @property
     def _value_planes(self) -> tuple[mx.array, ...]:
-        return self.planes[-len(self._codecs[1].planes) :]
+        return self.planes[-self._n_planes[1] :]
 
     def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
         kv_heads = self.shape.kv_heads
@@ -276,11 +279,11 @@ class LayerArena:
         return runs.reshape(rows, kv_heads, blocks * self.block_size, width)
 
     def _blocks_of(
-        self, codec: Codec, planes: Sequence[mx.array], heads: mx.array
-    ) -> tuple[Codec, list[mx.array], mx.array]:
+        self, codec: Codec | None, planes: Sequence[mx.array], heads: mx.array
+    ) -> tuple[Codec | None, list[mx.array], mx.array]:
         sizes = [(-1, self.block_size, plane.shape[1]) for plane in planes]
-        if codec.is_plain:
-            return codec, [planes[0].reshape(sizes[0])], heads
+        if codec is None:
+            return None, [planes[0].reshape(sizes[0])], heads
         asked = heads.reshape(-1)
         rows = [
             plane.reshape(-1, self.block_size * plane.shape[1])[asked].reshape(size)
@@ -291,6 +294,16 @@ class LayerArena:
     def _parts(self, plane: mx.array, *sizes: int) -> mx.array:
         """The plane as `[parts, *sizes, width]`: K and V where both are in it, else one part."""
         return plane.reshape(1 + self.heads.share_plane, *sizes, plane.shape[1])
+
+
+def _encoded(codec: Codec | None, vectors: mx.array) -> list[mx.array]:
+    """The rows of vectors in each plane."""
+    return [vectors] if codec is None else codec.encode(vectors)
+
+
+def _decoded(codec: Codec | None, rows: list[mx.array]) -> mx.array:
+    """The vectors with these rows in each plane."""
+    return rows[0] if codec is None else codec.decode(rows)
 
 
 def _by_slot(new: mx.array) -> mx.array:
