@@ -28,6 +28,7 @@ from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
 from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent
@@ -248,7 +249,7 @@ def model_facts(config: EngineConfig) -> Figures:
         "architecture": type(loaded.model).__module__.rpartition(".")[2],
         "weights_gib": loaded.weight_bytes / 2**30,
         "kv_bytes_a_token": token_bytes(layout.full_layers),
-        "dtype": ", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
+        "dtype": ", ".join(map(dtype_name, layout.dtypes)),
         "caches": len(layout.specs),
         "full_attention": len(layout.full_layers),
         "windows": ", ".join(map(str, layout.windows)),

@@ -18,6 +18,7 @@ from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
 from engine.mlx_backend.kv.arena import token_bytes
+from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import format_check_bytes
 from engine.mlx_backend.loading.loader import (
@@ -166,7 +167,7 @@ def assemble_opened(
         device=opened.machine.device,
         kv_format=layout.format_in_use,
         kv_divergence=execution.divergence,
-        dtype=", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
+        dtype=", ".join(map(dtype_name, layout.dtypes)),
         blas=str(blas),
         sampling=sampling,
         checkpoint=str(opened.checkpoint),

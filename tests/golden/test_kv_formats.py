@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from engine.api import ModelError
+from engine.mlx_backend.kv.formats import Codec
 from engine.mlx_backend.loading.format_check import MOST_DIVERGENCE, format_check_bytes
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.model.views import Attention
@@ -71,6 +72,17 @@ def test_keys_that_cannot_be_quantized_are_refused_with_the_figure(checkpoint: P
     with pytest.raises(ModelError, match=r"kv_format is q8.*KL divergence of [\d.]+, and at most"):
         load(checkpoint, KVFormat.Q8)
     load(checkpoint, KVFormat.FULL)
+
+
+def test_a_model_that_does_not_run_with_a_format_is_refused_in_words(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(codec: Codec, rows: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(Codec, "decode", fail)
+    with pytest.raises(ModelError, match="does not run with kv_format q8: no such thing"):
+        load(checkpoint, KVFormat.Q8)
 
 
 def test_the_check_takes_no_more_memory_than_is_planned(checkpoint: Path) -> None:

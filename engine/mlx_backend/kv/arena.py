@@ -196,7 +196,7 @@ class LayerArena:
         return self._blocks_of(self._codecs[0], self._key_planes, heads)
 
     def value_blocks(self, heads: mx.array) -> tuple[Codec | None, list[mx.array], mx.array]:
-        """The same of V; `heads`: those that `Arena.value_heads` made."""
+        """Blocks of V, as `key_blocks` returns those of K; `heads`: from `Arena.value_heads`."""
         return self._blocks_of(self._codecs[1], self._value_planes, heads)
 
     def blocks(self, ids: mx.array) -> list[mx.array]:

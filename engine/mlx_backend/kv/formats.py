@@ -98,9 +98,9 @@ def codecs(
     """How a layer's K and V are stored in a format; `dims` and `dtypes` are those of a vector of
     each.
 
-    Vectors that no group divides are stored as the model computes them, and so are the latents of
-    multi-head latent attention (one head whose K and V are unlike), from which all heads are made.
-    Half precision is used where it is smaller.
+    Vectors that no group divides are not quantized, nor are the latents of multi-head latent
+    attention (one head whose K and V are unlike), from which all heads are made. Half precision is
+    used where it is smaller.
     """
     is_latent = kv_heads == 1 and dims[0] != dims[1]
     bits = (0, 0) if is_latent else _BITS.get(format, (0, 0))

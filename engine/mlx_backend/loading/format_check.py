@@ -23,7 +23,7 @@ from engine.mlx_backend.loading.selfcheck import (
     storage_sizes,
 )
 from engine.mlx_backend.model.cached_model import Execution
-from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.values.settings import KVFormat
 
@@ -59,8 +59,8 @@ MOST_DIVERGENCE = {
 }
 """The largest mean Kullback-Leibler divergence, in nats for each token, with which a format serves.
 
-Of healthy models it is a tenth of that or less. It is more where the channels of keys differ so
-much in size that even their rotation does not help.
+The embedded model, of 3 M parameters, has 0.0014 with q8 and 0.10 with k8v4. It is more where the
+channels of keys differ so much in size that even their rotation does not help.
 """
 
 
@@ -80,12 +80,17 @@ def check_format(
 ) -> FormatQuality:
     """The quality of the format in which `layout` stores K and V. `encode`: the model's tokenizer.
 
-    Raises ModelError where it is beyond MOST_DIVERGENCE.
+    Raises ModelError where it is beyond MOST_DIVERGENCE, or the model does not run so.
     """
     tokens = [token for token in encode(TEXT) if token < layout.vocab_size][:_MOST_TOKENS]
     row, steps = _probe(tokens)
-    full = own_logits(model, execution.adapters, [row], steps)
-    stored = logits_through_storage(model, layout, execution, [row], steps)
+    try:
+        full = own_logits(model, execution.adapters, [row], steps)
+        stored = logits_through_storage(model, layout, execution, [row], steps)
+    except RUN_ERRORS as failure:
+        raise ModelError(
+            f"the model does not run with kv_format {layout.format}: {failure}"
+        ) from failure
     quality = compare(full, stored.astype(mx.float32))
     most = MOST_DIVERGENCE[layout.format]
     if not quality.divergence <= most:

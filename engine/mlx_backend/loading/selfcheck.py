@@ -282,7 +282,7 @@ def logits_through_storage(
     rows: Sequence[Row],
     steps: Sequence[Sequence[Chunk]],
 ) -> mx.array:
-    """The same logits through shared storage."""
+    """The logits that `own_logits` returns, computed through shared storage."""
     longest = len(rows[0].tokens)
     layout = layout.within(longest)
     sizes = storage_sizes(layout, rows)
