@@ -19,7 +19,7 @@ GAP = 2  # pixels between neighbours
 
 @dataclass(frozen=True)
 class Bar:
-    """A run of tokens. Places are in pixels. `found`: so many of its tokens are lit."""
+    """A run of tokens. Positions are in pixels. `found`: the number of highlighted tokens."""
 
     tokens: int
     holders: int

@@ -1,4 +1,4 @@
-"""`GET /`, `/docs` and their files: served to whoever comes, unless the page is left out."""
+"""`GET /`, `/docs` and their files: served without a key, unless the page is turned off."""
 
 import re
 from collections.abc import Iterator

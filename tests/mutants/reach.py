@@ -106,7 +106,7 @@ class Reach:
 
 
 def _by_files(tests: list[str]) -> list[str]:
-    """The same tests, those of a file together, so that its fixtures are made once."""
+    """The tests, grouped by file, so that each file's fixtures are made once."""
     files: dict[str, list[str]] = {}
     for test in tests:
         files.setdefault(test.partition("::")[0], []).append(test)

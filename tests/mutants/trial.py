@@ -28,7 +28,7 @@ from tests.mutants.reach import Reach
 START_SECONDS = 30.0
 MOST_SECONDS = 60.0
 SLOWER = 2.0
-"""Tests hang that take so many times as long as they did under coverage, and START_SECONDS."""
+"""A test hangs after this many times its duration under coverage, plus START_SECONDS."""
 POLL_SECONDS = 0.01
 MEMORY_BYTES = 6 << 30
 

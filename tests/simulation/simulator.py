@@ -44,7 +44,7 @@ BACKGROUND_RATES = 0.0, 0.0, 0.1
 """Shares of the requests that are computed in the background."""
 
 PINNING_RATES = 0.0, 0.0, 0.3
-"""The same where prompts can be pinned, which is rare."""
+"""Shares of the requests in the background where the model's groups allow pins."""
 
 CLEARED = {
     (CacheTier.MEMORY,): Happening.CLEARED_MEMORY,

@@ -363,7 +363,7 @@ class Messages(Dialect):
         )
 
     def _prompt_tokens(self, usage: Mapping[str, Any]) -> tuple[int, int]:
-        """All, and those of the cache. Without a mark nothing is said to be written there."""
+        """All prompt tokens, and the cached ones. No request asks for cache writes."""
         assert usage["cache_creation_input_tokens"] == 0
         cached_tokens = usage["cache_read_input_tokens"]
         return usage["input_tokens"] + cached_tokens, cached_tokens
@@ -384,7 +384,7 @@ class Messages(Dialect):
 
 
 class Ollama(Dialect):
-    """Its streams are lines of JSON, and its prompts' tokens are told without the cached ones."""
+    """Streams are lines of JSON. Usage does not say how many tokens were cached."""
 
     path = "/api/chat"
     refused = ollama.ResponseError

@@ -90,7 +90,7 @@ def test_a_failure_in_mid_stream_is_the_last_event(hermes: Daemon, dialect: Dial
 
 @pytest.mark.parametrize("dialect", [Chat(), Completions(), Messages(), Ollama()], ids=repr)
 def test_the_client_raises_a_failure_in_mid_stream(hermes: Daemon, dialect: Dialect) -> None:
-    """That of responses is told of a failed response."""
+    """The client of the Responses API receives a failed response."""
     hermes.say("Hello", fails_after_tokens=2)
     with pytest.raises(dialect.refused, match="it broke"):
         dialect.ask(hermes, stream=True)

@@ -165,7 +165,7 @@ COLOR = {
 def test_a_schema_for_the_answer_leaves_the_model_its_tools(
     http: httpx.Client, calling: Dialect, strict: bool
 ) -> None:
-    """As coding agents ask for both. What is said where nothing is called conforms."""
+    """Coding agents send both. An answer without calls conforms to the schema."""
     strictness = {} if isinstance(calling, Ollama) else {"strict": strict}
     asked: dict[str, Any] = {"functions": [function() | strictness], "schema": COLOR}
     assert calls(calling, http, **asked) == [("get_weather", {"city": "Paris"})]

@@ -1,5 +1,5 @@
-"""An agent's loop in each dialect: each request sends all that was said, and only what is new is
-computed.
+"""An agent's loop in each dialect: each request repeats the conversation, and only its new
+tokens are computed.
 """
 
 import json

@@ -58,7 +58,7 @@ def test_what_lies_elsewhere_is_found_by_the_longest_match() -> None:
 
 
 class Slow:
-    """The same place, by looking at each in turn."""
+    """A suffix index that searches every position, for comparison."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens, self.at, self.is_followed = list(tokens), 0, True
