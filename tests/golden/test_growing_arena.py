@@ -17,15 +17,15 @@ def scenario(daemon: OfflineDaemon) -> Outputs:
     sampling = SamplingParams(temperature=1.0, seed=3)
     first = tuple(random_tokens(11, seed=80))
     said = defaultdict[tuple[str, int], list[int]](list)
-    daemon.add(Request("first", first, 60, sampling, ignore_eos=True))
-    daemon.step(12)
+    daemon.add(Request("first", first, 40, sampling, ignore_eos=True))
+    daemon.step(12, said)
     for index in range(4):
-        prompt = tuple(random_tokens(20 + 9 * index, seed=81 + index))
-        daemon.add(Request(f"later{index}", prompt, 50, sampling, n=1 + index % 2, ignore_eos=True))
+        prompt = tuple(random_tokens(36 + 9 * index, seed=81 + index))
+        daemon.add(Request(f"later{index}", prompt, 28, sampling, n=1 + index % 2, ignore_eos=True))
     daemon.rest(said)
-    return daemon.serve(
-        Request("again", (*first, *random_tokens(30, seed=90)), 20, sampling, ignore_eos=True)
-    )
+    following = (*first, *random_tokens(30, seed=90))
+    again = daemon.serve(Request("again", following, 10, sampling, ignore_eos=True))
+    return {**said, **again}
 
 
 def test_what_is_said_does_not_depend_on_when_the_arena_grows(
