@@ -4,13 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.kv.arena import (
-    Arena,
-    ArenaError,
-    LayerShape,
-    block_bytes,
-    independent_copies,
-)
+from engine.mlx_backend.kv.arena import Arena, ArenaError, independent_copies
+from engine.mlx_backend.kv.shape import LayerShape, block_bytes
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 

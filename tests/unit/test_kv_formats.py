@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.kv import arena as arena_module
-from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv import shape as shape_module
+from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import compare
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
@@ -239,7 +240,7 @@ def test_rotation_saves_the_small_channels_of_keys(monkeypatch: pytest.MonkeyPat
         return float(np.square((found - np.array(keys))[..., is_small]).mean())
 
     rotated = error()
-    monkeypatch.setattr(arena_module, "is_rotatable", lambda dim: False)
+    monkeypatch.setattr(shape_module, "is_rotatable", lambda dim: False)
     assert rotated < error() / 2
 
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
+from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.shape import Heads
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import BlockTable, RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention, PrepareDecodeRows

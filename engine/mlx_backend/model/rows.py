@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.kv.arena import Arena, Heads
+from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.kv.shape import Heads
 from kvstore.pool import blocks_for
 from kvstore.types import BlockId
 
