@@ -1,6 +1,6 @@
 """What a layer keeps of each token, and the index arrays that layers of one shape share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,10 +12,23 @@ from engine.values.settings import KVFormat
 
 
 class Heads(NamedTuple):
-    """What index arrays depend on: layers of equal heads share them."""
+    """What index arrays depend on: layers of equal heads share them.
+
+    `key_channels`: the size of a key whose codes are stored by channel; 0: they are not.
+    """
 
     kv_heads: int
     share_plane: bool
+    key_channels: int
+
+
+class SlotMapping(NamedTuple):
+    """Where vectors are written: int64 `[vectors, 1]`, the row of each; and `[vectors *
+    key_channels, 1]`, the place of each code of those that are stored by channel.
+    """
+
+    rows: mx.array
+    key_codes: mx.array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,8 @@ class LayerShape:
     def heads(self) -> Heads:
         """K and V share planes where their vectors have one size, dtype and codec."""
         keys, values = self.codecs
-        return Heads(self.kv_heads, self.key_dim > 0 and keys == values)
+        by_channel = self.key_dim if keys.bits and keys.order == "channel" else 0
+        return Heads(self.kv_heads, self.key_dim > 0 and keys == values, by_channel)
 
     @property
     def token_bytes(self) -> int:
@@ -85,3 +99,14 @@ def token_bytes(layers: Iterable[LayerShape]) -> int:
 def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
     """Bytes of one block of `block_size` tokens in all layers together."""
     return block_size * token_bytes(layers)
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks of K or of V of one head each, in place, as they are stored.
+
+    `rows`: of each plane, those of all blocks, `[blocks, block_size, width]`; codes by channel,
+    `[blocks, dim, block_size]`. `ids`: which blocks are meant.
+    """
+
+    rows: Sequence[mx.array]
+    ids: mx.array
