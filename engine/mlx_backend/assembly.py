@@ -20,7 +20,7 @@ from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_bu
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.format_check import format_check_bytes
+from engine.mlx_backend.loading.format_check import check_format, format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -47,7 +47,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.settings import DEFAULT_NAME, EngineConfig, KVFormat
+from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
@@ -125,6 +125,7 @@ def assemble_opened(
         mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
     execution = load_weights(loaded, opened.attentions, report)
+    kv_divergence = check_format(loaded, execution, config.kv_format, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
@@ -166,7 +167,7 @@ def assemble_opened(
         block_size=config.block_size,
         device=opened.machine.device,
         kv_format=layout.format_in_use,
-        kv_divergence=execution.divergence,
+        kv_divergence=kv_divergence,
         dtype=", ".join(map(dtype_name, layout.dtypes)),
         blas=str(blas),
         sampling=sampling,
@@ -179,8 +180,6 @@ def assemble_opened(
         batching=_batching(execution),
         slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
-    if config.kv_format not in (KVFormat.AUTO, KVFormat.FULL) and execution.divergence is None:
-        report(f"kv_format {config.kv_format} changes nothing: K and V cannot be stored so")
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
