@@ -159,10 +159,11 @@ def test_a_users_key_shows_how_to_connect_and_nothing_of_the_daemon(
 def test_the_panel_tells_model_context_dtype_memory_and_settings(
     visit: Visit, serve: Serve
 ) -> None:
-    url = serve(FakeEngine(), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
+    card = replace(CARD, batching="padded rows, since not joined rows")
+    url = serve(FakeEngine(card=card), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
     page = visit(url)
     panel = page.get_by_role("region", name="This daemon")
-    for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):
+    for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB", card.batching):
         expect(panel.locator(".facts")).to_contain_text(said)
     changed = panel.locator("h3 + .settings")
     expect(changed.get_by_role("row")).to_have_count(3)

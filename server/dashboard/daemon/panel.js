@@ -72,10 +72,10 @@ function kv({ kv_bytes_per_token, kv_divergence }) {
   return `${bytes(kv_bytes_per_token)} a token${changed}`;
 }
 
-/** The text before the separator, and the rest with it. */
+/** The text with the separator's mark, and the rest after its space. */
 function halves(text, separator) {
   const at = text.indexOf(separator);
-  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at)];
+  return at < 0 ? [text, ""] : [text.slice(0, at + 1), text.slice(at + 2)];
 }
 
 function context({ max_context_tokens, max_sequence_tokens }) {
