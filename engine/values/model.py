@@ -80,8 +80,8 @@ class Place(Enum):
 class Fact:
     """How users see a field of `ModelCard`: stands in the field's annotation.
 
-    `label` names a line of the dashboard and of `rootstock doctor`; a fact without one has no line
-    of its own. `unit` follows a number in that line.
+    `label` names a line of the dashboard and of `rootstock doctor`, as it is written within a
+    sentence; a fact without one has no line of its own. `unit` follows a number in that line.
     """
 
     description: str
@@ -139,7 +139,7 @@ class ModelCard:
         ),
     ] = None
     batching: Annotated[
-        str, Fact("How rows share forwards, and why not in a better way.", label="Batching")
+        str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""
     slowdowns: tuple[str, ...] = ()
     """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""

@@ -43,12 +43,12 @@ def test_the_facts_of_the_card_are_in_each_of_their_places() -> None:
         "max_sequence_tokens": card.max_sequence_tokens,
     }
     description = facts["batching"].description
-    assert {"label": "Batching", "text": card.batching, "description": description} in told["facts"]
+    assert {"label": "batching", "text": card.batching, "description": description} in told["facts"]
     listed = facts_of(ModelCard, Place.MODELS)
     assert "kv_format" in listed
     assert {name: model[name] for name in listed} == {name: values[name] for name in listed}
     (info,) = families["rootstock_model_info"].samples
-    labels = {name: values[name] for name in facts_of(ModelCard, Place.METRIC)}
+    labels = {name: str(values[name]) for name in facts_of(ModelCard, Place.METRIC)}
     assert labels.keys() >= {"fingerprint", "device", "dtype", "kv_format"}
     assert info.labels == {"model": card.name, "model_name": card.name} | labels
 
@@ -57,16 +57,21 @@ def test_the_facts_of_the_card_are_in_each_of_their_places() -> None:
 class MeasuredCard(ModelCard):
     """A card with facts that are numbers."""
 
-    layers: Annotated[int, Fact("How many layers it has.", "Layers")] = 0
-    loss: Annotated[float | None, Fact("On a text.", "Loss", "nats a token")] = None
-    bandwidth: Annotated[float | None, Fact("Of memory.", "Bandwidth", "GB/s")] = None
+    seen_tokens: Annotated[int, Fact("In training.", "seen", "tokens")] = 0
+    loss: Annotated[float | None, Fact("At its end.", "loss", "nats a token")] = None
+    n_judges: Annotated[int, Fact("Of its answers.", "judges")] = 0
+    verdict: Annotated[float | None, Fact("Of its judges.", "verdict")] = None
 
 
 def test_lines_have_numbers_with_their_units_and_no_empty_values() -> None:
     values = {name: getattr(CARD, name) for name in CARD.__slots__}
-    card = MeasuredCard(**values, layers=1024, loss=0.00123456)
+    card = MeasuredCard(**values, seen_tokens=1024, loss=0.00123456)
     lines = {line.label: line.text for line in fact_lines(card)}
-    assert lines == {"Layers": "1,024", "Loss": "0.00123 nats a token"}
+    assert lines["seen"] == "1,024 tokens"
+    assert lines["loss"] == "0.00123 nats a token"
+    assert lines["judges"] == "0"
+    assert "verdict" not in lines
+    assert "batching" not in lines
 
 
 def test_it_tells_every_setting_and_which_were_changed() -> None:

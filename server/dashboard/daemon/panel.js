@@ -61,7 +61,8 @@ function loaded(name, model, facts, memory, decode) {
     ["Memory", `${bytes(memory.active)} in use`,
       `${bytes(memory.peak)} at most, of ${bytes(total_bytes)} reserved`],
     ["Process", bytes(process_bytes), "resident"],
-    ...facts.map(({ label, text, description }) => [label, ...halves(text, ", since "), description]),
+    ...facts.map(({ label, text, description }) =>
+      [capitalized(label), ...halves(text, ", since "), description]),
     ...(decode ? [["Decode", ...halves(decode, ": ")]] : []),
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];
@@ -70,6 +71,10 @@ function loaded(name, model, facts, memory, decode) {
 function kv({ kv_bytes_per_token, kv_divergence }) {
   const changed = kv_divergence === null ? "" : `, KL ${kv_divergence.toPrecision(2)} from full`;
   return `${bytes(kv_bytes_per_token)} a token${changed}`;
+}
+
+function capitalized(label) {
+  return label.charAt(0).toUpperCase() + label.slice(1);
 }
 
 /** The text with the separator's mark, and the rest after its space. */
