@@ -322,7 +322,7 @@ class ResidencySettings(BaseModel):
         None,
         ge=0,
         description="Unload the model after this many idle seconds; a request's `keep_alive` "
-        "overrides it, and the longest wish holds. Unset: never.",
+        "overrides it, and the latest end counts. Unset: never.",
     )
     pinned: Annotated[bool, Section.MEMORY] = Field(
         False,
