@@ -17,8 +17,8 @@ from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
-from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import format_check_bytes
 from engine.mlx_backend.loading.loader import (

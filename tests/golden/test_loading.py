@@ -19,7 +19,8 @@ from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend import assembly
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
-from engine.mlx_backend.kv.arena import LayerArena, LayerShape
+from engine.mlx_backend.kv.arena import LayerArena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.loading import selfcheck
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model

@@ -9,7 +9,8 @@ import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work, work_list
 from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
-from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
 from engine.mlx_backend.model.views import BlockAttention, LayerView
 from tests.devices import cpu_attention

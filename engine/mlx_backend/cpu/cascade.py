@@ -16,10 +16,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.mlx_backend.cpu.products import key_products, value_sums
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
-from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.shape import Heads
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import BlockTable, RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention, PrepareDecodeRows
@@ -141,75 +142,6 @@ class BlockReads:
     bias: mx.array | None
 
 
-_MOST_QUANTIZED_ROWS = 4
-"""Rows of weights for which MLX's product with quantized values takes no longer than decoding them
-and multiplying with a BLAS does. Measured on two cores of an AMD EPYC: one or two rows take a third
-to three quarters of the time of float32 values, eight twice as long.
-"""
-
-
-def key_products(
-    queries: mx.array,
-    query_ids: mx.array,
-    codec: Codec | None,
-    rows: Sequence[mx.array],
-    ids: mx.array,
-) -> mx.array:
-    """Products of queries with the keys of blocks, float32 `[..., n, block_size]`.
-
-    Quantized keys are not decoded number by number. With codes c, scales s and biases b of the
-    groups g of a key, its product with a query is `sum_g s[g] (q[g] . c[g]) + b[g] sum(q[g])`: only
-    codes are widened to float32, and scales and biases meet scores, of which there are far fewer.
-
-    `queries`: `[heads, n, dim]`. `rows`: each plane's, `[blocks, block_size, width]`. `query_ids`
-    and `ids`, both `[...]`: which of the heads meets which of the blocks.
-    """
-    if codec is None or not codec.bits:
-        keys = (rows[0] if codec is None else codec.decode(rows)).swapaxes(-1, -2)
-        return mx.gather_mm(queries, keys, query_ids, ids).astype(mx.float32)
-    [heads, n, dim], queries = queries.shape, queries.astype(mx.float32)
-    groups, size = dim // codec.group, rows[0].shape[1]
-    sums = queries.reshape(heads, n, groups, codec.group).sum(axis=-1).swapaxes(1, 2)
-    if groups > 1:  # each group of a query apart, zeros in place of the others
-        own = mx.repeat(mx.eye(groups), codec.group, axis=1)[:, None]
-        queries = (queries[:, None] * own).reshape(heads, groups * n, dim)
-    keys = codec.codes(rows[0]).swapaxes(-1, -2)
-    products = mx.gather_mm(queries, keys, query_ids, ids)
-    products = products.reshape(*ids.shape, groups, n, size)
-    scales, biases = (
-        of.swapaxes(-1, -2)[ids].astype(mx.float32)[..., None, :] for of in (rows[1], rows[2])
-    )
-    scores = products * scales + sums[query_ids][..., None] * biases
-    return scores.sum(axis=-3) if groups > 1 else scores.squeeze(-3)
-
-
-def value_products(
-    weights: mx.array,
-    weight_ids: mx.array,
-    codec: Codec | None,
-    rows: Sequence[mx.array],
-    ids: mx.array,
-) -> mx.array:
-    """Products of weights, `[products, n, block_size]`, with the values of blocks: `[..., n, dim]`,
-    float32 of quantized values; otherwise as in `key_products`.
-    """
-    if codec is not None and codec.bits and weights.shape[1] <= _MOST_QUANTIZED_ROWS:
-        codes, scales, biases = rows
-        return mx.gather_qmm(
-            weights.astype(mx.float32),
-            codes,
-            scales.astype(mx.float32),
-            biases.astype(mx.float32),
-            weight_ids,
-            ids,
-            transpose=False,
-            group_size=codec.group,
-            bits=codec.bits,
-        )
-    values = rows[0] if codec is None else codec.decode(rows)
-    return mx.gather_mm(weights.astype(values.dtype), values, weight_ids, ids)
-
-
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
     """Attention of scaled `queries`, `[rows * kv_heads, n, key_dim]`, to each group's blocks. The n
     are the heads that read a KV head, with all tokens of a head side by side.
@@ -218,7 +150,13 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     of a decode runs this: with few rows an operation costs more than what it computes.
     """
     n, size = queries.shape[1], layer.block_size
-    scores = key_products(queries, where.queries, *layer.key_blocks(where.keys))
+    keys, values = layer.key_blocks(where.keys), layer.value_blocks(where.values)
+    of_keys, of_values = layer.codecs
+    if of_keys is None:
+        scores = mx.gather_mm(queries, keys.rows[0].swapaxes(-1, -2), where.queries, keys.ids)
+        scores = scores.astype(mx.float32)
+    else:
+        scores = key_products(queries, where.queries, of_keys, keys)
     if where.bias is not None:  # scores: [groups, blocks, kv_heads, n, block_size]
         tokens = where.bias.shape[3]
         if tokens == 1:
@@ -230,10 +168,13 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     peak = scores.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
     weights = softmax_exp(scores - peak)
     total = weights.sum(axis=1, keepdims=True).sum(axis=4, keepdims=True)
-    by_block = weights.reshape(-1, n, size)
-    weighted = value_products(by_block, where.scores, *layer.value_blocks(where.values))
-    weighted = weighted.astype(mx.float32)
-    return PartialAttention(peak, total, weighted.sum(axis=1, keepdims=True))
+    if of_values is None:
+        by_block = weights.astype(values.rows[0].dtype).reshape(-1, n, size)
+        weighted = mx.gather_mm(by_block, values.rows[0], where.scores, values.ids)
+        weighted = weighted.astype(mx.float32).sum(axis=1, keepdims=True)
+    else:
+        weighted = value_sums(weights, where.scores, of_values, values)
+    return PartialAttention(peak, total, weighted)
 
 
 def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
