@@ -16,7 +16,7 @@ from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
 LOGPROB_TOLERANCE = tolerance(1e-4)
 
-UNFIT = {"llama4": "its positions are Python numbers"}
+UNFIT = {"llama4": "the model needs positions as Python numbers"}
 """Families whose decodes cannot be compiled, and why."""
 
 Outputs: TypeAlias = Mapping[tuple[str, int], Sequence[int]]
