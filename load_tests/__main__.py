@@ -1,5 +1,5 @@
-"""`python -m load_tests`: load a server, compare some, hold many streams or thousands of
-connections, fill Grafana's panels.
+"""`python -m load_tests`: load a server, compare some, hold thousands of connections, fill
+Grafana's panels.
 """
 
 import asyncio
@@ -18,14 +18,12 @@ from load_tests.scenarios.load import Summary, run_table
 from load_tests.scenarios.option import Scenarios
 from load_tests.scenarios.perform import Outcome, perform
 from load_tests.side_by_side.command import compare, results
-from load_tests.streams.command import streams
 from load_tests.streams.crowd import crowd
 from load_tests.terminal import fail, show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(compare)
 app.command()(results)
-app.command()(streams)
 app.command()(crowd)
 app.command()(grafana)
 

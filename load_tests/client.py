@@ -94,7 +94,7 @@ class Asker:
         listener: "Listener",
         session: str = "",
     ) -> None:
-        """Ask for a stream of so many tokens and let `listener` hear it to its end.
+        """Request a stream of `output_tokens` tokens and let `listener` hear it to its end.
 
         Raises TargetError.
         """
@@ -124,6 +124,16 @@ class Asker:
         except httpx.HTTPError as error:
             raise TargetError(f"after {len(listener.heard)} pieces of text: {error!r}") from error
 
+    async def answered(
+        self, messages: Sequence[Mapping[str, str]], output_tokens: int
+    ) -> "Listener":
+        """`ask` with a listener of its own. Raises TargetError if no text came, too."""
+        listener = Listener()
+        await self.ask(messages, output_tokens, listener)
+        if not listener.heard:
+            raise TargetError("a prompt was not answered")
+        return listener
+
 
 class Listener:
     """Gathers one stream. Times are those of `time.perf_counter`; `started` is when it was asked
@@ -137,6 +147,11 @@ class Listener:
         self.done: float | None = None
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
+
+    @property
+    def first_text_seconds(self) -> float:
+        """From the request to the first piece of text. Raises IndexError before that."""
+        return self.heard[0] - self.started
 
     def hear(self, data: bytes, now: float) -> None:
         """Take in one event's data."""
@@ -174,7 +189,7 @@ class Listener:
         return Answer(
             *place,
             started_seconds=self.started - start,
-            first_token_seconds=self.heard[0] - self.started,
+            first_token_seconds=self.first_text_seconds,
             latency_seconds=self.done - self.started,
             gap_seconds=tuple(b - a for a, b in zip(self.heard, self.heard[1:], strict=False)),
             prompt_tokens=self.usage["prompt_tokens"],

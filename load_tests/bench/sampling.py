@@ -1,16 +1,13 @@
-"""What sampling costs compared with greedy, and with a forward: rows of one vocabulary, in one
-process.
+"""What sampling costs compared with greedy: rows of one vocabulary, in one process.
 
     python -m load_tests.bench.sampling [--json PATH]
 
 A call is building, evaluating and reading one step's tokens from logits that are there. The kinds
 alternate, so that what else the machine does is the same for all; a ratio is of one round's times,
 printed are medians over the rounds, and the least time. A "compiled" kind draws by a function of
-`mx.compile`. On a CPU `--processor-time` counts the
-process's own, all threads together, where others have the machine as well. "argmax" is MLX's own
-over all logits and nothing else, what a greedy step needs at least when it is written down plainly.
-The forward is one step of the rows through a random model of 28 layers, 1,024 wide, as
-Qwen3-0.6B's; --no-forward leaves it out.
+`mx.compile`. On a CPU `--processor-time` counts the process's own, all threads together, where
+others have the machine as well. "argmax" is MLX's own over all logits and nothing else, what a
+greedy step needs at least when it is written down plainly.
 """
 
 # ruff: noqa: E402 - MLX comes after the BLAS
@@ -30,7 +27,6 @@ load_blas()
 
 import mlx.core as mx
 import typer
-from mlx_lm.models import qwen3
 
 from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.loading.memory import activation_bytes
@@ -44,6 +40,7 @@ from load_tests.terminal import show_figures
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 500
 """What penalties look at."""
+WARM_ROUNDS = 3
 
 KINDS = {
     "greedy": SamplingParams(temperature=0),
@@ -75,8 +72,6 @@ class Figures:
     least_milliseconds: float
     over_argmax: float
     over_greedy: float
-    step_over_greedy: float | None
-    """With a forward's time added on both sides; None without a forward."""
 
 
 class CompiledDraws:
@@ -118,37 +113,14 @@ def new_row(params: SamplingParams, seed: int) -> SamplingRow:
     return SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, *seen))
 
 
-def forward_of(n_rows: int, vocab_size: int) -> Callable[[], None]:
-    """One step of `n_rows` rows of one token through a model without weights worth anything."""
-    args = qwen3.ModelArgs(
-        model_type="qwen3",
-        hidden_size=1024,
-        num_hidden_layers=28,
-        intermediate_size=3072,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        vocab_size=vocab_size,
-        max_position_embeddings=4096,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-    )
-    model = qwen3.Model(args)
-    mx.eval(model.parameters())
-    tokens = mx.zeros((n_rows, 1), dtype=mx.uint32)
-    return lambda: mx.eval(model(tokens))
-
-
 def measure(
     steps: Mapping[str, Callable[[], object]],
     clock: Callable[[], float],
     n_rounds: int,
-    n_warm: int = 3,
 ) -> dict[str, list[float]]:
     """Seconds of each by a clock, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for done in range(-n_warm, n_rounds):
+    for done in range(-WARM_ROUNDS, n_rounds):
         for name, step in steps.items():
             start = clock()
             step()
@@ -157,15 +129,8 @@ def measure(
     return seconds
 
 
-def figures_of(seconds: Mapping[str, list[float]], forward_seconds: float | None) -> list[Figures]:
+def figures_of(seconds: Mapping[str, list[float]]) -> list[Figures]:
     argmax, greedy = seconds["argmax"], seconds["greedy"]
-    step_ratios = {
-        kind: (forward_seconds + statistics.median(of_kind))
-        / (forward_seconds + statistics.median(greedy))
-        if forward_seconds is not None
-        else None
-        for kind, of_kind in seconds.items()
-    }
     return [
         Figures(
             kind=kind,
@@ -173,7 +138,6 @@ def figures_of(seconds: Mapping[str, list[float]], forward_seconds: float | None
             least_milliseconds=1e3 * min(of_kind),
             over_argmax=median_ratio(of_kind, argmax),
             over_greedy=median_ratio(of_kind, greedy),
-            step_over_greedy=step_ratios[kind],
         )
         for kind, of_kind in seconds.items()
     ]
@@ -191,11 +155,10 @@ def table(all_figures: list[Figures]) -> Table:
             f"{figures.least_milliseconds:.2f}",
             f"{figures.over_argmax:.2f}",
             f"{figures.over_greedy:.2f}",
-            f"{figures.step_over_greedy:.3f}" if figures.step_over_greedy else "-",
         )
         for figures in all_figures
     )
-    head = ("kind", "ms", "least ms", "over argmax", "over greedy", "step over greedy")
+    head = ("kind", "ms", "least ms", "over argmax", "over greedy")
     return Table(head, tuple(rows))
 
 
@@ -203,7 +166,6 @@ def main(
     rows: int = 16,
     vocabulary: int = 151_936,
     rounds: int = 31,
-    forward: bool = True,
     processor_time: bool = False,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -220,16 +182,8 @@ def main(
             for kind in COMPILED
         },
     }
-    seconds = measure(steps, clock, rounds)
-    forward_seconds = None
-    if forward:
-        step = forward_of(rows, vocabulary)
-        times = measure({"forward": step}, clock, 3, n_warm=1)["forward"]
-        forward_seconds = statistics.median(times)
-    all_figures = figures_of(seconds, forward_seconds)
+    all_figures = figures_of(measure(steps, clock, rounds))
     show_figures(table(all_figures), all_figures, json_path)
-    if forward_seconds is not None:
-        print(f"forward: {1e3 * forward_seconds:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,14 +48,16 @@ async def play_arrival(scenario: Arrival, seed: int, target: Target) -> Arrived:
     warm_up, alone, beside = (text(rng, scenario.prompt_words) for _ in range(3))
     streams = [text(rng, scenario.stream_words) for _ in range(scenario.streams)]
     async with limited(target), connected(target) as asker:
-        await _ask(asker, warm_up, scenario.output_tokens)
-        quiet = await _ask(asker, alone, scenario.output_tokens)
-        busy, listeners = await _beside(asker, beside, scenario.output_tokens, streams)
-    gaps = gaps_until(busy.started, busy.heard[0], [one.heard for one in listeners])
+        await asker.answered([message("user", warm_up)], scenario.output_tokens)
+        quiet = await asker.answered([message("user", alone)], scenario.output_tokens)
+        async with streaming(asker, streams) as running:
+            busy = await asker.answered([message("user", beside)], scenario.output_tokens)
+            await running.until_said(1, since=busy.heard[0])
+    gaps = running.gaps(busy.started, busy.heard[0])
     return Arrived(
         prompt_tokens=busy.usage["prompt_tokens"],
-        first_token_alone=quiet.heard[0] - quiet.started,
-        first_token_beside=busy.heard[0] - busy.started,
+        first_token_alone=quiet.first_text_seconds,
+        first_token_beside=busy.first_text_seconds,
         worst_gap=max(gap.lasted for gap in gaps),
         gaps=gaps,
     )
@@ -74,44 +77,46 @@ def gaps_until(sent: float, answered: float, heard: Sequence[Sequence[float]]) -
     return tuple(sorted(gaps, key=lambda gap: gap.ended))
 
 
-async def _ask(asker: Asker, prompt: str, output_tokens: int) -> Listener:
-    listener = Listener()
-    await asker.ask([message("user", prompt)], output_tokens, listener)
-    if not listener.heard:
-        raise TargetError("the long prompt was not answered")
-    return listener
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Answers that go on while something else is measured."""
+
+    listeners: Sequence[Listener]
+    tasks: Sequence["asyncio.Task[None]"]
+
+    def gaps(self, since: float, until: float) -> tuple[Gap, ...]:
+        """`gaps_until` of all of them."""
+        return gaps_until(since, until, [one.heard for one in self.listeners])
+
+    async def until_said(self, pieces: int, since: float = 0.0) -> None:
+        """Wait until each has said that many pieces of text after the moment `since`.
+
+        Raises TargetError if one has ended.
+        """
+        while any(sum(at > since for at in one.heard) < pieces for one in self.listeners):
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+                    raise TargetError("a stream ended before it was to")
+            await asyncio.sleep(0.01)
 
 
-async def _beside(
-    asker: Asker, prompt: str, output_tokens: int, stream_texts: Sequence[str]
-) -> tuple[Listener, list[Listener]]:
-    """Ask while the streams run; cut them when each has said something after the answer began."""
-    listeners = [Listener() for _ in stream_texts]
-    streams = [
+@asynccontextmanager
+async def streaming(asker: Asker, texts: Sequence[str]) -> AsyncIterator[Streams]:
+    """A stream for each text, all of them under way, which are cut at the end of the block.
+
+    Raises TargetError if one ends before all are under way.
+    """
+    listeners = [Listener() for _ in texts]
+    tasks = [
         asyncio.create_task(asker.ask([message("user", words)], STREAM_TOKENS, listener))
-        for words, listener in zip(stream_texts, listeners, strict=True)
+        for words, listener in zip(texts, listeners, strict=True)
     ]
     try:
-        await _until_said(streams, listeners, UNDER_WAY)
-        busy = await _ask(asker, prompt, output_tokens)
-        await _until_said(streams, listeners, 1, since=busy.heard[0])
+        streams = Streams(listeners, tasks)
+        await streams.until_said(UNDER_WAY)
+        yield streams
     finally:
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
-    return busy, listeners
-
-
-async def _until_said(
-    streams: Sequence["asyncio.Task[None]"],
-    listeners: Sequence[Listener],
-    pieces: int,
-    since: float = 0.0,
-) -> None:
-    """Each stream has said so many pieces after the moment. Raises TargetError if one has ended."""
-    while any(sum(moment > since for moment in one.heard) < pieces for one in listeners):
-        for stream in streams:
-            if stream.done():
-                stream.result()
-                raise TargetError("a stream ended before the long prompt was answered")
-        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,34 +2,28 @@
 
 import asyncio
 import random
-import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import psutil
 
 from kvstore.disk.store import verify
-from load_tests.client import Asker, Listener, TargetError, connected, limited, message
+from load_tests.client import Asker, Listener, connected, limited, message
 from load_tests.peers.catalogue import Server
-from load_tests.scenarios.arrival import STREAM_TOKENS, UNDER_WAY, gaps_until
+from load_tests.scenarios.arrival import Streams, streaming
 from load_tests.scenarios.kinds import Comeback
+from load_tests.scenarios.restart import Ending, Start, end
 from load_tests.scenarios.workloads import text
 
-Ending = Literal["SIGTERM", "SIGKILL"]
 ENDINGS: tuple[Ending, ...] = ("SIGTERM", "SIGKILL")
 CALM_SECONDS = 4.0  # in which nothing happens but the streams
 END_SECONDS = 90.0  # what is not on disk yet has a minute of it
 POLL_SECONDS = 0.05
 LIFE_SECONDS = 3600.0  # a prompt of 24,000 tokens that nobody has computed takes minutes on a CPU
-
-Start = Callable[[Path], AbstractContextManager[Server]]
-"""A server that has been warmed up, with the home that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +92,6 @@ class _Asked:
     calm_gap: float = 0.0
     worst_gap: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        return self.listener.heard[0] - self.listener.started
-
 
 @dataclass(frozen=True, slots=True)
 class _Life:
@@ -124,7 +114,7 @@ def play_comeback(scenario: Comeback, seed: int, start: Start) -> CameBack:
         with TemporaryDirectory(prefix="home-") as home:
             with start(Path(home)) as server:
                 cold = asyncio.run(_live(scenario, server, replace(texts, streams=())))
-                _end(server, ending, scenario.idle_seconds)
+                end(server, ending, scenario.idle_seconds, END_SECONDS)
             begun = time.perf_counter()
             found = list(verify(Path(home) / "kv"))
             seconds += time.perf_counter() - begun
@@ -158,8 +148,8 @@ def _backs(ending: Ending, cold: _Life, again: _Life, streams: int) -> Iterator[
             beside,
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-            cold_seconds=first.seconds,
-            again_seconds=second.seconds,
+            cold_seconds=first.listener.first_text_seconds,
+            again_seconds=second.listener.first_text_seconds,
             calm_gap=second.calm_gap,
             worst_gap=second.worst_gap,
         )
@@ -170,70 +160,36 @@ async def _live(scenario: Comeback, server: Server, texts: _Texts) -> _Life:
     memory = psutil.Process(server.process.pid).memory_info
     target = replace(server.target, limit_seconds=LIFE_SECONDS, stall_seconds=LIFE_SECONDS)
     async with limited(target), connected(target) as asker:
-        one = _One(asker, scenario.output_tokens)
-        alone = [_Asked(await one.ask(words)) for words in texts.alone]
-        async with one.streaming(texts.streams) as streams:
-            found = [await one.beside(streams, words) for words in texts.beside]
+
+        async def ask(words: str) -> Listener:
+            return await asker.answered([message("user", words)], scenario.output_tokens)
+
+        alone = [_Asked(await ask(words)) for words in texts.alone]
+        async with streaming(asker, texts.streams) as streams:
+            found = [
+                await _beside(asker, streams, words, scenario.output_tokens)
+                for words in texts.beside
+            ]
         before_bytes = most_bytes = memory().rss
-        crowd = asyncio.gather(*map(one.ask, texts.crowd))
+        crowd = asyncio.gather(*map(ask, texts.crowd))
         while not crowd.done():
             most_bytes = max(most_bytes, memory().rss)
             await asyncio.sleep(POLL_SECONDS)
-        seconds = sorted(_Asked(listener).seconds for listener in await crowd)
+        seconds = sorted(listener.first_text_seconds for listener in await crowd)
     return _Life(tuple(alone), tuple(found), tuple(seconds), before_bytes, most_bytes)
 
 
-def _end(server: Server, ending: Ending, idle_seconds: float) -> None:
-    if ending == "SIGKILL":
-        time.sleep(idle_seconds)
-    server.process.send_signal(getattr(signal, ending))
-    server.process.wait(END_SECONDS)
-
-
-@dataclass(frozen=True, slots=True)
-class _One:
-    """Asks one prompt at a time."""
-
-    asker: Asker
-    output_tokens: int
-
-    async def ask(self, prompt: str) -> Listener:
-        listener = Listener()
-        await self.asker.ask([message("user", prompt)], self.output_tokens, listener)
-        if not listener.heard:
-            raise TargetError("a prompt was not answered")
-        return listener
-
-    async def beside(self, streams: Sequence[Listener], prompt: str) -> _Asked:
-        if not streams:
-            return _Asked(await self.ask(prompt))
-        begun = time.perf_counter()
-        await asyncio.sleep(CALM_SECONDS)
-        calm = gaps_until(begun, time.perf_counter(), [one.heard for one in streams])
-        asked = await self.ask(prompt)
-        gaps = gaps_until(asked.started, asked.heard[0], [one.heard for one in streams])
-        return _Asked(
-            asked,
-            statistics.median(gap.lasted for gap in calm),
-            max(gap.lasted for gap in gaps),
-        )
-
-    @asynccontextmanager
-    async def streaming(self, texts: Sequence[str]) -> AsyncIterator[Sequence[Listener]]:
-        """Answers that go on; each has said something. Raises TargetError if one has ended."""
-        streams = [Listener() for _ in texts]
-        running = [
-            asyncio.create_task(self.asker.ask([message("user", words)], STREAM_TOKENS, listener))
-            for words, listener in zip(texts, streams, strict=True)
-        ]
-        try:
-            while any(len(one.heard) < UNDER_WAY for one in streams):
-                for task in running:
-                    if task.done():
-                        task.result()
-                await asyncio.sleep(0.01)
-            yield streams
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+async def _beside(asker: Asker, streams: Streams, prompt: str, output_tokens: int) -> _Asked:
+    """Request the prompt after some seconds in which nothing happens but the streams."""
+    if not streams.listeners:
+        return _Asked(await asker.answered([message("user", prompt)], output_tokens))
+    begun = time.perf_counter()
+    await asyncio.sleep(CALM_SECONDS)
+    calm = streams.gaps(begun, time.perf_counter())
+    asked = await asker.answered([message("user", prompt)], output_tokens)
+    gaps = streams.gaps(asked.started, asked.heard[0])
+    return _Asked(
+        asked,
+        statistics.median(gap.lasted for gap in calm),
+        max(gap.lasted for gap in gaps),
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from load_tests.client import Listener, Target, TargetError, connected, limited, message
+from load_tests.client import Listener, Target, connected, limited, message
 from load_tests.peers.catalogue import Server
 from load_tests.processes import STOP_SECONDS
 from load_tests.scenarios.kinds import Restart
@@ -97,7 +97,7 @@ def _resent(
             if ending == "none":
                 again = asyncio.run(_ask(server.target, prompts, scenario.output_tokens))
             else:
-                _end(server, ending, scenario.idle_seconds)
+                end(server, ending, scenario.idle_seconds, STOP_SECONDS)
         if ending != "none":
             with start(Path(home)) as server:
                 again = asyncio.run(_ask(server.target, prompts, scenario.output_tokens))
@@ -107,27 +107,23 @@ def _resent(
             ending,
             prompt_tokens=second.usage["prompt_tokens"],
             cached_tokens=second.usage["prompt_tokens_details"]["cached_tokens"],
-            cold_seconds=first.heard[0] - first.started,
-            again_seconds=second.heard[0] - second.started,
+            cold_seconds=first.first_text_seconds,
+            again_seconds=second.first_text_seconds,
             is_same_text=first.text == second.text,
         )
 
 
-def _end(server: Server, ending: Ending, idle_seconds: float) -> None:
+def end(server: Server, ending: Ending, idle_seconds: float, limit_seconds: float) -> None:
+    """Send the signal, before a SIGKILL after `idle_seconds`, and wait for the process's end."""
     if ending == "SIGKILL":
         time.sleep(idle_seconds)
     server.process.send_signal(getattr(signal, ending))
-    server.process.wait(STOP_SECONDS)
+    server.process.wait(limit_seconds)
 
 
 async def _ask(
     target: Target, prompts: Mapping[str, Messages], output_tokens: int
 ) -> list[Listener]:
     """One after the other."""
-    listeners = [Listener() for _ in prompts]
     async with limited(target), connected(target) as asker:
-        for messages, listener in zip(prompts.values(), listeners, strict=True):
-            await asker.ask(messages, output_tokens, listener)
-            if not listener.heard:
-                raise TargetError("a prompt was not answered")
-    return listeners
+        return [await asker.answered(messages, output_tokens) for messages in prompts.values()]

@@ -9,10 +9,8 @@ without configuration and macOS has not.
 import asyncio
 import random
 import socket
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,16 +21,22 @@ from pydantic import TypeAdapter
 
 from load_tests.client import TargetError
 from load_tests.conditions import Conditions, observe
-from load_tests.processes import Process, cpu_seconds, free_port, running
+from load_tests.processes import Process
 from load_tests.report import Percentiles, Table, percentiles
-from load_tests.streams.listening import Heard, listen, request
+from load_tests.streams.listening import (
+    Heard,
+    background,
+    chat_request,
+    listen,
+    measured,
+    paced_daemon,
+)
 from load_tests.terminal import fail, show
 
 LOG = Path("build/load_tests/crowd.log")
 ROWS = 32  # as many as a daemon computes together by default
 TOKENS_PER_SECOND = 20.0
 ANSWER_TOKENS = 200
-WORD = "the"
 PROBES = 4
 CROWD_ADDRESSES = 16
 SLOW_READ_BYTES = 256  # a second
@@ -73,11 +77,8 @@ def crowd(
 ) -> None:
     """Read a few streams without and with thousands of connections, half of them slow readers."""
     conditions = observe(0, ("python -m load_tests.streams.paced",), blas="none is used")
-    port = free_port()
-    command = (sys.executable, "-m", "load_tests.streams.paced", str(port), str(ROWS))
-    pace = (str(TOKENS_PER_SECOND), WORD)
     try:
-        with running((*command, *pace), f"http://127.0.0.1:{port}/health", LOG) as process:
+        with paced_daemon(ROWS, TOKENS_PER_SECOND, LOG) as (process, port):
             phases = asyncio.run(_phases(process, port, connections, seconds, alone_seconds))
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error
@@ -110,12 +111,12 @@ async def _phases(
     process: Process, port: int, connections: int, seconds: float, alone_seconds: float
 ) -> tuple[Phase, ...]:
     probes = [[Heard()] for _ in range(PROBES)]
-    async with _tasks([_probe(port, number, heard) for number, heard in enumerate(probes)]):
+    async with background([_probe(port, number, heard) for number, heard in enumerate(probes)]):
         await asyncio.sleep(SETTLE_SECONDS)
         alone = await _phase("alone", 0, process, probes, alone_seconds)
         slow = [_slow_reader(port, number) for number in range(connections // 2)]
         quiet = [_quiet(port, number) for number in range(connections - connections // 2)]
-        async with _tasks([*slow, *quiet]):
+        async with background([*slow, *quiet]):
             await asyncio.sleep(SETTLE_SECONDS)
             beside = await _phase("beside the crowd", connections, process, probes, seconds)
         after = await _phase("after it", 0, process, probes, FREE_SECONDS)
@@ -125,38 +126,22 @@ async def _phases(
 async def _phase(
     name: str, connections: int, process: Process, probes: list[list[Heard]], seconds: float
 ) -> Phase:
-    since, cpu_before = time.perf_counter(), cpu_seconds(process)
-    await asyncio.sleep(seconds)
-    until, cpu_after = time.perf_counter(), cpu_seconds(process)
-    gaps = (gap for heard in probes for one in heard for gap in one.gap_seconds(since, until))
+    span = await measured(process, seconds)
+    answers = (one for heard in probes for one in heard)
+    gaps = (gap for one in answers for gap in one.gap_seconds(span.since, span.until))
     return Phase(
         name,
         connections,
         percentiles(gaps),
-        (cpu_after - cpu_before) / (until - since),
+        span.cpu_seconds / span.seconds,
         psutil.Process(process.pid).memory_info().rss,
     )
-
-
-@asynccontextmanager
-async def _tasks(coroutines: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Run them while the block runs. Raises what one of them has raised until then."""
-    tasks = [asyncio.create_task(each) for each in coroutines]
-    try:
-        yield
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _probe(port: int, number: int, heard: list[Heard]) -> None:
     """Read one answer after another, each noted in a Heard of its own."""
     while True:
-        await listen(port, _body(f"Probe {number}"), WORD, heard[-1])
+        await listen(port, f"Probe {number}", ANSWER_TOKENS, heard[-1])
         heard.append(Heard())
 
 
@@ -189,7 +174,7 @@ async def _again_and_again(port: int, number: int, use: Use) -> None:
 
 async def _read_slowly(connection: socket.socket, number: int) -> None:
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, request(_body(f"Slow reader {number}")))
+    await loop.sock_sendall(connection, chat_request(f"Slow reader {number}", ANSWER_TOKENS))
     while True:
         if not await loop.sock_recv(connection, SLOW_READ_BYTES):
             return
@@ -203,13 +188,3 @@ async def _ask_for_health(connection: socket.socket, number: int) -> None:
         if not await loop.sock_recv(connection, RECEIVE_BUFFER_BYTES):
             return
         await asyncio.sleep(HEALTH_SECONDS)
-
-
-def _body(text: str) -> dict[str, object]:
-    return {
-        "model": "rootstock-demo",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": ANSWER_TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-    }

@@ -1,13 +1,16 @@
 """How a client's script is run and what it reports: one JSON object a line for each check.
 node/checks.mjs is the same for Node. Standard library alone, as scenario.py.
+
+A check of a script is a public function that takes the daemon.
 """
 
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from urllib.request import urlopen
 
 from tests.clients.scenario import SCRIPTED
@@ -45,18 +48,30 @@ class Daemon:
 Check = Callable[[Daemon], str]
 """Says what it saw. Raises whatever it likes if that was wrong."""
 
+
+@dataclass(frozen=True)
+class Scripted:
+    """Decorates a check that only a scripted model can be relied on for."""
+
+    check: Check
+
+
 REPORT = '{"check": '
 """How each line of the report begins; a client may print others."""
 
 
-def main(*checks: Check, scripted: Sequence[Check] = ()) -> None:
-    """Run the checks on the daemon that the command line names: URL, model.
-
-    What only a scripted model can be relied on for stands in `scripted`.
+def main(script: Mapping[str, object], *more: Check | Scripted) -> None:
+    """Run `more` and the checks among a script's `globals()`, in the order of their definition, on
+    the daemon that the command line names: URL, model.
     """
     daemon = Daemon(*sys.argv[1:3])
-    also = scripted if daemon.model == SCRIPTED else ()
-    results = [_result(check, daemon) for check in (*checks, *also)]
+    results = list[bool]()
+    for check in (*more, *_defined_in(script)):
+        if isinstance(check, Scripted):
+            if daemon.model == SCRIPTED:
+                results.append(_result(check.check, daemon))
+        else:
+            results.append(_result(check, daemon))
     sys.exit(not all(results))
 
 
@@ -75,6 +90,16 @@ def stopped(daemon: Daemon, close: Callable[[], object]) -> str:
     close()
     daemon.wait_until_it_runs(0)
     return "nothing runs any more"
+
+
+def _defined_in(script: Mapping[str, object]) -> Iterator[Check | Scripted]:
+    for name, value in script.items():
+        if isinstance(value, Scripted):
+            yield value
+        if not isinstance(value, FunctionType) or name.startswith("_"):
+            continue
+        if value.__module__ == script["__name__"]:  # it is not imported
+            yield value
 
 
 def _result(check: Check, daemon: Daemon) -> bool:

@@ -142,10 +142,13 @@ def test_an_answer_without_an_end_stops_when_its_client_leaves(client: StrictCli
 
 def test_a_check_that_fails_is_reported_and_the_others_run() -> None:
     program = (
-        "from tests.clients.checks import main\n"
-        "def fine(daemon): return daemon.model\n"
+        "from tests.clients.checks import Scripted, main, stopped\n"
         "def broken(daemon): assert daemon.root == 'there', daemon.root\n"
-        "main(broken, fine, scripted=[fine])"
+        "def fine(daemon): return _model(daemon)\n"
+        "@Scripted\n"
+        "def of_a_script(daemon): return 'it knows the answer'\n"
+        "def _model(daemon): return daemon.model\n"
+        "main(globals())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "here", "demo"],

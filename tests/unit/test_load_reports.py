@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
+from load_tests.bench.server_cpu import microseconds_per_token
 from load_tests.client import Answer, TargetError
 from load_tests.conditions import observe
 from load_tests.grafana.command import empty, unhealthy
@@ -33,8 +34,7 @@ from load_tests.side_by_side.record import Record, read, write
 from load_tests.side_by_side.rounds import Bench, Failure, Rounds, play_rounds
 from load_tests.side_by_side.tables import Ratio, ratio, tables
 from load_tests.streams import crowd, paced
-from load_tests.streams.command import WORD, Streaming
-from load_tests.streams.listening import Heard, WordCounter, listen
+from load_tests.streams.listening import WORD, Heard, Span, WordCounter, background, listen
 from tests.hosting import hosted
 from tests.unit.threaded_harness import Letters
 from tools.events import events_of
@@ -116,10 +116,6 @@ def test_commands_name_the_model_and_the_port() -> None:
     assert rootstock("--no-prefix-cache").arguments[-1] == "--no-prefix-cache"
 
 
-def streaming(least: float) -> Streaming:
-    return Streaming(2, 20.0, least, 40.0, 0.5, Percentiles(0.05, 0.06, 0.07))
-
-
 async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     config = EngineConfig(model="", kv_cache_bytes=2**23)
     build = partial(paced.load, 1e6, WORD, config, lambda line: None)
@@ -157,7 +153,7 @@ async def answering(answer: bytes) -> Heard:
     heard = Heard()
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await listen(port, {"stream": True}, "the", heard)
+        await listen(port, "Hello", 2, heard)
     return heard
 
 
@@ -171,9 +167,12 @@ async def test_a_stream_is_heard_to_its_end_and_one_that_is_refused_is_an_error(
         await answering(answer)
 
 
-def test_a_daemon_that_falls_behind_is_told_from_one_that_does_not() -> None:
-    assert streaming(least=19.5).keeps_pace
-    assert not streaming(least=18.0).keeps_pace
+def test_a_daemon_that_falls_behind_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    span = Span(since=100.0, until=102.0, cpu_seconds=0.01)
+    assert microseconds_per_token([40, 39], span, 20.0) == pytest.approx(1e4 / 79)
+    assert not caplog.messages
+    assert microseconds_per_token([40, 36], span, 20.0) == pytest.approx(1e4 / 76)
+    assert caplog.messages == ["The server fell behind: a stream got 18.0 tokens/s."]
 
 
 async def test_a_crowd_begins_anew_when_its_connections_end(
@@ -193,7 +192,7 @@ async def test_a_crowd_begins_anew_when_its_connections_end(
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with crowd._tasks([crowd._slow_reader(port, 0), crowd._quiet(port, 1)]):
+        async with background([crowd._slow_reader(port, 0), crowd._quiet(port, 1)]):
             await asyncio.wait_for(enough.wait(), 10)
     assert set(came) == {("127.0.1.1", b"POST"), ("127.0.1.2", b"GET")}
 

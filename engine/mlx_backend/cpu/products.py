@@ -7,8 +7,9 @@ are multiplied with the codes in place, by MLX's quantized product with scales o
 are widened to float32, which a BLAS multiplies.
 """
 
+from functools import cache
+
 import mlx.core as mx
-import numpy as np
 
 from engine.mlx_backend.kv.formats import Codec
 from engine.mlx_backend.kv.shape import StoredBlocks
@@ -30,75 +31,85 @@ _IN_PLACE_GROUPS = (64, 32)
 def key_products(
     queries: mx.array, query_ids: mx.array, codec: Codec, keys: StoredBlocks
 ) -> mx.array:
-    """Products of queries with encoded keys of blocks, float32 `[..., n, block_size]`.
+    """Products of queries with encoded keys of blocks, float32 `[rows, blocks, kv_heads, n,
+    block_size]`.
 
-    `queries`: `[heads, n, dim]`. `query_ids`, `[...]`: which of the heads meets each block.
+    `queries`: `[rows * kv_heads, n, dim]`. `query_ids`, `[rows, blocks, kv_heads]`: which of them
+    meet each block.
     """
     if not codec.bits:
         decoded, ids = _decoded(codec, keys)
         return mx.gather_mm(queries, decoded.swapaxes(-1, -2), query_ids, ids).astype(mx.float32)
-    heads, n, _ = queries.shape
-    by_group = queries.astype(mx.float32).reshape(heads, n, codec.groups, codec.group)
-    by_group = by_group.swapaxes(1, 2)  # each group of channels is a matrix of its own
-    groups = mx.arange(codec.groups, dtype=mx.uint32)
-    products = _code_products(
-        by_group.reshape(heads * codec.groups, n, codec.group),
-        query_ids[..., None] * codec.groups + groups,
-        codec,
-        keys.rows[0].reshape(len(keys.rows[0]) * codec.groups, codec.group, -1),
-        keys.ids[..., None] * codec.groups + groups,
-    )
-    scales, biases = _scales(codec, keys)
-    sums = by_group.sum(axis=-1)[query_ids]  # [..., groups, n]
-    scores = products * scales + sums[..., None] * biases
-    return scores.sum(axis=-3) if codec.groups > 1 else scores.squeeze(-3)
+    queries, (rows, _, kv_heads) = queries.astype(mx.float32), query_ids.shape
+    # By channel, the codes of a group lie together, as those of a smaller block do.
+    codes = keys.planes[0].reshape(-1, codec.group, keys.block_size)
+    scores = list[mx.array]()
+    for group, (scales, biases) in enumerate(_scales(codec, keys)):
+        own, ids = queries, keys.ids
+        if codec.groups > 1:
+            own = queries[..., group * codec.group : (group + 1) * codec.group]
+            ids = ids * codec.groups + group
+        sums = own.sum(axis=-1, keepdims=True).reshape(rows, 1, kv_heads, -1, 1)
+        products = _code_products(own, query_ids, codec, codes, ids)
+        scores.append(products * scales + sums * biases)
+    return sum(scores[1:], scores[0])
 
 
 def value_sums(
     weights: mx.array, weight_ids: mx.array, codec: Codec, values: StoredBlocks
 ) -> mx.array:
-    """Weighted sums of encoded values of blocks, float32 `[groups, 1, kv_heads, n, dim]`.
+    """Weighted sums of encoded values of blocks, float32 `[rows, 1, kv_heads, n, dim]`.
 
-    `weights`: float32 `[groups, blocks, kv_heads, n, block_size]`. `weight_ids`, `[groups, blocks,
+    `weights`: float32 `[rows, blocks, kv_heads, n, block_size]`. `weight_ids`, `[rows, blocks,
     kv_heads]`: 0, 1, 2, ...
     """
-    n_groups, n_blocks, kv_heads, n, size = weights.shape
+    n, size = weights.shape[3:]
     if not codec.bits:
         decoded, ids = _decoded(codec, values)
         by_block = weights.astype(decoded.dtype).reshape(-1, n, size)
         weighted = mx.gather_mm(by_block, decoded, weight_ids, ids)
         return weighted.astype(mx.float32).sum(axis=1, keepdims=True)
-    scales, biases = _scales(codec, values)
-    apart = weights[..., None, :, :]  # of each group of channels
-    scaled = (apart * scales).reshape(-1, codec.groups * n, size)
-    products = _code_products(scaled, weight_ids, codec, values.rows[0], values.ids)
-    products = products.reshape(n_groups, n_blocks, kv_heads, codec.groups * n, codec.dim)
-    sums = products.sum(axis=1, keepdims=True)
-    sums = sums.reshape(n_groups, 1, kv_heads, codec.groups, n, codec.groups, codec.group)
-    sums = mx.stack([sums[..., group, :, group, :] for group in range(codec.groups)], axis=-2)
-    offsets = (apart * biases).sum(axis=1, keepdims=True).sum(axis=-1)  # [..., groups, n]
-    sums = sums + offsets.swapaxes(-1, -2)[..., None]
-    return sums.reshape(n_groups, 1, kv_heads, n, codec.dim)
+    by_group = _scales(codec, values)
+    scaled = _joined([weights * scales for scales, _ in by_group], axis=3)
+    # Each group's weights meet the codes of all groups, of which its own are of use.
+    scaled = scaled.reshape(-1, codec.groups * n, size)
+    products = _code_products(scaled, weight_ids, codec, values.rows(0), values.ids)
+    products, sums = products.sum(axis=1, keepdims=True), list[mx.array]()
+    for group, (_, biases) in enumerate(by_group):
+        own = products
+        if codec.groups > 1:
+            own = products[:, :, :, group * n : (group + 1) * n]
+            own = own[..., group * codec.group : (group + 1) * codec.group]
+        offsets = (weights * biases).sum(axis=1, keepdims=True).sum(axis=-1, keepdims=True)
+        sums.append(own + offsets)
+    return _joined(sums, axis=-1)
 
 
 def _decoded(codec: Codec, blocks: StoredBlocks) -> tuple[mx.array, mx.array]:
     """The vectors of blocks, `[blocks, block_size, dim]`, and the indices of those meant."""
-    copies = codec.decode([_copied(rows, blocks.ids) for rows in blocks.rows])
+    copies = codec.decode([blocks.copied(0)]).reshape(-1, blocks.block_size, codec.dim)
     return copies, mx.arange(blocks.ids.size, dtype=mx.uint32).reshape(blocks.ids.shape)
 
 
-def _scales(codec: Codec, blocks: StoredBlocks) -> tuple[mx.array, ...]:
-    """Scales and biases of quantized blocks, float32 `[..., groups, 1, block_size]`."""
-    return tuple(
-        of.reshape(*blocks.ids.shape, *of.shape[1:]).swapaxes(-1, -2)[..., None, :]
-        for of in codec.scales(_copied(blocks.rows[1], blocks.ids))
-    )
+def _scales(codec: Codec, blocks: StoredBlocks) -> list[tuple[mx.array, mx.array]]:
+    """Scales and biases of each group of quantized blocks, float32 `[..., 1, block_size]`."""
+    scales, biases = codec.scales(blocks.copied(1).reshape(*blocks.ids.shape, 1, -1))
+    step = codec.groups
+    if step == 1:
+        return [(scales, biases)]
+    return [(scales[..., group::step], biases[..., group::step]) for group in range(step)]
 
 
-def _copied(rows: mx.array, ids: mx.array) -> mx.array:
-    """The blocks `ids` of `rows`, `[blocks, lines, width]`, one after another."""
-    # In two dimensions each index moves one contiguous run: one memcpy for each block.
-    return rows.reshape(len(rows), -1)[ids.reshape(-1)].reshape(-1, *rows.shape[1:])
+def _joined(parts: list[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
+
+
+@cache
+def _identity(*shape: int) -> tuple[mx.array, mx.array]:
+    """Scales of 1 and biases of 0, `[blocks, lines, groups]`, in the memory of one block's."""
+    found = [mx.broadcast_to(mx.full(shape[1:], number), shape) for number in (1.0, 0.0)]
+    mx.eval(found)
+    return found[0], found[1]
 
 
 def _code_products(
@@ -113,12 +124,7 @@ def _code_products(
     width = codes.shape[2] * 8 // codec.bits
     group = next((group for group in _IN_PLACE_GROUPS if width % group == 0), None)
     if left.shape[1] <= MOST_IN_PLACE and group is not None:
-        shape = n_lines, width // group
-        ones, zeros = (
-            # Broadcast to all blocks, not repeated: MLX needs the last two dimensions in a row.
-            mx.broadcast_to(mx.array(numbers(shape, np.float32)), (n_blocks, *shape))
-            for numbers in (np.ones, np.zeros)
-        )
+        ones, zeros = _identity(n_blocks, n_lines, width // group)
         return mx.gather_qmm(
             left,
             codes.view(mx.uint32),
@@ -135,7 +141,8 @@ def _code_products(
         own_left, own = (of.reshape(-1)[first : first + step] for of in (left_ids, ids))
         if found:  # one after another, or MLX would copy and widen all of them first
             [own] = mx.depends([own], found[-1:])
-        widened = codec.widened(_copied(codes, own))
+        copied = codes.reshape(n_blocks, -1)[own].reshape(-1, *codes.shape[1:])
+        widened = codec.widened(copied)
         found.append(mx.gather_mm(left, widened, own_left, mx.arange(len(own), dtype=mx.uint32)))
-    whole = found[0] if len(found) == 1 else mx.concatenate(found)
+    whole = _joined(found, axis=0)
     return whole.reshape(*ids.shape, *whole.shape[1:])

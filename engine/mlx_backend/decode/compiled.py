@@ -119,7 +119,7 @@ class CompiledDecode:
         """
         layout, storage = model.layout, model.storage
         if model.execution.batching.int_offsets:
-            raise Unfit("its positions are Python numbers")
+            raise Unfit("the model needs positions as Python numbers")
         if any(isinstance(spec, ChunkedCacheSpec) for spec in layout.specs):
             raise Unfit("it attends to chunks")
         self._model = model

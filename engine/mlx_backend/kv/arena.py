@@ -115,11 +115,11 @@ class LayerArena:
 
         `heads`: indices that `Arena.head_ids` made, of any shape.
         """
-        return self._stored_blocks(self.codecs[0], self._key_planes, heads)
+        return StoredBlocks(self._key_planes, self.block_size, heads)
 
     def value_blocks(self, heads: mx.array) -> StoredBlocks:
         """Blocks of V, as `key_blocks` returns those of K; `heads`: from `Arena.value_heads`."""
-        return self._stored_blocks(self.codecs[1], self._value_planes, heads)
+        return StoredBlocks(self._value_planes, self.block_size, heads)
 
     def blocks(self, ids: mx.array, kept: mx.array | None = None) -> list[mx.array]:
         """Copies of whole blocks as they are stored, `[ids, kv_heads, block_size, width]` of each
@@ -223,14 +223,6 @@ class LayerArena:
         # In two dimensions each index moves one contiguous run: one memcpy per block and head.
         runs = plane.reshape(-1, self.block_size * width)[heads]
         return runs.reshape(rows, kv_heads, blocks * self.block_size, width)
-
-    def _stored_blocks(
-        self, codec: Codec | None, planes: Sequence[mx.array], heads: mx.array
-    ) -> StoredBlocks:
-        rows = [plane.reshape(-1, self.block_size, plane.shape[1]) for plane in planes]
-        if codec is not None and codec.order == "channel":
-            rows[0] = rows[0].reshape(len(rows[0]), codec.dim, -1)
-        return StoredBlocks(rows, heads)
 
     def _parts(self, plane: mx.array, *sizes: int) -> mx.array:
         """The plane as `[parts, *sizes, width]`: K and V where both are in it, else one part."""

@@ -104,9 +104,19 @@ def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
 class StoredBlocks(NamedTuple):
     """Blocks of K or of V of one head each, in place, as they are stored.
 
-    `rows`: of each plane, those of all blocks, `[blocks, block_size, width]`; codes by channel,
-    `[blocks, dim, block_size]`. `ids`: which blocks are meant.
+    `planes`: the rows of all blocks, `[blocks * block_size, width]`. `ids`: which blocks are meant.
     """
 
-    rows: Sequence[mx.array]
+    planes: Sequence[mx.array]
+    block_size: int
     ids: mx.array
+
+    def rows(self, plane: int) -> mx.array:
+        """All blocks of a plane, `[blocks, block_size, width]`."""
+        return self.planes[plane].reshape(-1, self.block_size, self.planes[plane].shape[1])
+
+    def copied(self, plane: int) -> mx.array:
+        """The rows of a plane in the blocks that are meant, `[..., block_size * width]`."""
+        # In two dimensions each index moves one contiguous run: one memcpy for each block.
+        of = self.planes[plane]
+        return of.reshape(-1, self.block_size * of.shape[1])[self.ids]

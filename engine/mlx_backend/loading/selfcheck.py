@@ -138,7 +138,7 @@ def find_execution(
                 return replace(execution, deviation=error, rejected=tuple(problems))
             problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
     raise ModelError(
-        "the model does not say through shared storage what it says alone ("
+        "the model computes other logits through shared storage than alone ("
         + "; ".join(problems)
         + ")"
     )

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.clients.catalogue import ENVIRONMENTS, ROOT
-from tests.clients.checks import Daemon, stopped
+from tests.clients.checks import Check, Daemon, Scripted, main, stopped
 from tests.clients.scenario import (
     ENDLESS,
     FAREWELL,
@@ -91,10 +92,8 @@ class Agent:
         )
 
 
-class Program:
-    """One agent's flags, and where its report has the answer and the tokens. Its checks are
-    `conversation`, `tool_loop`, `two_folders` and `cancellation`.
-    """
+class Program(ABC):
+    """One agent's flags, and where its report has the answer and the tokens."""
 
     name: str
     """As `rootstock launch` knows it."""
@@ -114,15 +113,27 @@ class Program:
     least_resumed, least_elsewhere = 0.95, 0.9
     """The share of a prompt that is cached, of a session that goes on and in another folder."""
 
-    def text(self, report: Any) -> str:
-        raise NotImplementedError
+    def main(self, *more: Check) -> None:
+        """Run the program's checks and `more`, all of which need the scripted model."""
+        main({}, *map(Scripted, (*self.checks(), *more)))
 
+    def checks(self) -> tuple[Check, ...]:
+        """Those of this class that the program can pass."""
+        return self.conversation, self.tool_loop, self.two_folders, self.cancellation
+
+    @abstractmethod
+    def text(self, report: Any) -> str:
+        """The answer in the report of a session."""
+
+    @abstractmethod
     def usage(self, report: Any) -> tuple[int, int]:
         """Of the last request: its tokens that were cached, and all."""
-        raise NotImplementedError
 
     def check_call(self, report: Any) -> None:
-        """The tool was called once, and its program ended well: where the report says so."""
+        """The tool was called once, and its program ended well: where the report says so. Else the
+        report must have an answer.
+        """
+        assert self.text(report), report
 
     def run(self, agent: Agent, *arguments: str) -> Any:
         """Its report."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.request import urlopen
 
-from tests.clients.checks import Daemon, main
+from tests.clients.checks import Daemon
 from tests.clients.programs.agent import Program
 from tests.clients.scenario import GREETING, UNKNOWN
 
@@ -73,14 +73,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    main(
-        scripted=[
-            PROGRAM.conversation,
-            stream,
-            PROGRAM.tool_loop,
-            PROGRAM.two_folders,
-            count_of_tokens,
-            errors,
-            PROGRAM.cancellation,
-        ]
-    )
+    PROGRAM.main(stream, count_of_tokens, errors)

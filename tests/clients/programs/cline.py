@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.clients.checks import Daemon, main
+from tests.clients.checks import Daemon
 from tests.clients.programs.agent import Program
 from tests.clients.scenario import GREETING
 
@@ -26,6 +26,10 @@ class Cline(Program):
     def check_call(self, report: Any) -> None:
         assert _result(report)["iterations"] == 2, report
 
+    def conversation(self, daemon: Daemon) -> str:
+        """One turn: no flag resumes a session."""
+        return self.text(self.once(daemon, *self.ask, GREETING))
+
 
 def _result(report: Any) -> Any:
     (result,) = [line for line in report if line["type"] == "run_result"]
@@ -34,10 +38,5 @@ def _result(report: Any) -> Any:
 
 PROGRAM = Cline()
 
-
-def answer(daemon: Daemon) -> str:
-    return PROGRAM.text(PROGRAM.once(daemon, *PROGRAM.ask, GREETING))
-
-
 if __name__ == "__main__":
-    main(scripted=[answer, PROGRAM.tool_loop, PROGRAM.two_folders, PROGRAM.cancellation])
+    PROGRAM.main()

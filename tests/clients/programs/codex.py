@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.clients.checks import Daemon, main
+from tests.clients.checks import Daemon
 from tests.clients.programs.agent import Program
 from tests.clients.scenario import GREETING, UNKNOWN
 
@@ -46,12 +46,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    main(
-        scripted=[
-            PROGRAM.conversation,
-            PROGRAM.tool_loop,
-            PROGRAM.two_folders,
-            errors,
-            PROGRAM.cancellation,
-        ]
-    )
+    PROGRAM.main(errors)

@@ -5,7 +5,6 @@ of all requests of a session together.
 import re
 from typing import Any
 
-from tests.clients.checks import main
 from tests.clients.programs.agent import Agent, Program
 
 TOKENS = re.compile(r"↑ ([\d.]+)(k?).*?\(([\d.]+)(k?) cached")
@@ -39,11 +38,4 @@ def _number(digits: str, unit: str) -> int:
 PROGRAM = Copilot()
 
 if __name__ == "__main__":
-    main(
-        scripted=[
-            PROGRAM.conversation,
-            PROGRAM.tool_loop,
-            PROGRAM.two_folders,
-            PROGRAM.cancellation,
-        ]
-    )
+    PROGRAM.main()

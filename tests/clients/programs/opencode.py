@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.clients.checks import Daemon, main
+from tests.clients.checks import Daemon
 from tests.clients.programs.agent import Program
 
 
@@ -47,12 +47,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    main(
-        scripted=[
-            PROGRAM.conversation,
-            PROGRAM.tool_loop,
-            PROGRAM.two_folders,
-            errors,
-            PROGRAM.cancellation,
-        ]
-    )
+    PROGRAM.main(errors)

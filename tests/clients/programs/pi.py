@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.clients.checks import main
 from tests.clients.programs.agent import Program
 
 
@@ -31,11 +30,4 @@ def _answer(report: Any) -> Any:
 PROGRAM = Pi()
 
 if __name__ == "__main__":
-    main(
-        scripted=[
-            PROGRAM.conversation,
-            PROGRAM.tool_loop,
-            PROGRAM.two_folders,
-            PROGRAM.cancellation,
-        ]
-    )
+    PROGRAM.main()

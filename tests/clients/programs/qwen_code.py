@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.clients.checks import main
+from tests.clients.checks import Check
 from tests.clients.programs.agent import Program
 
 
@@ -11,6 +11,9 @@ class QwenCode(Program):
     ask = ("-o", "stream-json", "-p")
     resume = ("-o", "stream-json", "--continue", "-p")
     least_resumed = 0.9
+
+    def checks(self) -> tuple[Check, ...]:
+        return self.conversation, self.two_folders, self.cancellation
 
     def text(self, report: Any) -> str:
         return str(report[-1]["result"])
@@ -25,4 +28,4 @@ class QwenCode(Program):
 PROGRAM = QwenCode()
 
 if __name__ == "__main__":
-    main(scripted=[PROGRAM.conversation, PROGRAM.two_folders, PROGRAM.cancellation])
+    PROGRAM.main()

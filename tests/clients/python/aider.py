@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.clients.checks import Daemon, main, stopped
+from tests.clients.checks import Daemon, Scripted, main, stopped
 from tests.clients.scenario import (
     ENDLESS,
     FAREWELL,
@@ -27,6 +27,7 @@ FLAGS = (
 )
 
 
+@Scripted
 def conversation(daemon: Daemon) -> str:
     """The second turn is a process of its own, which restores the first."""
     with _home() as home:
@@ -37,6 +38,7 @@ def conversation(daemon: Daemon) -> str:
     return last.splitlines()[-1]
 
 
+@Scripted
 def edit(daemon: Daemon) -> str:
     with _home() as home:
         file = home / "forecast.txt"
@@ -46,6 +48,7 @@ def edit(daemon: Daemon) -> str:
     return FORECAST
 
 
+@Scripted
 def errors(daemon: Daemon) -> str:
     with _home() as home:
         output = _run(Daemon(daemon.root, UNKNOWN), home, GREETING)
@@ -54,6 +57,7 @@ def errors(daemon: Daemon) -> str:
     return line
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     with _home() as home, _start(daemon, home, ENDLESS) as program:
         return stopped(daemon, program.kill)
@@ -93,4 +97,4 @@ def _start(daemon: Daemon, home: Path, message: str, *options: str) -> "subproce
 
 
 if __name__ == "__main__":
-    main(scripted=[conversation, edit, errors, cancellation])
+    main(globals())

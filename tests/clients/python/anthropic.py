@@ -6,7 +6,7 @@ import anthropic
 from anthropic import Anthropic
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 TOOL = {
     "name": scenario.WEATHER_TOOL["name"],
@@ -65,12 +65,14 @@ def errors(daemon: Daemon) -> str:
     return str(refused)
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     events = _ask(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(events)
     return stopped(daemon, events.close)
 
 
+@Scripted
 def thinking(daemon: Daemon) -> str:
     """Comes back with a signature, and is sent again with it in the loop above."""
     block, _ = _ask(daemon, [_user(scenario.GREETING)]).content
@@ -139,12 +141,4 @@ def _client(daemon: Daemon) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        conversation,
-        stream,
-        tool_loop,
-        streamed_tool_loop,
-        count_of_tokens,
-        errors,
-        scripted=[cancellation, thinking],
-    )
+    main(globals())

@@ -39,4 +39,4 @@ def _ranked(daemon: Daemon, client: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(rerank, rerank_as_its_first_version, errors)
+    main(globals())

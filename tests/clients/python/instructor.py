@@ -9,7 +9,7 @@ from instructor import Mode
 from instructor.core import InstructorRetryException
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 from tests.clients.scenario import ENDLESS, MAX_TOKENS, QUESTION, UNKNOWN
 
 
@@ -45,6 +45,7 @@ def streamed_object(daemon: Daemon) -> str:
     return f"{len(partials)} partials, {last!r}"
 
 
+@Scripted
 def several_objects(daemon: Daemon) -> str:
     reports = list(
         _client(daemon, Mode.TOOLS).create_iterable(response_model=Report, **_body(daemon.model))
@@ -76,6 +77,7 @@ def errors(daemon: Daemon) -> str:
     return str(error)
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     """instructor hands out nothing of a stream before its end, so it is given up by its timeout."""
     body = _body(daemon.model) | {"messages": [{"role": "user", "content": ENDLESS}]}
@@ -108,12 +110,4 @@ def _client(daemon: Daemon, mode: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        object_by_tool,
-        object_by_strict_tool,
-        object_by_schema,
-        streamed_object,
-        conversation,
-        errors,
-        scripted=[several_objects, cancellation],
-    )
+    main(globals())

@@ -36,12 +36,4 @@ def _model(daemon: Daemon) -> Any:
 LOOPS = Loops(_model, _model)
 
 if __name__ == "__main__":
-    main(
-        LOOPS.conversation,
-        LOOPS.stream,
-        LOOPS.tool_loop,
-        LOOPS.streamed_tool_loop,
-        required,
-        errors,
-        scripted=[LOOPS.cancellation],
-    )
+    main(globals(), *LOOPS.checks())

@@ -8,7 +8,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import StructuredTool
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, stopped
+from tests.clients.checks import Check, Daemon, Scripted, stopped
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,16 @@ class Loops:
 
     model: Callable[[Daemon], Any]
     streaming_model: Callable[[Daemon], Any]
+
+    def checks(self) -> tuple[Check | Scripted, ...]:
+        """Those that every chat model passes."""
+        return (
+            self.conversation,
+            self.stream,
+            self.tool_loop,
+            self.streamed_tool_loop,
+            Scripted(self.cancellation),
+        )
 
     def conversation(self, daemon: Daemon) -> str:
         question = [SystemMessage(scenario.SYSTEM), HumanMessage(scenario.GREETING)]

@@ -8,7 +8,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field, SecretStr
 
-from tests.clients.checks import Daemon, main, raised
+from tests.clients.checks import Daemon, Scripted, main, raised
 from tests.clients.python.langchain_loops import Loops
 from tests.clients.scenario import (
     LIBRARY,
@@ -46,6 +46,7 @@ def structured_by_function(daemon: Daemon) -> str:
     return _structured(daemon, "function_calling")
 
 
+@Scripted
 def structured_by_json_mode(daemon: Daemon) -> str:
     return _structured(daemon, "json_mode")
 
@@ -94,17 +95,4 @@ LOOPS = Loops(_model, partial(_model, stream_usage=True))
 RESPONSES = Loops(*[partial(_model, use_responses_api=True)] * 2)
 
 if __name__ == "__main__":
-    main(
-        LOOPS.conversation,
-        LOOPS.stream,
-        LOOPS.tool_loop,
-        LOOPS.streamed_tool_loop,
-        responses_tool_loop,
-        responses_streamed_tool_loop,
-        required_and_strict,
-        structured_by_schema,
-        structured_by_function,
-        errors,
-        small_index,
-        scripted=[structured_by_json_mode, LOOPS.cancellation],
-    )
+    main(globals(), *LOOPS.checks())

@@ -6,7 +6,7 @@ from typing import Any
 import litellm
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 USER = {"role": "user", "content": scenario.QUESTION}
@@ -51,6 +51,7 @@ def tool_loop(daemon: Daemon) -> str:
     return f"{station.check(answer.choices[0].message.content)} ({cached} cached)"
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     messages = [{"role": "user", "content": scenario.ENDLESS}]
     chunks = _ask(daemon, messages=messages, tools=None, stream=True)
@@ -66,6 +67,7 @@ def named_function(daemon: Daemon) -> str:
     return str(call.function.arguments)
 
 
+@Scripted
 def reasoning(daemon: Daemon) -> str:
     """Whole, and streamed before the call."""
     whole = _ask(daemon).choices[0].message.reasoning_content
@@ -94,11 +96,4 @@ def _ask(daemon: Daemon, **fields: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        conversation,
-        streamed_call,
-        tool_loop,
-        named_function,
-        errors,
-        scripted=[reasoning, cancellation],
-    )
+    main(globals())

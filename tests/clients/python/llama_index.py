@@ -18,4 +18,4 @@ def small_index(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    main(small_index)
+    main(globals())

@@ -9,7 +9,7 @@ from typing import Any
 import llm
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 ENTRY = """
 - model_id: {model}
@@ -52,6 +52,7 @@ def errors(daemon: Daemon) -> str:
     return str(error)
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     """llm leaves the connection to the garbage collector."""
     slices = iter(_model(daemon).prompt(scenario.ENDLESS, **_options()))
@@ -87,11 +88,4 @@ def _model(daemon: Daemon) -> Any:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         os.environ["LLM_USER_PATH"] = home
-        main(
-            conversation,
-            stream,
-            tool_loop,
-            streamed_tool_loop,
-            errors,
-            scripted=[cancellation],
-        )
+        main(globals())

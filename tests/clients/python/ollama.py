@@ -5,7 +5,7 @@ from typing import Any
 from ollama import Client, ResponseError
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 REPORT = {
@@ -74,18 +74,21 @@ def errors(daemon: Daemon) -> str:
     return str(raised(ResponseError, lambda: _chat(daemon, long)))
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     parts = _chat(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(parts)
     return stopped(daemon, parts.close)
 
 
+@Scripted
 def thinking(daemon: Daemon) -> str:
     message = _chat(daemon, [_user(scenario.GREETING)], think=True).message
     assert message.thinking == scenario.REASONING, message
     return scenario.REASONING
 
 
+@Scripted
 def format_of_an_answer(daemon: Daemon) -> str:
     content = _chat(daemon, [_user(scenario.QUESTION)], format=REPORT).message.content
     assert scenario.SKY in content, content
@@ -112,12 +115,4 @@ def _client(daemon: Daemon) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        conversation,
-        stream,
-        tool_loop,
-        prompt,
-        models,
-        errors,
-        scripted=[cancellation, thinking, format_of_an_answer],
-    )
+    main(globals())

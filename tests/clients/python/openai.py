@@ -9,7 +9,7 @@ import openai
 from openai import OpenAI
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 CHAT_TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 TOOL = {"type": "function", "strict": False, **scenario.WEATHER_TOOL}
@@ -57,6 +57,7 @@ def errors(daemon: Daemon) -> str:
     return str(raised(openai.BadRequestError, lambda: _chat(daemon, [])))
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     chunks = _chat(daemon, [_user(scenario.ENDLESS)], stream=True)
     next(chunks)
@@ -107,12 +108,14 @@ def responses_errors(daemon: Daemon) -> str:
     return str(refused)
 
 
+@Scripted
 def responses_cancellation(daemon: Daemon) -> str:
     events = _respond(daemon, scenario.ENDLESS, stream=True)
     next(events)
     return stopped(daemon, events.close)
 
 
+@Scripted
 def responses_reasoning(daemon: Daemon) -> str:
     item, _ = _respond(daemon, scenario.GREETING).output
     assert item.type == "reasoning", item
@@ -182,15 +185,4 @@ def _client(daemon: Daemon) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        conversation,
-        stream,
-        tool_loop,
-        errors,
-        responses_conversation,
-        responses_stream,
-        responses_tool_loop,
-        responses_errors,
-        embeddings,
-        scripted=[cancellation, responses_cancellation, responses_reasoning],
-    )
+    main(globals())

@@ -16,7 +16,7 @@ from agents import (
 from openai import AsyncOpenAI
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped
 
 set_tracing_disabled(True)
 
@@ -63,6 +63,7 @@ def errors(daemon: Daemon) -> str:
     )
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     async def run() -> str:
         result = Runner.run_streamed(_agent(daemon), scenario.ENDLESS)
@@ -96,4 +97,4 @@ def _agent(daemon: Daemon, model: Any = OpenAIResponsesModel, **options: Any) ->
 
 
 if __name__ == "__main__":
-    main(conversation, stream, tool_loop, chat_tool_loop, errors, scripted=[cancellation])
+    main(globals())

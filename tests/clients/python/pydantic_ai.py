@@ -9,7 +9,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, main, raised
+from tests.clients.checks import Daemon, Scripted, main, raised
 
 
 class Report(BaseModel):
@@ -54,6 +54,7 @@ def output_by_schema(daemon: Daemon) -> str:
     return _output(daemon, NativeOutput(Report, strict=True))
 
 
+@Scripted
 def tool_and_output(daemon: Daemon) -> str:
     """A tool first, then the output tool, every call required."""
     station = scenario.WeatherStation()
@@ -63,6 +64,7 @@ def tool_and_output(daemon: Daemon) -> str:
     return station.check(repr(report))
 
 
+@Scripted
 def reasoning(daemon: Daemon) -> str:
     """In both turns; the first's is sent back."""
     station = scenario.WeatherStation()
@@ -75,6 +77,7 @@ def reasoning(daemon: Daemon) -> str:
     return repr(thoughts)
 
 
+@Scripted
 def cancellation(daemon: Daemon) -> str:
     async def run() -> str:
         async with _agent(daemon).run_stream(scenario.ENDLESS) as result:
@@ -110,12 +113,4 @@ def _agent(daemon: Daemon, **options: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(
-        conversation,
-        tool_loop,
-        streamed_tool_loop,
-        output_by_tool,
-        output_by_schema,
-        errors,
-        scripted=[tool_and_output, reasoning, cancellation],
-    )
+    main(globals())
