@@ -29,7 +29,8 @@ from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
-from engine.mlx_backend.kv.arena import Arena, LayerArena, LayerShape, token_bytes
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.shape import LayerShape, token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution

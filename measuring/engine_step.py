@@ -27,8 +27,8 @@ from engine.core.request import prepare
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
-from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent

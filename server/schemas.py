@@ -3,17 +3,20 @@
 Values that the engine has, too, are the engine's own dataclasses. Imports nothing of the server.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from engine.values import tree
+from engine.values.model import ModelCard, Place, facts_of
 from engine.values.request import WaitReason
 from engine.values.stats import CacheStats, EngineStats, MemoryStats, ModelMemory, RecentHits
 
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class RequestSummary(BaseModel):
@@ -171,6 +174,49 @@ class PooledModels(BaseModel):
         description="Memory for all models together. Null: the settings do not limit it."
     )
     models: list[PooledModelInfo]
+
+
+def with_facts(place: Place | None = None) -> Callable[[type[Schema]], type[Schema]]:
+    """A decorator that adds the facts of ModelCard to a schema, as fields of the same names: all of
+    them, or those of a place, which are null until the model is loaded for the first time.
+    """
+    types = get_type_hints(ModelCard)
+    added: dict[str, Any] = {
+        name: (
+            types[name] if place is None else types[name] | None,
+            Field(description=fact.description),
+        )
+        for name, fact in facts_of(ModelCard, place).items()
+    }
+
+    def decorate(schema: type[Schema]) -> type[Schema]:
+        return create_model(
+            schema.__name__,
+            __base__=schema,
+            __doc__=schema.__doc__,
+            __module__=schema.__module__,
+            **added,
+        )
+
+    return decorate
+
+
+class FactLine(BaseModel):
+    """A fact about a loaded model as a line for people."""
+
+    label: str
+    text: str = Field(description="The value, with its unit.")
+    description: str
+
+
+def fact_lines(card: ModelCard) -> Iterator[FactLine]:
+    """The lines of the card's facts that have a label, without those of empty values."""
+    for name, fact in facts_of(type(card)).items():
+        value = getattr(card, name)
+        if fact.label and value not in (None, ""):
+            digits = {int: ",", float: ".3g"}.get(type(value), "")
+            text = f"{value:{digits}} {fact.unit}".strip()
+            yield FactLine(label=fact.label, text=text, description=fact.description)
 
 
 class ProbeResponse(BaseModel):

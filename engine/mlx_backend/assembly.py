@@ -17,10 +17,10 @@ from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
 from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
-from engine.mlx_backend.kv.arena import token_bytes
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.format_check import format_check_bytes
+from engine.mlx_backend.loading.format_check import check_format, format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -47,7 +47,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.settings import DEFAULT_NAME, EngineConfig, KVFormat
+from engine.values.settings import DEFAULT_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
@@ -125,6 +125,7 @@ def assemble_opened(
         mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
     execution = load_weights(loaded, opened.attentions, report)
+    kv_divergence = check_format(loaded, execution, config.kv_format, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
@@ -155,32 +156,16 @@ def assemble_opened(
         decode.settle()
         runner.grow_ahead()
 
-    card = ModelCard(
-        name=config.model or DEFAULT_NAME,
-        fingerprint=loaded.fingerprint,
-        vocab_size=layout.vocab_size,
-        max_context_tokens=context_tokens,
-        eos_token_ids=loaded.eos_token_ids,
-        kv_bytes_per_token=token_bytes(layout.full_layers),
-        arena_tokens=plan.arena_tokens,
-        block_size=config.block_size,
-        device=opened.machine.device,
-        kv_format=layout.format_in_use,
-        kv_divergence=execution.divergence,
-        dtype=", ".join(map(dtype_name, layout.dtypes)),
-        blas=str(blas),
+    card = replace(
+        _planned_card(config, opened, plan, blas),
+        kv_divergence=kv_divergence,
         sampling=sampling,
-        checkpoint=str(opened.checkpoint),
         template=template_kind(loaded.tokenizer, pooled.template),
-        generates=loaded.purpose.generates,
         embedder=pooled.embedder,
         reranker=pooled.reranker,
-        adapters=loaded.adapters,
         batching=_batching(execution),
         slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
     )
-    if config.kv_format not in (KVFormat.AUTO, KVFormat.FULL) and execution.divergence is None:
-        report(f"kv_format {config.kv_format} changes nothing: K and V cannot be stored so")
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
@@ -198,6 +183,30 @@ def assemble_opened(
         decode=decode.stats,
         rest=rest,
         release_thread=partial(release_thread, decode),
+    )
+
+
+def _planned_card(
+    config: EngineConfig, opened: OpenedModel, plan: MemoryPlan, blas: Blas
+) -> ModelCard:
+    """The model's card as far as it is known before the weights are read."""
+    loaded, layout = opened.loaded, opened.loaded.layout
+    return ModelCard(
+        name=config.model or DEFAULT_NAME,
+        fingerprint=loaded.fingerprint,
+        vocab_size=layout.vocab_size,
+        max_context_tokens=plan.context_tokens,
+        eos_token_ids=loaded.eos_token_ids,
+        kv_bytes_per_token=token_bytes(layout.full_layers),
+        arena_tokens=plan.arena_tokens,
+        block_size=config.block_size,
+        device=opened.machine.device,
+        dtype=", ".join(map(dtype_name, layout.dtypes)),
+        blas=str(blas),
+        checkpoint=str(opened.checkpoint),
+        adapters=loaded.adapters,
+        generates=loaded.purpose.generates,
+        kv_format=layout.format_in_use,
     )
 
 
@@ -306,33 +315,25 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """Describe the device and how the configured model would fit, for `describe_machine`."""
     machine = host.examine_for(config.memory_bytes)
-    memory, arena_tokens, context_tokens, max_context_tokens = None, 0, 0, 0
-    kv_format = problem = ""
-    try:
-        opened = open_configured(config)
-        plan = opened.plan(config)
-        memory, arena_tokens = plan.memory, plan.arena_tokens
-        kv_format = opened.loaded.layout.format_in_use
-        context_tokens = plan.context_tokens
-        max_context_tokens = opened.loaded.max_context_tokens
-    except Exception as error:  # the words that `load_backend` would have
-        problem = str(error) if isinstance(error, ModelError) else one_line(error)
-    return MachineReport(
-        device=machine.device,
+    report = MachineReport(
         memory_bytes=machine.memory_bytes,
         left_bytes=machine.left_bytes,
-        blas=str(blas),
         advice=blas.advice,
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
-        model=config.model or DEFAULT_NAME,
-        memory=memory,
-        arena_tokens=arena_tokens,
-        kv_format=kv_format,
-        context_tokens=context_tokens,
-        max_context_tokens=max_context_tokens,
-        problem=problem,
     )
+    try:
+        opened = open_configured(config)
+        plan = opened.plan(config)
+        return replace(
+            report,
+            card=_planned_card(config, opened, plan, blas),
+            memory=plan.memory,
+            model_context_tokens=opened.loaded.max_context_tokens,
+        )
+    except Exception as error:  # the words that `load_backend` would have
+        problem = str(error) if isinstance(error, ModelError) else one_line(error)
+        return replace(report, problem=problem)
 
 
 def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:

@@ -1,8 +1,8 @@
 """The model that is served: its card, its tokenizer, its replays. Frozen values."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
@@ -69,33 +69,78 @@ class Reranker:
     is_templated: bool = True  # else the tokenizer joins the two texts
 
 
+class Place(Enum):
+    """A place where users see a fact about a model, in addition to `GET /admin/daemon`."""
+
+    MODELS = "the JSON of `GET /v1/models`"
+    METRIC = "the labels of the metric `rootstock_model_info`"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """How users see a field of `ModelCard`: stands in the field's annotation.
+
+    `label` names a line of the dashboard and of `rootstock doctor`, as it is written within a
+    sentence; a fact without one has no line of its own. `unit` follows a number in that line.
+    """
+
+    description: str
+    label: str = ""
+    unit: str = ""
+    places: tuple[Place, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The facts about a loaded model that the server needs."""
+    """The facts about a loaded model that the server needs. Users see those with a `Fact`."""
 
-    name: str  # directory or repository it came from
-    fingerprint: str  # short digest of config and weights' identity: system_fingerprint
+    name: Annotated[str, Fact("The directory or repository that it came from.")]
+    fingerprint: Annotated[
+        str,
+        Fact(
+            "Short digest of config and weights' identity: `system_fingerprint`.",
+            places=(Place.METRIC,),
+        ),
+    ]
     vocab_size: int
-    max_context_tokens: int
+    max_context_tokens: Annotated[
+        int,
+        Fact("The model's context, or `max_model_len` or what fits into memory if that is less."),
+    ]
     eos_token_ids: frozenset[int]
-    kv_bytes_per_token: int
+    kv_bytes_per_token: Annotated[int, Fact("Bytes of the KV cache that a token takes.")]
     arena_tokens: int  # what the whole arena holds
     block_size: int
-    device: str  # "cpu" or "gpu", with its name
-    dtype: str
-    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
-    sampling: SamplingDefaults = SamplingDefaults()
+    device: Annotated[str, Fact("`cpu` or `gpu`, with its name.", places=(Place.METRIC,))]
+    dtype: Annotated[str, Fact("The types of K and V as computed.", places=(Place.METRIC,))]
+    blas: Annotated[str, Fact("Which BLAS runs, for Linux CPUs; empty elsewhere.")]
+    sampling: Annotated[SamplingDefaults, Fact("The values of omitted sampling fields.")] = (
+        SamplingDefaults()
+    )
     checkpoint: str = ""  # its directory, with the tokenizer
     template: TemplateKind = TemplateKind()
     adapters: Mapping[str, str] = field(default_factory=dict)  # a fingerprint of each, by name
     generates: bool = True
     embedder: Embedder | None = None
     reranker: Reranker | None = None
-    kv_format: str = "full"  # how K and V are stored, and how many layers not so
-    kv_divergence: float | None = None
-    """What that changes: the KL divergence of predictions, in nats for each token, on a text at
-    load. None where K and V are stored as the model computes them."""
-    batching: str = ""  # how rows share forwards, and why not in a better way
+    kv_format: Annotated[
+        str,
+        Fact(
+            "How K and V are stored, and how many layers are not stored so.",
+            places=(Place.MODELS, Place.METRIC),
+        ),
+    ] = "full"
+    kv_divergence: Annotated[
+        float | None,
+        Fact(
+            "What `kv_format` changes: the KL divergence of predictions from those in full "
+            "precision, in nats for each token, on a text at load. Null where K and V are stored "
+            "as the model computes them."
+        ),
+    ] = None
+    batching: Annotated[
+        str, Fact("How rows share forwards, and why not in a better way.", label="batching")
+    ] = ""
     slowdowns: tuple[str, ...] = ()
     """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 
@@ -113,6 +158,16 @@ class ModelCard:
     def max_sequence_tokens(self) -> int:
         """The most tokens of one sequence, prompt and answer."""
         return min(self.max_context_tokens, self.arena_tokens)
+
+
+def facts_of(card: type[ModelCard], place: Place | None = None) -> dict[str, Fact]:
+    """The facts among a card's fields, by the names of the fields: all, or those of a place."""
+    return {
+        each.name: fact
+        for each in fields(card)
+        for fact in getattr(each.type, "__metadata__", ())
+        if isinstance(fact, Fact) and (place is None or place in fact.places)
+    }
 
 
 @dataclass(frozen=True, slots=True)

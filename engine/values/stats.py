@@ -7,6 +7,7 @@ from enum import StrEnum
 from operator import add
 from typing import Literal, TypeAlias
 
+from engine.values.model import ModelCard
 from engine.values.output import FinishReason
 from engine.values.request import RefusalReason, WaitReason
 from kvstore.disk.types import Fault
@@ -337,19 +338,16 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The machine as seen by the configured model, for `rootstock doctor`."""
+    """The machine as seen by the configured model, for `rootstock doctor`. `card` and `memory` are
+    None if the model cannot be served.
+    """
 
-    device: str  # "cpu" or "gpu", with its name
     memory_bytes: int
     left_bytes: int  # not in use now
-    blas: str  # the BLAS in use on Linux CPUs; "" elsewhere
     advice: str  # what to install for a faster BLAS; "" if nothing is
     mlx_version: str
     mlx_lm_version: str
-    model: str
-    memory: ModelMemory | None  # what the model will take; None with a problem
-    arena_tokens: int  # that the KV cache holds of this model; 0 with a problem
-    kv_format: str  # how it stores K and V; "" with a problem
-    context_tokens: int  # of the longest sequence; 0 with a problem
-    max_context_tokens: int  # of the model's own context; 0 with a problem
-    problem: str  # why the model cannot be served here; "" when it can
+    problem: str = ""  # why the model cannot be served here; "" when it can
+    card: ModelCard | None = None  # as far as it is known before the weights are read
+    memory: ModelMemory | None = None  # what the model will take
+    model_context_tokens: int = 0  # the model's own context

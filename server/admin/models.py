@@ -9,13 +9,13 @@ from anyio import current_time
 from fastapi import Query
 from pydantic import BaseModel
 
-from engine.values.model import SamplingDefaults, Task
+from engine.values.model import ModelCard, Place, SamplingDefaults, Task, facts_of
 from engine.values.stats import EngineStats
 from server.admin.alarms import alarms
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
-from server.schemas import PooledModelInfo, PooledModels, State
+from server.schemas import PooledModelInfo, PooledModels, State, with_facts
 from server.service import RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin/models")
@@ -101,6 +101,7 @@ def _retry_seconds(model: RegisteredModel, now: float) -> float | None:
     return max(model.failure.retry_at - now, 0.0)
 
 
+@with_facts(Place.MODELS)
 class Model(BaseModel):
     """A model under one of its names. What only a loaded model knows is null before its first
     load.
@@ -118,7 +119,6 @@ class Model(BaseModel):
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
     tools: bool | None  # whether it writes tool calls; null while it is not loaded
-    kv_format: str | None  # how K and V are stored
 
     type: Literal["model"]
     display_name: str
@@ -180,11 +180,11 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
         tools=model.loaded.served[name].planner.calls if model.loaded else None,
-        kv_format=card.kv_format if card else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),
         lifecycle="active",
         max_input_tokens=max_tokens,
         max_tokens=max_tokens,
+        **{name: getattr(card, name, None) for name in facts_of(ModelCard, Place.MODELS)},
     )

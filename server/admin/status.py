@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import PlainTextResponse, Response
 
 from engine.api import EngineStopped
-from engine.values.model import SamplingDefaults
 from engine.values.stats import MemoryStats
 from server import __version__
 from server.admin.alarms import losses
@@ -18,7 +17,7 @@ from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
 from server.models.model import Model
 from server.models.policy import Loading
-from server.schemas import Remembered
+from server.schemas import FactLine, Remembered, fact_lines, with_facts
 from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 
@@ -44,23 +43,13 @@ class Load(BaseModel):
     waiting: int  # queued now
 
 
+@with_facts()
 class DaemonModel(BaseModel):
     """The model that is served."""
 
     model_config = ConfigDict(from_attributes=True)
 
-    name: str  # the directory or repository that it came from
-    fingerprint: str
-    dtype: str
-    device: str
-    blas: str  # for Linux CPUs; empty elsewhere
-    max_context_tokens: int  # the model's own
-    max_sequence_tokens: int  # what that and the KV cache hold of one sequence
-    kv_bytes_per_token: int
-    kv_format: str  # how K and V are stored
-    kv_divergence: float | None  # KL, in nats for each token, from full precision; null: none
-    batching: str  # how rows share forwards, and why not in a better way
-    sampling: SamplingDefaults
+    max_sequence_tokens: int  # what `max_context_tokens` and the KV cache hold of one sequence
 
 
 class SettingInForce(BaseModel):
@@ -74,6 +63,7 @@ class Daemon(BaseModel):
     version: str
     names: list[str]  # that requests may use, the model's own first
     model: DaemonModel | None  # None while it is not loaded
+    facts: list[FactLine]  # of the model, for people; empty while it is not loaded
     settings: list[SettingInForce]
     memory: MemoryStats | None  # None while it is not loaded
     decode: (
@@ -144,6 +134,7 @@ async def daemon(
         version=__version__,
         names=list(known.aliases),
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
+        facts=[] if loaded is None else list(fact_lines(loaded.engine.card)),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else stats.memory,
         decode=None if stats is None or stats.decode is None else stats.decode.why,

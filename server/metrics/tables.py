@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine.values.model import ModelCard
+from engine.values.model import ModelCard, Place, facts_of
 from engine.values.output import FinishReason
 from engine.values.stats import (
     DISK_FAULTS,
@@ -41,8 +41,7 @@ def _memory_bytes(model: Model) -> int:
     return 0 if need is None else need.bytes
 
 
-def _model_labels(name: str, card: ModelCard) -> tuple[str | int, ...]:
-    return name, card.fingerprint, card.device, card.dtype, card.kv_format, 1
+_LABELS = tuple(facts_of(ModelCard, Place.METRIC))
 
 
 MODEL: tuple[Row[Model], ...] = (
@@ -74,9 +73,9 @@ LATENCY: tuple[Row[Latencies], ...] = (
 
 INFO: tuple[Row[tuple[str, ModelCard]], ...] = (
     Info(
-        "rootstock_model{model_name,fingerprint,device,dtype,kv_format}",
+        f"rootstock_model{{{','.join(('model_name', *_LABELS))}}}",
         "1 for each loaded model.",
-        lambda named: [_model_labels(*named)],
+        lambda named: [(named[0], *(getattr(named[1], label) for label in _LABELS), 1)],
     ),
 )
 

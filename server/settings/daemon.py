@@ -3,7 +3,7 @@
 import ipaddress
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,137 +11,143 @@ from pydantic_core import PydanticCustomError
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.http.listening import is_loopback
-from server.settings.values import ENVIRONMENT_PREFIX, Texts
+from server.settings.values import ENVIRONMENT_PREFIX, Section, Texts
 
 
 class DaemonSettings(BaseModel):
     """Settings that are the same for all models."""
 
-    host: str = Field(
+    host: Annotated[str, Section.NETWORK] = Field(
         "127.0.0.1",
         description="Address to listen on. One that other machines can reach needs API keys.",
     )
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 selects a free one.")
-    api_key: SecretStr | None = Field(
+    port: Annotated[int, Section.NETWORK] = Field(
+        8000, ge=0, le=65535, description="Port to listen on; 0 selects a free one."
+    )
+    api_key: Annotated[SecretStr | None, Section.KEYS] = Field(
         None,
         description="An API key that may do everything. ROOTSTOCK_API_KEY keeps it out of the "
         "process list.",
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: Annotated[Path | None, Section.KEYS] = Field(
         None,
         description="YAML file of keys (SHA-256), roles and limits; `rootstock key NAME` makes an"
         " entry.",
     )
-    cache_namespace: Literal["shared", "key"] = Field(
+    cache_namespace: Annotated[Literal["shared", "key"], Section.KEYS] = Field(
         "shared",
         description="Requests that share the cache: all, or those with the same API key.",
     )
-    allow_public_without_key: bool = Field(
+    allow_public_without_key: Annotated[bool, Section.KEYS] = Field(
         False, description="Serve other machines without API keys."
     )
-    allowed_host: Texts = Field(
+    allowed_host: Annotated[Texts, Section.NETWORK] = Field(
         (),
         description="Another Host name accepted without API keys, such as llm.lan or "
         "*.example.org.",
     )
-    cors_origin: Texts = Field(
+    cors_origin: Annotated[Texts, Section.NETWORK] = Field(
         (),
         description="Allowed origin of web pages: https://chat.example.org, app://* for desktop "
         "programs, or * with API keys.",
     )
-    allow_priority: bool = Field(False, description="Allow `priority` in requests.")
-    trusted_proxies: Texts = Field(
+    allow_priority: Annotated[bool, Section.KEYS] = Field(
+        False, description="Allow `priority` in requests."
+    )
+    trusted_proxies: Annotated[Texts, Section.NETWORK] = Field(
         (), description="Address or network of a proxy whose X-Forwarded-For is trusted."
     )
 
-    max_body_bytes: ByteSize = Field(
+    max_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(8 * 1024**2), gt=0, description="Largest body of a request."
     )
-    max_total_body_bytes: ByteSize = Field(
+    max_total_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
         gt=0,
         description="All bodies until the engine has their requests; beyond it the largest of the"
         " client that holds most is refused.",
     )
-    max_unsent_bytes: ByteSize = Field(
+    max_unsent_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
         gt=0,
         description="Unsent output of one answer in memory.",
     )
-    max_total_unsent_bytes: ByteSize = Field(
+    max_total_unsent_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(1024**3),
         gt=0,
         description="Unsent output of all answers; beyond it the largest of the client that holds"
         " most is ended.",
     )
-    max_stored_responses: int = Field(
+    max_stored_responses: Annotated[int, Section.LIMITS] = Field(
         1000,
         ge=0,
         le=1_000_000,
         description="Stored responses of /v1/responses; beyond it the client with the most loses "
         "its oldest.",
     )
-    max_stored_bytes: ByteSize = Field(
+    max_stored_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
         ge=0,
         description="Size of all stored responses; a conversation counts once.",
     )
-    max_background_responses: int = Field(
+    max_background_responses: Annotated[int, Section.LIMITS] = Field(
         64,
         ge=0,
         le=100_000,
         description="Running background responses of /v1/responses; one client may have as many "
         "as there are free places.",
     )
-    max_connections: int = Field(
+    max_connections: Annotated[int, Section.LIMITS] = Field(
         2048,
         ge=2,
         le=65_536,
         description="Open connections; fewer if the limit of open files is lower.",
     )
-    header_timeout_seconds: float = Field(
+    header_timeout_seconds: Annotated[float, Section.LIMITS] = Field(
         30.0, gt=0, le=3600, description="Time for the head of a request to arrive."
     )
-    body_timeout_seconds: float = Field(
+    body_timeout_seconds: Annotated[float, Section.LIMITS] = Field(
         60.0, gt=0, le=3600, description="Time for the body of a request to arrive."
     )
-    send_timeout_seconds: float = Field(
+    send_timeout_seconds: Annotated[float, Section.LIMITS] = Field(
         45.0,
         gt=0,
         le=3600,
         description="Time in which a client must read at least a byte.",
     )
-    idle_timeout_seconds: int = Field(
+    idle_timeout_seconds: Annotated[int, Section.LIMITS] = Field(
         120, ge=1, le=3600, description="How long a connection stays open between requests."
     )
-    keepalive_seconds: float = Field(
+    keepalive_seconds: Annotated[float, Section.LIMITS] = Field(
         10.0,
         gt=0,
         le=3600,
         description="Silence in a stream after which a keep-alive is sent.",
     )
-    request_timeout_seconds: float | None = Field(
+    request_timeout_seconds: Annotated[float | None, Section.LIMITS] = Field(
         None,
         gt=0,
         le=86_400,
         description="Time from a request's arrival to the end of its answer, queue included. "
         "Unset: no limit.",
     )
-    drain_timeout_seconds: int = Field(
+    drain_timeout_seconds: Annotated[int, Section.LIMITS] = Field(
         30,
         ge=0,
         le=86_400,
         description="Time for running requests to finish after SIGINT or SIGTERM.",
     )
 
-    dashboard: bool = Field(
+    dashboard: Annotated[bool, Section.NETWORK] = Field(
         True,
         description="Serve the dashboard and its routes.",
     )
-    dashboard_text: bool = Field(
+    dashboard_text: Annotated[bool, Section.NETWORK] = Field(
         False, description="Show the text of cached prompts and answers, which are other people's."
     )
-    vllm_metric_names: bool = Field(True, description="Also expose metrics under vLLM's names.")
+    vllm_metric_names: Annotated[bool, Section.NETWORK] = Field(
+        True, description="Also expose metrics under vLLM's names."
+    )
 
     @field_validator("host")
     @classmethod

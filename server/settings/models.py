@@ -31,7 +31,7 @@ from engine.values.settings import (
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
-from server.settings.values import Adapters, Texts
+from server.settings.values import Adapters, Section, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
@@ -46,62 +46,62 @@ _ENGINE = EngineConfig(model="")
 class EngineSettings(BaseModel):
     """Settings of the engine of a model."""
 
-    adapters: Adapters = Field(
+    adapters: Annotated[Adapters, Section.MODEL] = Field(
         {},
         description="LoRA folders of mlx-lm by name; the API serves each as MODEL:ADAPTER.",
     )
-    generation_config: Literal["auto", "none"] = Field(
+    generation_config: Annotated[Literal["auto", "none"], Section.MODEL] = Field(
         "auto",
         description="Sampling defaults: auto uses the model's generation_config.json, none "
         "temperature 1.",
     )
-    kv_cache_bytes: ByteSize | None = Field(
+    kv_cache_bytes: Annotated[ByteSize | None, Section.MEMORY] = Field(
         None,
         gt=0,
         description="Size of the KV arena, such as 8GiB, allocated at start. Unset: a share of "
         "the free memory.",
     )
-    kv_format: Literal["auto", "full", "f16", "bf16", "q8", "k8v4"] = Field(
-        "auto",
+    kv_format: Annotated[KVFormat, Section.MEMORY] = Field(
+        _ENGINE.kv_format,
         description="How K and V are stored. full, which auto is: as the model computes them. q8: "
         "8 bits a number, for nearly twice the tokens of half precision. k8v4: 8 bits for K and 4 "
         "for V. f16, bf16: half precision, where the model computes in float32. What a format "
         "changes is measured at load, and too much is refused.",
     )
-    state_cache_bytes: ByteSize | None = Field(
+    state_cache_bytes: Annotated[ByteSize | None, Section.MEMORY] = Field(
         None,
         ge=0,
         description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
         "or what is useful.",
     )
-    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+    max_model_len: Annotated[Annotated[int, Field(ge=1)] | None, Section.MODEL] = Field(
         None,
         description="Most tokens of prompt and answer. Unset, or auto: the model's context, or "
         "what fits into memory.",
     )
-    block_size: int = Field(
+    block_size: Annotated[int, Section.COMPUTING] = Field(
         _ENGINE.block_size, ge=1, le=1024, description="Tokens in one block of the KV cache."
     )
-    max_running: int = Field(
+    max_running: Annotated[int, Section.LIMITS] = Field(
         _ENGINE.max_running,
         ge=1,
         le=1024,
         description="Sequences computed together in one step.",
     )
-    max_waiting: int = Field(
+    max_waiting: Annotated[int, Section.LIMITS] = Field(
         _ENGINE.max_waiting,
         ge=1,
         le=1_000_000,
         description="Queue length in sequences, beyond which requests get a 429. One client may "
         "queue as many as there are free places.",
     )
-    step_tokens: int = Field(
+    step_tokens: Annotated[int, Section.COMPUTING] = Field(
         _ENGINE.step_tokens,
         ge=1,
         le=1_000_000,
         description="Most tokens computed in one step.",
     )
-    max_prompt_share: float = Field(
+    max_prompt_share: Annotated[float, Section.COMPUTING] = Field(
         _ENGINE.max_prompt_share,
         ge=0,
         le=1,
@@ -109,33 +109,33 @@ class EngineSettings(BaseModel):
         "step at most four times as long. Smaller: steadier streams. 1: only "
         "step_tokens limits.",
     )
-    prefix_cache: bool = Field(
+    prefix_cache: Annotated[bool, Section.MEMORY] = Field(
         _ENGINE.prefix_cache,
         description="Share KV between prompts with a common prefix, and between turns.",
     )
-    speculate: Literal["auto", "off"] = Field(
+    speculate: Annotated[Literal["auto", "off"], Section.COMPUTING] = Field(
         "auto",
         description="Draft tokens and verify several in one step where that is predicted to be "
         "faster. Answers do not change.",
     )
-    decode: Literal["auto", "eager"] = Field(
+    decode: Annotated[Literal["auto", "eager"], Section.COMPUTING] = Field(
         "auto",
         description="auto compiles decode steps if that is faster when measured at load; eager "
         "never compiles.",
     )
-    attention: Literal["auto", "gather", "cascade"] = Field(
+    attention: Annotated[Literal["auto", "gather", "cascade"], Section.COMPUTING] = Field(
         "auto",
         description="How attention reads the blocks; auto is cascade on a CPU (the only device "
         "that has it), else gather.",
     )
 
-    pooling: Literal["auto", "last", "mean", "first"] = Field(
+    pooling: Annotated[Literal["auto", "last", "mean", "first"], Section.MODEL] = Field(
         "auto",
         description="Which hidden states form an embedding: the last token's, the first's or the "
         "mean; auto follows the checkpoint's sentence-transformers files, without "
         "which a model does not embed.",
     )
-    reranker: Literal["auto", "yes-no"] = Field(
+    reranker: Annotated[Literal["auto", "yes-no"], Section.MODEL] = Field(
         "auto",
         description="yes-no serves a generator as a reranker by the logits of these two words; "
         "auto reranks with sequence-classification checkpoints only.",
@@ -176,41 +176,40 @@ class EngineSettings(BaseModel):
         """
         own: dict[str, Any] = {name: getattr(self, name) for name in EngineSettings.model_fields}
         own["adapters"] = tuple(starmap(AdapterConfig, self.adapters.items()))
-        own["kv_format"] = KVFormat(self.kv_format)
         return EngineConfig(model=model, disk=disk, **own)
 
 
 class DiskCacheSettings(EngineSettings):
     """The disk cache, which outlives evictions and restarts."""
 
-    disk_cache: Path | None = Field(
+    disk_cache: Annotated[Path | None, Section.DISK_CACHE] = Field(
         None,
         description="Directory on a fast disk for KV that outlives evictions and restarts, "
         "created if missing. Models share it; one daemon uses it at a time.",
     )
-    disk_cache_bytes: ByteSize = Field(
+    disk_cache_bytes: Annotated[ByteSize, Section.DISK_CACHE] = Field(
         ByteSize(20 * 1024**3),
         ge=LEAST_DISK_BYTES,
         description="Limit of the directory for all models, as du counts.",
     )
-    disk_cache_write: Literal["selective", "all", "exit"] = Field(
-        "selective",
+    disk_cache_write: Annotated[DiskWrites, Section.DISK_CACHE] = Field(
+        DiskWrites.SELECTIVE,
         description="selective: long prefixes that are shared, idle or about to be evicted; all: "
         "every computed block; exit: nothing before shutdown.",
     )
-    disk_cache_daily_bytes: ByteSize = Field(
+    disk_cache_daily_bytes: Annotated[ByteSize, Section.DISK_CACHE] = Field(
         ByteSize(100 * 1024**3),
         ge=0,
         description="Most bytes written per day (UTC) for all models, to spare the SSD. 0: no "
         "limit.",
     )
-    disk_cache_shutdown_seconds: float = Field(
+    disk_cache_shutdown_seconds: Annotated[float, Section.DISK_CACHE] = Field(
         10.0,
         ge=0,
         le=3600,
         description="Time for writing the rest at shutdown, after running requests have ended.",
     )
-    disk_cache_salted: bool = Field(
+    disk_cache_salted: Annotated[bool, Section.DISK_CACHE] = Field(
         False,
         description="Also write prompts with a cache_salt, and those of keys that do not share "
         "the cache.",
@@ -242,7 +241,7 @@ class DiskCacheSettings(EngineSettings):
         return DiskCacheConfig(
             directory=self.disk_cache,
             max_bytes=self.disk_cache_bytes,
-            write=DiskWrites(self.disk_cache_write),
+            write=self.disk_cache_write,
             daily_bytes=self.disk_cache_daily_bytes or None,
             shutdown_seconds=self.disk_cache_shutdown_seconds,
             salted=self.disk_cache_salted,
@@ -252,32 +251,32 @@ class DiskCacheSettings(EngineSettings):
 class ConversationSettings(BaseModel):
     """Settings of chat prompts and of the parsing of answers."""
 
-    tool_parser: str = Field(
+    tool_parser: Annotated[str, Section.MODEL] = Field(
         "auto",
         description="Format of tool calls: a name, auto to detect it in the chat template, or "
         "none.",
     )
-    reasoning_parser: str = Field(
+    reasoning_parser: Annotated[str, Section.MODEL] = Field(
         "auto",
         description="Format of reasoning: a name, auto to detect it in the chat template, or none.",
     )
-    tool_guides: Literal["all", "strict-only"] = Field(
+    tool_guides: Annotated[Literal["all", "strict-only"], Section.MODEL] = Field(
         "all",
         description="Tool calls whose names and arguments a grammar enforces: all, or those of "
         "strict functions.",
     )
-    json_schemas: Literal["closed", "literal"] = Field(
+    json_schemas: Annotated[Literal["closed", "literal"], Section.MODEL] = Field(
         "closed",
         description="closed: objects with `properties` allow no others unless the schema says so,"
         " as in OpenAI's strict mode; literal: they do.",
     )
-    strip_billing_header: bool = Field(
+    strip_billing_header: Annotated[bool, Section.MODEL] = Field(
         True,
         description="Drop Claude Code's billing header from system prompts; it differs by session"
         " and prevents sharing.",
     )
 
-    warm_prompts: Path | None = Field(
+    warm_prompts: Annotated[Path | None, Section.MEMORY] = Field(
         None,
         description="File of prompts to compute after loading while the engine is idle. A list in"
         " JSON or YAML, or JSON lines (.jsonl).",
@@ -319,17 +318,17 @@ class ConversationSettings(BaseModel):
 class ResidencySettings(BaseModel):
     """When a model is in memory."""
 
-    ttl_seconds: float | None = Field(
+    ttl_seconds: Annotated[float | None, Section.MEMORY] = Field(
         None,
         ge=0,
         description="Unload the model after this many idle seconds; a request's `keep_alive` "
         "overrides it, and the latest end counts. Unset: never.",
     )
-    pinned: bool = Field(
+    pinned: Annotated[bool, Section.MEMORY] = Field(
         False,
         description="Never unload this model; restart it if its process dies.",
     )
-    preload: bool = Field(
+    preload: Annotated[bool, Section.MEMORY] = Field(
         True,
         description="Load this model at start if it fits, else on first use.",
     )
@@ -378,22 +377,24 @@ def from_json(value: object) -> object:
 class PoolSettings(BaseModel):
     """The models, and the memory that they share."""
 
-    model: Texts = Field((), description=f"{MODEL} Several are loaded when requests name them.")
-    served_model_name: Texts = Field((), description=NAMES)
+    model: Annotated[Texts, Section.MODEL] = Field(
+        (), description=f"{MODEL} Several are loaded when requests name them."
+    )
+    served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
     models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
         (),
         description="In YAML: more models, each with a `model` and its own settings.",
     )
-    on_demand: bool = Field(
+    on_demand: Annotated[bool, Section.MEMORY] = Field(
         False, description="Let requests name every model in the Hugging Face cache."
     )
-    memory_budget: ByteSize | None = Field(
+    memory_budget: Annotated[ByteSize | None, Section.MEMORY] = Field(
         None,
         gt=0,
         description="Memory limit of all models together, such as 24GiB. Unset: none for one "
         "model, 80% of the memory free at start for several.",
     )
-    load_timeout_seconds: float = Field(
+    load_timeout_seconds: Annotated[float, Section.MEMORY] = Field(
         600.0, gt=0, description="How long a request waits for its model to load."
     )
 

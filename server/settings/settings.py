@@ -37,6 +37,7 @@ MESSAGES = {
     "byte_size": _SIZE,
     "byte_size_unit": _SIZE,
     "dict_type": "must be a mapping",
+    "enum": "must be {expected}",
     "float_parsing": _NUMBER,
     "float_type": _NUMBER,
     "greater_than": "must be more than {gt}",

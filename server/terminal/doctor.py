@@ -17,6 +17,7 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
+from server.schemas import fact_lines
 from server.settings import Settings
 from server.terminal.cli import command
 from server.terminal.console import (
@@ -64,11 +65,12 @@ def doctor(
     whether every architecture passes the check at load. The report has no path, no name of a user,
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
-    config = settings.config_of(settings.each_model()[0])
+    model = settings.each_model()[0]
+    config = settings.config_of(model)
     with errors_printed(ModelError):  # which MLX raises where it does not start
         report = describe_machine(config)
         if report.problem:
-            raise TerminalError(f"cannot serve {report.model}: {report.problem}")
+            raise TerminalError(f"cannot serve {model.source}: {report.problem}")
     show(machine_table(report))
     if measure:
         _measure(config, into)
@@ -84,24 +86,27 @@ def _measure(config: EngineConfig, into: Path) -> None:
 
 def machine_table(report: MachineReport) -> RenderableType:
     """The machine and the memory plan of the configured model, for a report without a problem."""
+    card = report.card
+    assert card is not None, "a report without a problem has it"
     assert report.memory is not None, "a report without a problem has it"
     rows = [
-        ("device", report.device),
+        ("device", card.device),
         (
             "memory",
             f"{bytes_text(report.memory_bytes)}, {bytes_text(report.left_bytes)} not in use",
         ),
-        ("BLAS", report.blas),
+        ("BLAS", card.blas),
         ("advice", report.advice),
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
-        ("model", report.model),
+        ("model", card.name),
     ]
-    context = f"{report.context_tokens:,} tokens"
-    if report.context_tokens < report.max_context_tokens:
-        context += f" of the model's {report.max_context_tokens:,}"
-    kv_cache = f"holds {report.arena_tokens:,} tokens, {report.kv_format}"
+    context = f"{card.max_context_tokens:,} tokens"
+    if card.max_context_tokens < report.model_context_tokens:
+        context += f" of the model's {report.model_context_tokens:,}"
+    kv_cache = f"holds {card.arena_tokens:,} tokens, {card.kv_format}"
     rows += [("KV cache", kv_cache), ("context", context)]
-    return Group(facts(rows), memory_listing([(report.model, report.memory)]))
+    rows += [(line.label, line.text) for line in fact_lines(card)]
+    return Group(facts(rows), memory_listing([(card.name, report.memory)]))
 
 
 def to_json(found: Measurements) -> str:

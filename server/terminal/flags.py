@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
@@ -14,49 +15,8 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from server.settings import Settings, SettingsError, load_settings
+from server.settings.values import Section
 from server.terminal.console import print_error
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Model": (
-        *("model", "served_model_name", "adapters", "max_model_len", "generation_config"),
-        *("tool_parser", "reasoning_parser", "tool_guides", "json_schemas"),
-        *("strip_billing_header", "pooling", "reranker"),
-    ),
-    "Memory": (
-        *(
-            "memory_budget",
-            "kv_cache_bytes",
-            "kv_format",
-            "state_cache_bytes",
-            "on_demand",
-            "preload",
-        ),
-        *("pinned", "ttl_seconds", "load_timeout_seconds", "prefix_cache", "warm_prompts"),
-    ),
-    "Disk cache": (
-        *("disk_cache", "disk_cache_bytes", "disk_cache_write", "disk_cache_daily_bytes"),
-        *("disk_cache_shutdown_seconds", "disk_cache_salted"),
-    ),
-    "Network": (
-        *("host", "port", "allowed_host", "cors_origin", "trusted_proxies", "dashboard"),
-        *("dashboard_text", "vllm_metric_names"),
-    ),
-    "Keys": (
-        *("api_key", "api_keys_file", "allow_public_without_key", "cache_namespace"),
-        "allow_priority",
-    ),
-    "Limits": (
-        *("max_running", "max_waiting", "max_connections", "max_background_responses"),
-        *("max_stored_responses", "max_stored_bytes", "max_body_bytes", "max_total_body_bytes"),
-        *("max_unsent_bytes", "max_total_unsent_bytes", "request_timeout_seconds"),
-        *("header_timeout_seconds", "body_timeout_seconds", "send_timeout_seconds"),
-        *("idle_timeout_seconds", "keepalive_seconds", "drain_timeout_seconds"),
-    ),
-    "Computing": (
-        *("block_size", "step_tokens", "max_prompt_share", "speculate", "decode", "attention"),
-    ),
-}
-"""The sections of help, and the settings in each. Settings in no section come first, as options."""
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
@@ -70,12 +30,14 @@ class SettingsCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = {option.name: option.get_help_record(ctx) for option in self.get_params(ctx)}
-        grouped = {name for names in GROUPS.values() for name in names}
-        others = tuple(name for name in records if name not in grouped)
-        for section, names in {"Options": others, **GROUPS}.items():
-            shown = [records[name] for name in names if records.get(name) is not None]
+        for section in (None, *Section):
+            shown = [
+                record
+                for name, record in records.items()
+                if record is not None and _section(name) is section
+            ]
             if shown:
-                with formatter.section(section):
+                with formatter.section(section or "Options"):
                     formatter.write_dl(shown)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -133,19 +95,31 @@ def value_text(value: object) -> str:
     if isinstance(value, ByteSize):
         unit = next((unit for unit, size in UNITS.items() if value and value % size == 0), "")
         return f"{value // UNITS.get(unit, 1)}{unit}"
+    if isinstance(value, StrEnum):
+        value = str(value)
     value = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """The values of a field that is a Literal; none for all others."""
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    """The values of a field that is a Literal or an enumeration; none for all others."""
+    kind = field.annotation
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return tuple(map(str, kind))
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def flag(name: str, field: FieldInfo) -> str:
     """The flag of a field. A mapping's flag takes one entry at a time, so its name is singular."""
     given = name.removesuffix("s") if _kind(field) is Mapping else name
     return f"--{given.replace('_', '-')}"
+
+
+def _section(name: str) -> Section | None:
+    """The section of an option; None for those that are no settings, or in no section."""
+    field = Settings.model_fields.get(name)
+    marks = field.metadata if field is not None else ()
+    return next((mark for mark in marks if isinstance(mark, Section)), None)
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from pydantic import SecretStr
 
+from engine.values.model import ModelCard, facts_of
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.console import command_name
@@ -159,11 +160,15 @@ def test_a_users_key_shows_how_to_connect_and_nothing_of_the_daemon(
 def test_the_panel_tells_model_context_dtype_memory_and_settings(
     visit: Visit, serve: Serve
 ) -> None:
-    url = serve(FakeEngine(), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
+    card = replace(CARD, batching="padded rows, since not joined rows")
+    url = serve(FakeEngine(card=card), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
     page = visit(url)
     panel = page.get_by_role("region", name="This daemon")
     for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):
         expect(panel.locator(".facts")).to_contain_text(said)
+    batching = panel.locator(".facts > div").filter(has_text="Batching")
+    expect(batching).to_have_text(f"Batching{card.batching}")
+    expect(batching).to_have_attribute("title", facts_of(ModelCard)["batching"].description)
     changed = panel.locator("h3 + .settings")
     expect(changed.get_by_role("row")).to_have_count(3)
     expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")

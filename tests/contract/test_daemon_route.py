@@ -1,15 +1,20 @@
 """`GET /admin/daemon`, and what the page is told of agents."""
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import httpx
 from pydantic import SecretStr
 
+from engine.values.model import Fact, ModelCard, Place, facts_of
+from server.schemas import fact_lines
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
+from tests.contract.metrics import metric_families
 
 SECRET = "sk-of-the-operator"
 
@@ -21,6 +26,52 @@ def test_it_tells_the_model_and_what_memory_it_takes(http: httpx.Client) -> None
     assert told["model"]["max_context_tokens"] == CARD.max_context_tokens
     assert told["model"]["max_sequence_tokens"] == CARD.max_sequence_tokens
     assert told["memory"] == http.get("/admin/cache/stats").json()["memory"]
+
+
+def test_the_facts_of_the_card_are_in_each_of_their_places() -> None:
+    card = replace(CARD, kv_format="q8", kv_divergence=0.001, batching="padded rows")
+    with (
+        running(FakeEngine(card=card), Settings(port=0)) as url,
+        httpx.Client(base_url=url) as http,
+    ):
+        told = http.get("/admin/daemon").json()
+        model = http.get(f"/v1/models/{card.name}").json()
+        families = metric_families(http.get("/metrics").text)
+    facts, values = facts_of(ModelCard), asdict(card)
+    assert told["model"] == {
+        **{name: values[name] for name in facts},
+        "max_sequence_tokens": card.max_sequence_tokens,
+    }
+    description = facts["batching"].description
+    assert {"label": "batching", "text": card.batching, "description": description} in told["facts"]
+    listed = facts_of(ModelCard, Place.MODELS)
+    assert "kv_format" in listed
+    assert {name: model[name] for name in listed} == {name: values[name] for name in listed}
+    (info,) = families["rootstock_model_info"].samples
+    labels = {name: str(values[name]) for name in facts_of(ModelCard, Place.METRIC)}
+    assert labels.keys() >= {"fingerprint", "device", "dtype", "kv_format"}
+    assert info.labels == {"model": card.name, "model_name": card.name} | labels
+
+
+@dataclass(frozen=True)
+class MeasuredCard(ModelCard):
+    """A card with facts that are numbers."""
+
+    seen_tokens: Annotated[int, Fact("In training.", "seen", "tokens")] = 0
+    loss: Annotated[float | None, Fact("At its end.", "loss", "nats a token")] = None
+    n_judges: Annotated[int, Fact("Of its answers.", "judges")] = 0
+    verdict: Annotated[float | None, Fact("Of its judges.", "verdict")] = None
+
+
+def test_lines_have_numbers_with_their_units_and_no_empty_values() -> None:
+    values = {name: getattr(CARD, name) for name in CARD.__slots__}
+    card = MeasuredCard(**values, seen_tokens=1024, loss=0.00123456)
+    lines = {line.label: line.text for line in fact_lines(card)}
+    assert lines["seen"] == "1,024 tokens"
+    assert lines["loss"] == "0.00123 nats a token"
+    assert lines["judges"] == "0"
+    assert "verdict" not in lines
+    assert "batching" not in lines
 
 
 def test_it_tells_every_setting_and_which_were_changed() -> None:

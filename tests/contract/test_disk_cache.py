@@ -11,7 +11,6 @@ import pytest
 
 from engine.api import Engine
 from engine.build import load
-from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
@@ -21,7 +20,7 @@ from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
 from tests.disk_store_harness import PATIENCE, extent_files
 from tests.golden.driving import random_tokens
-from tests.hosting import hosted, launched
+from tests.hosting import hosted, launched, loaded
 from tests.polling import until
 from tests.unit.threaded_harness import Letters
 from tools.events import events_of
@@ -46,23 +45,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Lives:
-    """Daemons over one directory, one after the other."""
+    """Engines over one directory, one after the other, on a thread of this process: an import of
+    MLX takes longer than what they compute. tests/restart has daemons.
+    """
 
     def __init__(self, model: Path, disk: DiskCacheConfig) -> None:
         self.config = EngineConfig(str(model), kv_cache_bytes=64 * MIB, max_running=2, disk=disk)
         self.said: list[str] = []
 
     def serve(self, *prompts: Sequence[int]) -> list[int]:
-        """How many tokens of each prompt were cached in a daemon that is then ended."""
-        return asyncio.run(_serve(self._launch(), prompts))
-
-    def serve_here(self, *prompts: Sequence[int]) -> list[int]:
-        """The same without a process of its own: what is patched here is patched there."""
+        """How many tokens of each prompt were cached in an engine that is then ended."""
         build = partial(load, self.config, self.said.append)
         return asyncio.run(_serve(hosted(build, Letters()), prompts))
-
-    def _launch(self) -> Engine:
-        return asyncio.run(launch(self.config, self.said.append))
 
 
 async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -100,7 +94,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)
         config = Lives(model, disk).config
-        engine = launched(config)
+        engine = loaded(config)
         try:
             await _ask(engine, "only", PROMPT)
             async with asyncio.timeout(PATIENCE):
@@ -140,12 +134,12 @@ def test_another_version_of_mlx_lm_computes_anew(
 ) -> None:
     """Its numbers may be others: those of a model that it had wrong, for one."""
     lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB, shutdown_seconds=60))
-    assert lives.serve_here(PROMPT[:300]) == [0]
+    assert lives.serve(PROMPT[:300]) == [0]
     with monkeypatch.context() as later:
         now = metadata.version
         later.setattr(metadata, "version", lambda name: {"mlx-lm": "999"}.get(name) or now(name))
-        assert lives.serve_here(PROMPT[:300]) == [0]
-    assert lives.serve_here(PROMPT[:300]) == [288]
+        assert lives.serve(PROMPT[:300]) == [0]
+    assert lives.serve(PROMPT[:300]) == [288]
 
 
 @pytest.mark.parametrize("mode", ["exit", "all"])
@@ -154,7 +148,7 @@ def test_exit_writes_at_the_end_alone_and_all_at_once(
 ) -> None:
     disk = DiskCacheConfig(tmp_path, 64 * MIB, DiskWrites(mode), shutdown_seconds=60.0)
     lives = Lives(model, disk)
-    engine = asyncio.run(launch(lives.config, lives.said.append))
+    engine = launched(lives.config)
 
     async def served() -> None:
         await _ask(engine, "one", PROMPT[:300])
@@ -177,7 +171,7 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
 
     async def serve(forgotten: Collection[str], salts: Sequence[str]) -> tuple[list[int], str]:
         """How many tokens were cached, and the name of the salt that came last."""
-        engine = launched(config)
+        engine = loaded(config)
         try:
             for name in forgotten:
                 await engine.clear_cache(name, frozenset({CacheTier.DISK}))

@@ -13,6 +13,7 @@ import pytest
 from anyio import fail_after, to_thread
 
 import server
+from engine.values.model import ModelCard, Place, facts_of
 from engine.values.stats import CacheTier, Histogram, Latency
 from server.app import create_app
 from server.settings import Settings
@@ -39,6 +40,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
         *("root", "parent", "tasks", "tools", "state", "kv_format"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
+        *facts_of(ModelCard, Place.MODELS),
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engine.core.step import Decode, ModelRunner, Resample, StepMasks, StepPlan, StepResult
@@ -9,6 +10,7 @@ from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
+from engine.values.output import TokenLogprob
 from tests.devices import tolerance
 from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
@@ -103,22 +105,38 @@ class Compiled:
         return steps
 
 
+@dataclass(frozen=True, slots=True)
+class EagerRun:
+    """What a daemon that decodes eagerly has said in a scenario."""
+
+    outputs: Outputs
+    logprobs: Mapping[tuple[str, int], Sequence[TokenLogprob]]
+
+    @classmethod
+    def of(cls, daemon: OfflineDaemon, scenario: Scenario) -> "EagerRun":
+        """Have the daemon serve the scenario."""
+        return cls(scenario(daemon), daemon.logprobs)
+
+
 def expect_same_outputs(
     served: Served,
     attention: Attention,
     room: Room,
     scenario: Scenario,
     decode: ChooseDecode = compile_at_once,
+    eager: EagerRun | None = None,
     **options: Any,
 ) -> Compiled:
     """The scenario's tokens do not depend on the path of decodes, nor do their log-probabilities.
 
+    `eager` is a run of the scenario with which the compiled run is compared; None: one is made.
     Returns the compiled daemon, for what more there is to be said of it.
     """
-    eager = OfflineDaemon(served, attention, room, **options)
+    if eager is None:
+        eager = EagerRun.of(OfflineDaemon(served, attention, room, **options), scenario)
     compiled = Compiled(served, attention, room, decode, **options)
-    expected, found = scenario(eager), scenario(compiled.daemon)
-    assert found == expected
+    found = scenario(compiled.daemon)
+    assert found == eager.outputs
     assert all(found.values())
     for name, expected_logprobs in eager.logprobs.items():
         for one, other in zip(compiled.daemon.logprobs[name], expected_logprobs, strict=True):

@@ -6,7 +6,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ from tests.devices import launches
 from tests.golden.compiling import (
     UNFIT,
     Compiled,
+    EagerRun,
     Outputs,
     compile_as_served,
     compile_at_once,
     expect_same_outputs,
     steps_of,
 )
-from tests.golden.conftest import ATTENTION
+from tests.golden.conftest import ATTENTION, EXACT_CASES
 from tests.golden.conftest import CASES as ALL_CASES
 from tests.golden.driving import random_tokens
 from tests.golden.test_adapters import NARROW, WIDE, adapter_configs
@@ -46,10 +47,9 @@ from tests.unit.scripted_drafter import ScriptedDrafter
 CASES = [case for case in ALL_CASES if case[0] not in UNFIT]
 WINDOWED = ("gemma3_text", "gemma3n", "gemma4_text", "gpt_oss", "recurrent_gemma")
 RECURRENT = ("qwen3_next", "qwen3_5", "falcon_h1", "jamba", "lfm2", "mamba2", "nemotron_h", "rwkv7")
-POISONED = [
-    *((family, "gather") for family in ("qwen3", "qwen3_moe", *WINDOWED, *RECURRENT)),
-    *(case for case in CASES if case in {("qwen3", "cascade"), ("gemma3_text", "cascade")}),
-]
+LATENT = ("deepseek_v3", "deepseek_v32")
+POISONED = {case for case in EXACT_CASES if case[0] not in LATENT}
+"""Those whose storage is plain K and V, of which `poison` makes NaN."""
 
 ROOM = Room(n_blocks=256, max_running=9)
 GREEDY = SamplingParams(temperature=0, top_logprobs=0)
@@ -92,25 +92,22 @@ def come_and_go(daemon: OfflineDaemon) -> Outputs:
     return daemon.rest(said)
 
 
+def compile_over_poison(model: CachedModel) -> DecodePath:
+    """All storage holds NaN, as if broken requests had had its blocks and states."""
+    poison(model.storage)
+    return compile_at_once(model)
+
+
 @cases(CASES)
-def test_rows_come_and_go_and_grow(served: Served, attention: Attention) -> None:
-    """Over several widths of their tables, and numbers of rows that take lines of padding."""
-    run = expect_same_outputs(served, attention, ROOM, come_and_go)
-    assert run.steps.keys() == {""}
-    assert run.steps[""] > 60
-
-
-@cases(POISONED)
-def test_what_freed_blocks_and_states_held_harms_nobody(
-    served: Served, attention: Attention
+def test_rows_come_and_go_and_grow(
+    case: tuple[str, str], served: Served, attention: Attention
 ) -> None:
-    """All storage holds NaN, as if broken requests had had it."""
-
-    def poisoned(model: CachedModel) -> DecodePath:
-        poison(model.storage)
-        return compile_at_once(model)
-
-    run = expect_same_outputs(served, attention, ROOM, come_and_go, poisoned)
+    """Over several widths of their tables, and numbers of rows that take lines of padding. What
+    freed blocks and states held harms nobody.
+    """
+    decode = compile_over_poison if case in POISONED else compile_at_once
+    run = expect_same_outputs(served, attention, ROOM, come_and_go, decode)
+    assert run.steps.keys() == {""}
     assert run.steps[""] > 60
 
 
@@ -125,28 +122,52 @@ def preempt_and_fork(daemon: OfflineDaemon) -> Outputs:
     return said
 
 
+TIGHT = Room(n_blocks=20)
+
+
+@pytest.fixture(scope="module")
+def preempted_of(
+    served_of: Callable[[str], Served],
+) -> Callable[[tuple[str, str]], tuple[EagerRun, Recorder]]:
+    """An eager run of `preempt_and_fork` by a family and an attention strategy, and its steps."""
+
+    @cache
+    def preempted(case: tuple[str, str]) -> tuple[EagerRun, Recorder]:
+        family, name = case
+        recorders: list[Recorder] = []
+        daemon = OfflineDaemon(served_of(family), ATTENTION[name](), TIGHT, recorded_in(recorders))
+        return EagerRun.of(daemon, preempt_and_fork), recorders[0]
+
+    return preempted
+
+
+@pytest.fixture
+def preempted(
+    case: tuple[str, str], preempted_of: Callable[[tuple[str, str]], tuple[EagerRun, Recorder]]
+) -> tuple[EagerRun, Recorder]:
+    return preempted_of(case)
+
+
 @cases(CASES)
-def test_preempted_and_forked(served: Served, attention: Attention) -> None:
+def test_preempted_and_forked(
+    served: Served, attention: Attention, preempted: tuple[EagerRun, Recorder]
+) -> None:
     """Shapes are traced when the daemon would trace them, so eager steps come in between."""
-    run = expect_same_outputs(
-        served, attention, Room(n_blocks=20), preempt_and_fork, compile_as_served
-    )
+    eager, _ = preempted
+    run = expect_same_outputs(served, attention, TIGHT, preempt_and_fork, compile_as_served, eager)
     assert run.steps[""] > 10
     assert run.steps["a shape that is new"] > 0
 
 
 @cases(CASES)
 def test_plans_of_an_eager_run_give_the_same_tokens_when_they_are_compiled(
-    served: Served, attention: Attention
+    served: Served, attention: Attention, preempted: tuple[EagerRun, Recorder]
 ) -> None:
     """Under each launch, and to the last bit under both."""
-    recorders: list[Recorder] = []
-    room = Room(n_blocks=20)
-    preempt_and_fork(OfflineDaemon(served, attention, room, recorded_in(recorders)))
-    [recorder] = recorders
+    _, recorder = preempted
     found = list[list[StepResult]]()
     for launch in launches():
-        model = cached_model(served, attention, room)
+        model = cached_model(served, attention, TIGHT)
         path = compile_at_once(model)
         runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch, decode=path)
         found.append(list(replayed(recorder.calls, runner)))

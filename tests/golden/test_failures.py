@@ -19,6 +19,7 @@ from engine.core.step import (
     StepPlan,
 )
 from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.shape import SlotMapping
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
@@ -134,7 +135,7 @@ def test_storage_that_cannot_be_computed_is_lost(
     runner = plain_runner(served_of("qwen3"), launch)
     write, nothing = LayerArena.write, from_another_thread()
 
-    def write_more(layer: LayerArena, slot_mapping: mx.array, *vectors: mx.array) -> None:
+    def write_more(layer: LayerArena, slot_mapping: SlotMapping, *vectors: mx.array) -> None:
         write(layer, slot_mapping, *(array + nothing for array in vectors))
 
     monkeypatch.setattr(LayerArena, "write", write_more)

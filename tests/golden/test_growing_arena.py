@@ -3,8 +3,6 @@
 from collections import defaultdict
 from dataclasses import replace
 
-import pytest
-
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from tests.golden.compiling import Compiled, Outputs
@@ -30,20 +28,21 @@ def scenario(daemon: OfflineDaemon) -> Outputs:
     )
 
 
-@pytest.mark.parametrize("first_blocks", [1, 20])
 def test_what_is_said_does_not_depend_on_when_the_arena_grows(
-    served: Served, attention: Attention, first_blocks: int
+    served: Served, attention: Attention
 ) -> None:
+    """It grows from one block, and from a fifth of all, with eager decodes and compiled ones."""
     whole = OfflineDaemon(served, attention, ROOM)
     expected = scenario(whole)
-    growing = replace(ROOM, first_blocks=first_blocks)
-    eager = OfflineDaemon(served, attention, growing)
-    assert scenario(eager) == expected
-    assert eager.usage["again"].cached_tokens == whole.usage["again"].cached_tokens
-    if not served.execution.batching.int_offsets:
-        compiled = Compiled(served, attention, growing)
-        assert scenario(compiled.daemon) == expected
-        assert compiled.steps[""] > 20
+    for first_blocks in (1, 20):
+        growing = replace(ROOM, first_blocks=first_blocks)
+        eager = OfflineDaemon(served, attention, growing)
+        assert scenario(eager) == expected, f"from {first_blocks} blocks"
+        assert eager.usage["again"].cached_tokens == whole.usage["again"].cached_tokens
+        if not served.execution.batching.int_offsets:
+            compiled = Compiled(served, attention, growing)
+            assert scenario(compiled.daemon) == expected, f"compiled, from {first_blocks} blocks"
+            assert compiled.steps[""] > 20
 
 
 def test_an_arena_that_is_nearly_full_grows_while_the_engine_is_idle(

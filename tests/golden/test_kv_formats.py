@@ -7,7 +7,11 @@ import pytest
 
 from engine.api import ModelError
 from engine.mlx_backend.kv.formats import Codec
-from engine.mlx_backend.loading.format_check import MOST_DIVERGENCE, format_check_bytes
+from engine.mlx_backend.loading.format_check import (
+    MOST_DIVERGENCE,
+    check_format,
+    format_check_bytes,
+)
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import KVFormat
@@ -26,20 +30,31 @@ def load(checkpoint: Path, kv_format: KVFormat) -> tuple[float | None, list[str]
     """The divergence that the check finds, and what is reported."""
     lines = list[str]()
     loaded = open_model(checkpoint, 1 << 30, kv_format=kv_format)
-    return load_weights(loaded, (Attention(),), lines.append).divergence, lines
+    execution = load_weights(loaded, (Attention(),), lambda line: None)
+    return check_format(loaded, execution, kv_format, lines.append), lines
 
 
 def test_smaller_formats_change_more_and_all_are_reported(checkpoint: Path) -> None:
     divergences = dict[KVFormat, float]()
     for format in KVFormat:
         divergence, lines = load(checkpoint, format)
-        told = [line for line in lines if line.startswith(f"KV cache in {format}: KL divergence")]
-        assert len(told) == (divergence is not None)
-        if divergence is not None:
+        if divergence is None:
+            assert lines == []
+        else:
+            (line,) = lines
+            assert line.startswith(f"KV cache in {format}: KL divergence")
             divergences[format] = divergence
     assert 0 < divergences[KVFormat.F16] < divergences[KVFormat.BF16]
     assert 0 < divergences[KVFormat.Q8] < divergences[KVFormat.K8V4]
     assert len(divergences) == 4
+
+
+def test_a_format_that_a_model_cannot_have_changes_nothing_and_that_is_reported(
+    tmp_path: Path,
+) -> None:
+    divergence, lines = load(write_family(FAMILIES["mamba2"], tmp_path), KVFormat.Q8)
+    assert divergence is None
+    assert lines == ["kv_format q8 changes nothing: K and V cannot be stored so"]
 
 
 def outlying(checkpoint: Path, times: float) -> None:
@@ -87,9 +102,8 @@ def test_a_model_that_does_not_run_with_a_format_is_refused_in_words(
 
 def test_the_check_takes_no_more_memory_than_is_planned(checkpoint: Path) -> None:
     loaded = open_model(checkpoint, 1 << 30, kv_format=KVFormat.Q8)
-    load_weights(loaded, (Attention(),), lambda line: None)
-    mx.clear_cache()
+    execution = load_weights(loaded, (Attention(),), lambda line: None)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    load_weights(loaded, (Attention(),), lambda line: None)
+    check_format(loaded, execution, KVFormat.Q8, lambda line: None)
     assert mx.get_peak_memory() - before < format_check_bytes(loaded.layout) + PEAK_BYTES

@@ -19,7 +19,8 @@ from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend import assembly
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
-from engine.mlx_backend.kv.arena import LayerArena, LayerShape
+from engine.mlx_backend.kv.arena import LayerArena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.loading import selfcheck
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.loader import load_weights, open_model
@@ -335,7 +336,9 @@ def test_the_machine_is_asked_for_the_weights_as_they_will_be() -> None:
     assert report.memory.kv_bytes == backend.bytes.arenas
     assert report.memory.states_bytes == backend.bytes.states
     assert report.memory.weights_bytes > 4 << 20
-    assert report.context_tokens == report.max_context_tokens
+    assert report.card is not None
+    assert report.card.arena_tokens == backend.card.arena_tokens
+    assert report.card.max_context_tokens == report.model_context_tokens
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -392,6 +395,7 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
     assert report.problem == ""
     assert report.memory is not None
     assert report.memory.kv_bytes <= 8 << 20
-    assert report.arena_tokens > 0
+    assert report.card is not None
+    assert report.card.arena_tokens > 0
     missing = describe_machine(EngineConfig(model=str(tmp_path / "nothing")))
     assert "nothing" in missing.problem

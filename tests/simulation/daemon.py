@@ -113,6 +113,7 @@ class World:
     row_fault: Callable[[SequenceId], bool]
     answer_fault: Callable[[], bool]
     launching: Launching
+    op_fault: Callable[[], None]
 
 
 class Daemon:
@@ -145,6 +146,7 @@ class Daemon:
             world.fault,
             world.row_fault,
             world.launching,
+            world.op_fault,
         )
         self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
         self.part_bytes = layout.part_bytes

@@ -113,8 +113,8 @@ class FakeRunner:
     """Computes the hash model of `tests.simulation.model`, reading and writing slots by block.
 
     Asserts what a real device could not notice: that no block is written which has another holder.
-    `fault` is asked whenever a real runner might raise, and may raise; `row_fault` names rows that
-    fail alone.
+    `fault` is called whenever a real runner might raise, and may raise. `op_fault` is called before
+    each op that changes what is cached, and may raise. `row_fault` names rows that fail alone.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class FakeRunner:
         fault: Callable[[], None],
         row_fault: Callable[[SequenceId], bool],
         launching: Launching = Launching.AHEAD,
+        op_fault: Callable[[], None] = lambda: None,
     ) -> None:
         self._launching = launching
         self._pool = pool
@@ -133,6 +134,7 @@ class FakeRunner:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._fault = fault
+        self._op_fault = op_fault
         self._row_fault = row_fault
         self._rows: dict[SequenceId, BatchRow] = {}
         self._flights: deque[Flight] = deque()
@@ -306,6 +308,8 @@ class FakeRunner:
 
     def _execute_all(self, ops: Sequence[StorageOp]) -> None:
         for op in ops:
+            if isinstance(op, FillBlock | FillState | RollBackState):
+                self._op_fault()
             self._execute(op)
 
     def _execute(self, op: StorageOp) -> None:

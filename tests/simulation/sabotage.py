@@ -52,6 +52,7 @@ class Sabotage:
 
 _end_load = DiskLoader._end
 _match = RadixTree.match
+_banned_tokens = LiveSequence.banned_tokens
 _namespace = Namespaces.of
 _pin = KVStore.pin
 _preempt = LiveSequences.preempt
@@ -184,6 +185,11 @@ def _keep_pooled(sequences: LiveSequences, sequence: LiveSequence) -> Lease:
     return lease
 
 
+def _ban_along_draft(sequence: LiveSequence, n_draft: int = 0) -> tuple[int, ...]:
+    """The tokens of a draft do not count for `min_tokens`."""
+    return _banned_tokens(sequence)
+
+
 def _nothing(*args: object) -> None:
     """What is to be done is left out."""
 
@@ -282,7 +288,7 @@ SABOTAGES: Sequence[Sabotage] = (
         DiskLoader,
         "_end",
         _publish_whole_load,
-        610,
+        607,
         "a block of other tokens",
     ),
     Sabotage(
@@ -364,5 +370,37 @@ SABOTAGES: Sequence[Sabotage] = (
         _keep_pooled,
         579,
         "another vector than when alone",
+    ),
+    Sabotage(
+        "stop tokens stay banned along a draft that goes beyond min_tokens",
+        LiveSequence,
+        "banned_tokens",
+        _ban_along_draft,
+        582,
+        "other tokens than when alone",
+    ),
+    Sabotage(
+        "a state that a failed step was to roll back stays in the cache",
+        KVStore,
+        "revoke",
+        _nothing,
+        597,
+        "another's state is attached",
+    ),
+    Sabotage(
+        "what a failed step was to load is still awaited",
+        DiskLoader,
+        "fail",
+        _nothing,
+        578,
+        "awaits a step that is over",
+    ),
+    Sabotage(
+        "what a failed step was to load is published",
+        DiskLoader,
+        "fail",
+        DiskLoader.commit,
+        578,
+        "a block of other tokens",
     ),
 )

@@ -69,6 +69,8 @@ class Simulation:
         self._n_events = 0
         self._admitted: list[LiveSequence] = []
         self._fault_rate = random.choice([0.0, 0.0, 0.01, 0.1])
+        self._op_faults = Random(f"ops {seed}")
+        self._op_fault_rate = self._op_faults.choice([0.0, 0.0, 0.3])
         self._crowds = random.choice([[1], [1, 1, 3]])
         self._abort_rate = random.choice([0.0, 0.02, 0.1])
         self._arrival_rate = random.choice([0.1, 0.5, 0.8])
@@ -95,6 +97,7 @@ class Simulation:
             self._row_fault,
             self._answer_fault,
             self._launching,
+            self._op_fault,
         )
         tier = self.tier if self._has_disk else None
         self.daemon = Daemon(self.random, self._layout, world, tier, self.census)
@@ -193,7 +196,7 @@ class Simulation:
 
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
-        self._fault_rate = 0.0
+        self._fault_rate = self._op_fault_rate = 0.0
         temper = self.tier.temper
         self.tier.temper = replace(
             HEALTHY, meanwhile=temper.meanwhile, longest_path=temper.longest_path
@@ -303,7 +306,8 @@ class Simulation:
     def _deliver(self, events: list[OutputEvent]) -> None:
         self._n_events += len(events)
         for event in events:
-            assert event.error is None or "injected" in event.error, event.error
+            is_expected = event.param == "pin" or "injected" in (event.error or "injected")
+            assert is_expected, event.error
             receiver = self.receivers[event.request_id]
             receiver.receive(event)
             sequence = receiver.sequences[event.index]
@@ -342,8 +346,13 @@ class Simulation:
         if self.random.random() < self._fault_rate:
             raise InjectedError("injected")
 
+    def _op_fault(self) -> None:
+        """A step may fail after some of its ops have been carried out."""
+        if self._op_faults.random() < self._op_fault_rate:
+            raise InjectedError("injected")
+
     def _answer_fault(self) -> bool:
-        return self.random.random() < self._fault_rate / 2
+        return self.random.random() < self._fault_rate
 
     def _row_fault(self, sequence_id: SequenceId) -> bool:
         return self.random.random() < self._fault_rate / 4

@@ -1,16 +1,14 @@
 """The arena: shapes and dtypes are checked, writes and copies land where they should."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.kv.arena import (
-    Arena,
-    ArenaError,
-    LayerShape,
-    block_bytes,
-    independent_copies,
-)
+from engine.mlx_backend.kv.arena import Arena, ArenaError, independent_copies
+from engine.mlx_backend.kv.shape import LayerShape, block_bytes
+from engine.values.settings import KVFormat
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
@@ -133,9 +131,11 @@ def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
 
 
 @pytest.mark.device
-def test_writes_and_copies_are_in_place() -> None:
+@pytest.mark.parametrize("format", [KVFormat.FULL, KVFormat.Q8])
+def test_writes_and_copies_are_in_place(format: KVFormat) -> None:
     """MLX's peak memory would rise by the pool's size if one were copied."""
-    arena = Arena([float32(4, 64, 64)], n_blocks=256, block_size=32)
+    layers = [replace(float32(4, 64, 64), format=format)]
+    arena = Arena(layers, n_blocks=256, block_size=32)
     pool_bytes = arena.layers[0].planes[0].nbytes
     mx.reset_peak_memory()
     before = mx.get_active_memory()

@@ -7,9 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engine.mlx_backend.cpu import cascade
 from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work, work_list
 from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
-from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
 from engine.mlx_backend.model.views import BlockAttention, LayerView
 from tests.devices import cpu_attention
@@ -121,8 +123,12 @@ def last_stops(forward: RowGroup) -> npt.NDArray[np.int32]:
 
 
 @pytest.mark.parametrize("min_saved_blocks", [1, 1000])
-def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -> None:
+@pytest.mark.parametrize("two_stream_numbers", [1, cascade.TWO_STREAM_NUMBERS])
+def test_the_cascade_does_what_the_numpy_reference_does(
+    min_saved_blocks: int, two_stream_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of 1 to 200 blocks; three of them share two blocks, and two of these three more."""
+    monkeypatch.setattr(cascade, "TWO_STREAM_NUMBERS", two_stream_numbers)
     arena = Arena([layer()], n_blocks=300, block_size=BLOCK_SIZE)
     fill(arena)
     free = iter(range(300))
@@ -144,7 +150,7 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
     (only,) = arena.layers
-    plan = plan_work(arena, forward.host_table, last_stops(forward), work)
+    plan = plan_work(arena, forward.host_table, last_stops(forward), work, streams())
     found = plan.attend(queries.reshape(6, HEADS, 1, 16), only).reshape(6, 2, 2, -1)
     keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
     expected = reference.attention(np.array(queries), keys, values, forward.host_table, work)
@@ -190,9 +196,9 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     work = work_list(
         forward.host_table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
     )
-    plan = plan_work(arena, forward.host_table, last_stops(forward), work)
+    plan = plan_work(arena, forward.host_table, last_stops(forward), work, streams())
     passes = plan.reads_of(arena.layers[0])
-    assert sum(where.keys.size for where in passes) == 2 * (15 * 10 + 900)
+    assert sum(part.keys.size for parts in passes for part in parts) == 2 * (15 * 10 + 900)
 
 
 def test_tables_have_few_widths_and_little_padding() -> None:

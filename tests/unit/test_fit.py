@@ -16,7 +16,7 @@ from engine.api import ModelError
 from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.host import FusedAttention, Machine
-from engine.mlx_backend.kv.arena import LayerShape
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.loading.memory import Footprint, MemoryPlan, activation_bytes, footprint
 from engine.mlx_backend.loading.workspace import (
     GATHERED_BYTES,

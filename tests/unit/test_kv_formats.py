@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.kv import arena as arena_module
-from engine.mlx_backend.kv.arena import Arena, LayerShape
+from engine.mlx_backend.kv import shape as shape_module
+from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import compare
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
@@ -85,7 +86,8 @@ def test_codes_mean_what_mlx_makes_of_them(format: KVFormat, dtype: mx.Dtype) ->
     for codec in shape(format, 128, dtype).codecs:
         rows = codec.encode(mx.random.normal((3, 5, 128)).astype(dtype).reshape(15, 128))
         rows = [row.reshape(3, 5, -1) for row in rows]
-        codes, scales, biases = rows
+        codes, pairs = rows[0].view(mx.uint32), rows[1].reshape(3, 5, -1, 2)
+        scales, biases = pairs[..., 0], pairs[..., 1]
         expected = mx.dequantize(codes, scales, biases, codec.group, codec.bits, dtype=mx.float32)
         found = codec.decode(rows)
         assert (found.shape, found.dtype) == ((3, 5, 128), dtype)
@@ -193,26 +195,28 @@ def test_the_bytes_of_another_format_have_another_name() -> None:
     }
     assert len(names) == len(ALL)
     assert "kv1 block=4 full=1*2x64float32+64float32 state=" in names
-    assert (
-        "kv1 block=4 full=1*2x64float32 as 8 bits by 64+64float32 as 4 bits by 64 state=" in names
-    )
+    order = "channel" if is_cpu(DEVICE) else "token"
+    keys = f"2x64float32 as 8 bits in groups of 64 by {order}"
+    values = "64float32 as 4 bits in groups of 64 by token"
+    assert f"kv1 block=4 full=1*{keys}+{values} state=" in names
 
 
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("heads", [2, 6, 12])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
 def test_blocks_read_in_place_give_what_gathered_ones_do(
-    format: KVFormat, heads: int, dim: int
+    format: KVFormat, heads: int, dim: int, block_size: int
 ) -> None:
     """With one query for a head of K and V, with few and with many."""
     of = shape(format, dim)
-    arena = Arena([of], n_blocks=16, block_size=4)
+    arena = Arena([of], n_blocks=16, block_size=block_size)
     [layer] = arena.layers
-    put(arena, list(range(16)), random_kv(64, of))
+    put(arena, list(range(16)), random_kv(16 * block_size, of))
     spans = [
-        TokenSpan(14, 1, np.array([3, 9, 1, 7], np.uint32)),
-        TokenSpan(17, 1, np.array([3, 9, 1, 12, 5], np.uint32)),
+        TokenSpan(4 * block_size - 2, 1, np.array([3, 9, 1, 7], np.uint32)),
+        TokenSpan(4 * block_size + 1, 1, np.array([3, 9, 1, 12, 5], np.uint32)),
     ]
     group = RowGroup(spans, arena)
     queries = layer.rotated(mx.random.normal((2, heads, 1, dim)) / dim**0.5)
@@ -239,7 +243,7 @@ def test_rotation_saves_the_small_channels_of_keys(monkeypatch: pytest.MonkeyPat
         return float(np.square((found - np.array(keys))[..., is_small]).mean())
 
     rotated = error()
-    monkeypatch.setattr(arena_module, "is_rotatable", lambda dim: False)
+    monkeypatch.setattr(shape_module, "is_rotatable", lambda dim: False)
     assert rotated < error() / 2
 
 

@@ -3,7 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from engine.mlx_backend.kv.arena import ArenaError, LayerArena, LayerShape
+from engine.mlx_backend.kv.arena import ArenaError, LayerArena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from kvstore.ops import CopyBlock, FillBlock, ReadBlock

@@ -185,6 +185,7 @@ def test_a_disk_cache_is_asked_for_by_its_directory(
         ({"kv_cache_bytes": "-1"}, "kv_cache_bytes", ""),
         ({"kv_cache_bytes": 0}, "kv_cache_bytes", "0"),
         ({"attention": "flash"}, "attention", "'gather'"),
+        ({"kv_format": "q3"}, "kv_format", "must be 'auto', 'full', 'f16', 'bf16', 'q8' or 'k8v4'"),
         ({"generation_config": "vllm"}, "generation_config", "'auto' or 'none'"),
         ({"log_level": "loud"}, "log_level", "'warning'"),
         ({"max_total_body_bytes": "1MiB"}, "max_total_body_bytes", "8388608"),

@@ -16,10 +16,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.mlx_backend.cpu.products import key_products, value_sums
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.kv.arena import Arena, Heads, LayerArena
-from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.shape import Heads
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import BlockTable, RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention, PrepareDecodeRows
@@ -140,74 +141,18 @@ class BlockReads:
     scores: mx.array
     bias: mx.array | None
 
+    def halves(self) -> "tuple[BlockReads, BlockReads]":
+        """The reads of the first and of the other half of each group's blocks."""
+        n_groups, n_blocks, kv_heads = self.keys.shape
+        middle = n_blocks // 2
 
-_MOST_QUANTIZED_ROWS = 4
-"""Rows of weights for which MLX's product with quantized values takes no longer than decoding them
-and multiplying with a BLAS does. Measured on two cores of an AMD EPYC: one or two rows take a third
-to three quarters of the time of float32 values, eight twice as long.
-"""
+        def part(own: slice) -> BlockReads:
+            queries, keys, values = (of[:, own] for of in (self.queries, self.keys, self.values))
+            scores = mx.arange(keys.size, dtype=mx.uint32).reshape(n_groups, -1, kv_heads)
+            bias = None if self.bias is None else self.bias[:, own]
+            return BlockReads(queries, keys, values, scores, bias)
 
-
-def key_products(
-    queries: mx.array,
-    query_ids: mx.array,
-    codec: Codec | None,
-    rows: Sequence[mx.array],
-    ids: mx.array,
-) -> mx.array:
-    """Products of queries with the keys of blocks, float32 `[..., n, block_size]`.
-
-    Quantized keys are not decoded number by number. With codes c, scales s and biases b of the
-    groups g of a key, its product with a query is `sum_g s[g] (q[g] . c[g]) + b[g] sum(q[g])`: only
-    codes are widened to float32, and scales and biases meet scores, of which there are far fewer.
-
-    `queries`: `[heads, n, dim]`. `rows`: each plane's, `[blocks, block_size, width]`. `query_ids`
-    and `ids`, both `[...]`: which of the heads meets which of the blocks.
-    """
-    if codec is None or not codec.bits:
-        keys = (rows[0] if codec is None else codec.decode(rows)).swapaxes(-1, -2)
-        return mx.gather_mm(queries, keys, query_ids, ids).astype(mx.float32)
-    [heads, n, dim], queries = queries.shape, queries.astype(mx.float32)
-    groups, size = dim // codec.group, rows[0].shape[1]
-    sums = queries.reshape(heads, n, groups, codec.group).sum(axis=-1).swapaxes(1, 2)
-    if groups > 1:  # each group of a query apart, zeros in place of the others
-        own = mx.repeat(mx.eye(groups), codec.group, axis=1)[:, None]
-        queries = (queries[:, None] * own).reshape(heads, groups * n, dim)
-    keys = codec.codes(rows[0]).swapaxes(-1, -2)
-    products = mx.gather_mm(queries, keys, query_ids, ids)
-    products = products.reshape(*ids.shape, groups, n, size)
-    scales, biases = (
-        of.swapaxes(-1, -2)[ids].astype(mx.float32)[..., None, :] for of in (rows[1], rows[2])
-    )
-    scores = products * scales + sums[query_ids][..., None] * biases
-    return scores.sum(axis=-3) if groups > 1 else scores.squeeze(-3)
-
-
-def value_products(
-    weights: mx.array,
-    weight_ids: mx.array,
-    codec: Codec | None,
-    rows: Sequence[mx.array],
-    ids: mx.array,
-) -> mx.array:
-    """Products of weights, `[products, n, block_size]`, with the values of blocks: `[..., n, dim]`,
-    float32 of quantized values; otherwise as in `key_products`.
-    """
-    if codec is not None and codec.bits and weights.shape[1] <= _MOST_QUANTIZED_ROWS:
-        codes, scales, biases = rows
-        return mx.gather_qmm(
-            weights.astype(mx.float32),
-            codes,
-            scales.astype(mx.float32),
-            biases.astype(mx.float32),
-            weight_ids,
-            ids,
-            transpose=False,
-            group_size=codec.group,
-            bits=codec.bits,
-        )
-    values = rows[0] if codec is None else codec.decode(rows)
-    return mx.gather_mm(weights.astype(values.dtype), values, weight_ids, ids)
+        return part(slice(0, middle)), part(slice(middle, None))
 
 
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
@@ -218,7 +163,13 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     of a decode runs this: with few rows an operation costs more than what it computes.
     """
     n, size = queries.shape[1], layer.block_size
-    scores = key_products(queries, where.queries, *layer.key_blocks(where.keys))
+    keys, values = layer.key_blocks(where.keys), layer.value_blocks(where.values)
+    of_keys, of_values = layer.codecs
+    if of_keys is None:
+        columns = keys.rows(0).swapaxes(-1, -2)
+        scores = mx.gather_mm(queries, columns, where.queries, keys.ids).astype(mx.float32)
+    else:
+        scores = key_products(queries, where.queries, of_keys, keys)
     if where.bias is not None:  # scores: [groups, blocks, kv_heads, n, block_size]
         tokens = where.bias.shape[3]
         if tokens == 1:
@@ -230,23 +181,24 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
     peak = scores.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
     weights = softmax_exp(scores - peak)
     total = weights.sum(axis=1, keepdims=True).sum(axis=4, keepdims=True)
-    by_block = weights.reshape(-1, n, size)
-    weighted = value_products(by_block, where.scores, *layer.value_blocks(where.values))
-    weighted = weighted.astype(mx.float32)
-    return PartialAttention(peak, total, weighted.sum(axis=1, keepdims=True))
+    if of_values is None:
+        stored = values.rows(0)
+        by_block = weights.astype(stored.dtype).reshape(-1, n, size)
+        weighted = mx.gather_mm(by_block, stored, where.scores, values.ids)
+        weighted = weighted.astype(mx.float32).sum(axis=1, keepdims=True)
+    else:
+        weighted = value_sums(weights, where.scores, of_values, values)
+    return PartialAttention(peak, total, weighted)
 
 
-def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
-    """Attention of all rows' queries, `[rows, kv_heads, n, key_dim]`, to blocks that they share.
-    The results are as `attend` returns them, with each row as a group.
-    """
-    rows, kv_heads, n, key_dim = queries.shape
-    partial = attend(queries.swapaxes(0, 1).reshape(kv_heads, rows * n, key_dim), layer, where)
+def by_row(partial: PartialAttention, rows: int) -> PartialAttention:
+    """What `attend` returns for the queries of all rows as one group, with each row as a group."""
+    kv_heads = partial.peak.shape[2]
 
-    def by_row(array: mx.array) -> mx.array:
-        return array.reshape(1, kv_heads, rows, n, -1).transpose(2, 0, 1, 3, 4)
+    def apart(array: mx.array) -> mx.array:
+        return array.reshape(1, kv_heads, rows, -1, array.shape[-1]).transpose(2, 0, 1, 3, 4)
 
-    return PartialAttention(by_row(partial.peak), by_row(partial.total), by_row(partial.weighted))
+    return PartialAttention(apart(partial.peak), apart(partial.total), apart(partial.weighted))
 
 
 class RowMerge:
@@ -293,6 +245,12 @@ PASS_BLOCKS = 64
 Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
 """
 
+TWO_STREAM_NUMBERS = 2**20
+"""From this many numbers of K and V on, two streams read half of the blocks each.
+
+Measured on two cores of an AMD EPYC.
+"""
+
 SHORT_TOKENS = 16
 """Rows of up to this many tokens read blocks, as decodes do; longer ones are gathered and tiled.
 
@@ -311,14 +269,14 @@ class CascadeAttention(Attention):
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
         super().__init__()  # no padding: no row is read beyond its end
         self._min_saved_blocks = min_saved_blocks
-        self._second_stream = mx.new_stream(mx.default_device())
+        self._streams = mx.default_stream(mx.default_device()), mx.new_stream(mx.default_device())
 
     def prepare(self, group: RowGroup) -> BlockAttention:
         if group.length > SHORT_TOKENS:
-            return TilePlan(group, (mx.default_stream(mx.default_device()), self._second_stream))
+            return TilePlan(group, self._streams)
         starts, stops, table = group.starts_host, group.stops_host, group.host_table
         work = work_list(table, starts, stops, group.arena.block_size, self._min_saved_blocks)
-        return plan_work(group.arena, table, group.last_seen + 1, work)
+        return plan_work(group.arena, table, group.last_seen + 1, work, self._streams)
 
     def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows:
         lines, size = np.arange(rows, dtype=np.int32), arena.block_size
@@ -330,7 +288,8 @@ class CascadeAttention(Attention):
 
         def prepare(group: RowGroup) -> BlockAttention:
             bias = mx.where(positions <= group.starts[:, None, None, None, None], 0.0, HIDDEN)
-            return CascadePlan(group.arena, [BlockPass(group.table, indices.__getitem__, bias)])
+            passes = [BlockPass(group.table, indices.__getitem__, bias)]
+            return CascadePlan(group.arena, passes, self._streams)
 
         return prepare
 
@@ -363,7 +322,9 @@ class BlockPass(NamedTuple):
     bias: mx.array | None
 
 
-def plan_work(arena: Arena, table: BlockTable, stops: Counts, work: WorkList) -> "CascadePlan":
+def plan_work(
+    arena: Arena, table: BlockTable, stops: Counts, work: WorkList, streams: Sequence[mx.Stream]
+) -> "CascadePlan":
     """The passes that carry a work list out. `stops`, `[rows, length]`: each token sees the
     positions below.
 
@@ -394,7 +355,7 @@ def plan_work(arena: Arena, table: BlockTable, stops: Counts, work: WorkList) ->
         add(blocks[None], np.zeros(1, np.int32), np.array([[item["keys"]]]))
         rows_of_results.append(np.arange(item["row"], item["row"] + item["rows"]))
     merge = RowMerge(np.concatenate(rows_of_results), len(own)) if len(passes) > 1 else None
-    return CascadePlan(arena, passes, shared, merge)
+    return CascadePlan(arena, passes, streams, shared, merge)
 
 
 class CascadePlan(BlockAttention):
@@ -406,16 +367,20 @@ class CascadePlan(BlockAttention):
         self,
         arena: Arena,
         passes: Sequence[BlockPass],
+        streams: Sequence[mx.Stream],
         shared: Sequence[np.void] | WorkList = (),
         merge: RowMerge | None = None,
     ) -> None:
-        """`merge`: of the results of several passes."""
+        """`streams`: two, which share the blocks of large passes. `merge`: of the results of
+        several passes.
+        """
         self._arena = arena
+        self._streams = streams
         self._passes = passes
         self._shared = shared
         self._n_private = len(passes) - len(shared)
         self._merge = merge
-        self._reads = dict[Heads, list[BlockReads]]()
+        self._reads = dict[Heads, list[Sequence[BlockReads]]]()
 
     def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
         rows, heads, length, key_dim = queries.shape
@@ -423,16 +388,28 @@ class CascadePlan(BlockAttention):
         n = heads // kv_heads * length
         by_head = queries.reshape(rows * kv_heads, n, key_dim)
         reads = self.reads_of(layer)
-        partials = [attend(by_head, layer, private) for private in reads[: self._n_private]]
+        partials = [self._attend(by_head, layer, own) for own in reads[: self._n_private]]
         for item, shared in zip(self._shared, reads[self._n_private :], strict=True):
             first, last = item["row"] * kv_heads, (item["row"] + item["rows"]) * kv_heads
-            together = by_head[first:last].reshape(-1, kv_heads, n, key_dim)
-            partials.append(attend_together(together, layer, shared))
+            of_rows = by_head[first:last].reshape(-1, kv_heads, n, key_dim).swapaxes(0, 1)
+            together = of_rows.reshape(kv_heads, -1, key_dim)
+            partials.append(by_row(self._attend(together, layer, shared), item["rows"]))
         whole = partials[0] if self._merge is None else self._merge.merge(partials)
         return whole.output().astype(queries.dtype).reshape(rows, heads, length, -1)
 
-    def reads_of(self, layer: LayerArena) -> list[BlockReads]:
-        """The reads of each pass in a layer; layers of equal heads share them."""
+    def _attend(
+        self, queries: mx.array, layer: LayerArena, parts: Sequence[BlockReads]
+    ) -> PartialAttention:
+        """`attend` to each part of a pass in a stream of its own."""
+        partials = []
+        for part, stream in zip(parts, self._streams, strict=False):
+            with mx.stream(stream):
+                partials.append(attend(queries, layer, part))
+        return partials[0] if len(partials) == 1 else partials[0].merge(partials[1])
+
+    def reads_of(self, layer: LayerArena) -> list[Sequence[BlockReads]]:
+        """The reads of each pass in a layer, in one part or two. Layers of equal heads share
+        them."""
         heads = layer.heads
         if heads not in self._reads:
             self._reads[heads] = []
@@ -441,5 +418,10 @@ class CascadePlan(BlockAttention):
                 keys = mx.contiguous(ids.swapaxes(1, 2))
                 queries, scores = indices(heads.kv_heads)
                 values = self._arena.value_heads(keys, heads)
-                self._reads[heads].append(BlockReads(queries, keys, values, scores, bias))
+                whole = BlockReads(queries, keys, values, scores, bias)
+                numbers = (
+                    keys.size * layer.block_size * (layer.shape.key_dim + layer.shape.value_dim)
+                )
+                is_large = numbers >= TWO_STREAM_NUMBERS and table.shape[1] > 1
+                self._reads[heads].append(whole.halves() if is_large else [whole])
         return self._reads[heads]

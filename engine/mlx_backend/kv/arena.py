@@ -1,110 +1,31 @@
 """The arena: K and V of every block in every layer, as MLX arrays that are allocated once.
 
-A layer's K, and its V, is one plane of numbers, or three if it is quantized: codes, scales and
-biases (`formats.py`). A plane has the layout `[blocks, kv_heads, block_size, width]`, chosen by
-measurement (`rootstock doctor --measure` compares it with another). One head of a block is one
-contiguous run of memory: a copy is a memcpy, and attention can read it block by block as
-`[blocks * kv_heads, block_size, width]` without moving it. The array itself is kept as
-`[blocks * kv_heads * block_size, width]`, one vector a slot. No other module knows this layout.
+A layer's K, and its V, is one plane of numbers, or several if it is quantized (`formats.py`). A
+plane has the layout `[blocks, kv_heads, block_size, width]`, chosen by measurement (`rootstock
+doctor --measure` compares it with another). One head of a block is one contiguous run of memory: a
+copy is a memcpy, and attention can read it block by block as `[blocks * kv_heads, block_size,
+width]` without moving it. The array itself is kept as `[blocks * kv_heads * block_size, width]`,
+one vector a slot. No other module knows this layout.
 
 MLX writes into an array in place only while nobody else refers to it. So every operation here
 rebinds its array at once, and returns no second reference that outlives a step.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
 
-from engine.mlx_backend.kv.formats import Codec, codecs, is_rotatable
-from engine.mlx_backend.kv.states import ArrayShape
-from engine.values.settings import KVFormat
+from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.shape import Heads, LayerShape, SlotMapping, StoredBlocks, block_bytes
 from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
+
+Place = TypeVar("Place", int, mx.array)
 
 
 class ArenaError(ValueError):
     """Arrays of the wrong shape or dtype, or a block id outside the arena."""
-
-
-class Heads(NamedTuple):
-    """What index arrays depend on: layers of equal heads share them."""
-
-    kv_heads: int
-    share_plane: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
-
-    A dimension of 0 means that nothing is kept. K and V may differ in dtype: where only a norm's
-    weights are float32, K is float32 and V is not. `format`: how they are stored, as far as they
-    can be; see `formats.codecs`.
-    """
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    key_dtype: mx.Dtype
-    value_dtype: mx.Dtype
-    format: KVFormat = KVFormat.FULL
-
-    @property
-    def vectors(self) -> tuple[tuple[int, mx.Dtype], ...]:
-        """Dimension and dtype of a vector of K, and of a vector of V, as the model writes them."""
-        return (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
-
-    @property
-    def codecs(self) -> tuple[Codec, Codec]:
-        """How vectors of K, and of V, are stored."""
-        dims, dtypes = (self.key_dim, self.value_dim), (self.key_dtype, self.value_dtype)
-        return codecs(self.format, self.kv_heads, dims, dtypes)
-
-    @property
-    def parts(self) -> tuple[ArrayShape, ...]:
-        """Shape and dtype of a vector's row in each plane of K, and then in each plane of V."""
-        keys, values = self.codecs
-        return (*keys.planes, *values.planes)
-
-    @property
-    def is_rotated(self) -> bool:
-        """Whether keys are stored rotated, and meet rotated queries."""
-        return self.codecs[0].bits > 0 and is_rotatable(self.key_dim)
-
-    @property
-    def heads(self) -> Heads:
-        """K and V share planes where their vectors have one size, dtype and codec."""
-        keys, values = self.codecs
-        return Heads(self.kv_heads, self.key_dim > 0 and keys == values)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's K and V as they are stored."""
-        return self.kv_heads * sum(part.bytes for part in self.parts)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of one token's K and V where attention has gathered them, with those from which
-        they were decoded.
-        """
-        decoded = self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
-        is_read_in_place = all(codec.is_plain for codec in self.codecs)
-        return decoded if is_read_in_place else decoded + self.token_bytes
-
-
-def token_bytes(layers: Iterable[LayerShape]) -> int:
-    """Bytes of one token's K and V in all layers together, as they are stored."""
-    return sum(layer.token_bytes for layer in layers)
-
-
-def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
-    """Bytes of one block of `block_size` tokens in all layers together."""
-    return block_size * token_bytes(layers)
-
-
-Place = TypeVar("Place", int, mx.array)
 
 
 class LayerArena:
@@ -112,15 +33,16 @@ class LayerArena:
 
     `planes` are the arrays that hold them, as vectors that a slot mapping indexes: those of K, and
     then those of V. Where K and V are alike they share their planes, all of K before all of V: one
-    operation then writes or reads both.
+    operation then writes or reads both. `codecs`: how K, and V, is stored; None: as the model
+    computes it.
     """
 
     __slots__ = (
-        "_codecs",
         "_is_checked",
         "_is_rotated",
         "_n_planes",
         "block_size",
+        "codecs",
         "heads",
         "n_heads",
         "planes",
@@ -132,7 +54,7 @@ class LayerArena:
         self.heads = shape.heads
         self.block_size = block_size
         self.n_heads = allocated_blocks * shape.kv_heads  # of all blocks together
-        self._codecs = [None if codec.is_plain else codec for codec in shape.codecs]
+        self.codecs = [None if codec.is_plain else codec for codec in shape.codecs]
         self._n_planes = [len(codec.planes) for codec in shape.codecs]  # of K and of V
         self._is_rotated = shape.is_rotated
         self._is_checked = False  # whether the model has written arrays of the right shape
@@ -148,25 +70,23 @@ class LayerArena:
         """The number of heads of K that precede those of V in V's planes."""
         return self.n_heads if self.heads.share_plane else 0
 
-    def write(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Encode new tokens' K and V, and write them to the slots of `slot_mapping`.
+    def write(self, slots: SlotMapping, keys: mx.array, values: mx.array) -> None:
+        """Encode new tokens' K and V, and write them to `slots`.
 
-        `slot_mapping`: `Arena.slot_mapping` for a layer of this shape. `keys`: `[rows, kv_heads,
+        `slots`: `Arena.slot_mapping` for a layer of this shape. `keys`: `[rows, kv_heads,
         length, key_dim]`, `values` the same with value_dim, each in its dtype.
 
         Raises ArenaError on any other shape or dtype, until the first that is right.
         """
         if not self._is_checked:
-            self._check(slot_mapping, keys, values)
+            self._check(slots, keys, values)
         new_keys, new_values = self.rotated(_by_slot(keys)), _by_slot(values)
-        of_keys, of_values = self._codecs
+        of_keys, of_values = self.codecs
         if self.heads.share_plane:
             rows = _encoded(of_keys, mx.concatenate([new_keys, new_values]))
         else:
             rows = [*_encoded(of_keys, new_keys), *_encoded(of_values, new_values)]
-        self.planes = tuple(
-            _put(plane, slot_mapping, new) for plane, new in zip(self.planes, rows, strict=True)
-        )
+        self._put(slots, rows)
 
     def read(self, heads: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays and decoded.
@@ -174,9 +94,13 @@ class LayerArena:
         `heads`: `Arena.gather_ids` for a layer of this shape. Returns `[rows, kv_heads, blocks *
         block_size, dim]` for K and for V. K is as stored: see `rotated`.
         """
-        (of_keys, of_values), (keys, values) = self._codecs, heads
+        (of_keys, of_values), (keys, values) = self.codecs, heads
+        key_rows = [self._gather(plane, keys) for plane in self._key_planes]
+        if channels := self.heads.key_channels:
+            by_channel = key_rows[0].reshape(*keys.shape, channels, self.block_size)
+            key_rows[0] = by_channel.swapaxes(-1, -2).reshape(key_rows[0].shape)
         return (
-            _decoded(of_keys, [self._gather(plane, keys) for plane in self._key_planes]),
+            _decoded(of_keys, key_rows),
             _decoded(of_values, [self._gather(plane, values) for plane in self._value_planes]),
         )
 
@@ -186,33 +110,43 @@ class LayerArena:
         """
         return mx.hadamard_transform(vectors) if self._is_rotated else vectors
 
-    def key_blocks(self, heads: mx.array) -> tuple[Codec | None, list[mx.array], mx.array]:
-        """Blocks of K of one head each, as they are stored, to be read within this step: how, each
-        plane's rows `[blocks, block_size, width]`, and the indices of `heads` among these blocks.
-        What is stored as the model writes it has no codec and is read in place; the rest is copied.
+    def key_blocks(self, heads: mx.array) -> StoredBlocks:
+        """Blocks of K of one head each, to be read within this step.
 
         `heads`: indices that `Arena.head_ids` made, of any shape.
         """
-        return self._blocks_of(self._codecs[0], self._key_planes, heads)
+        return StoredBlocks(self._key_planes, self.block_size, heads)
 
-    def value_blocks(self, heads: mx.array) -> tuple[Codec | None, list[mx.array], mx.array]:
+    def value_blocks(self, heads: mx.array) -> StoredBlocks:
         """Blocks of V, as `key_blocks` returns those of K; `heads`: from `Arena.value_heads`."""
-        return self._blocks_of(self._codecs[1], self._value_planes, heads)
+        return StoredBlocks(self._value_planes, self.block_size, heads)
 
-    def blocks(self, ids: mx.array) -> list[mx.array]:
+    def blocks(self, ids: mx.array, kept: mx.array | None = None) -> list[mx.array]:
         """Copies of whole blocks as they are stored, `[ids, kv_heads, block_size, width]` of each
         plane of K, and then of each plane of V.
-        """
-        kv_heads = self.shape.kv_heads
-        sizes = self.n_heads // kv_heads, kv_heads, self.block_size
-        found = [self._parts(plane, *sizes)[:, ids] for plane in self.planes]
-        return [parts[of] for of in range(1 + self.heads.share_plane) for parts in found]
 
-    def clear(self, slot_mapping: mx.array) -> None:
-        """Zero K and V in the slots of a mapping that `Arena.slot_mapping` made."""
-        self.planes = tuple(
-            _put(plane, slot_mapping, mx.zeros((1, 1), plane.dtype)) for plane in self.planes
-        )
+        `kept`: boolean `[ids, block_size]`, the slots whose contents are wanted; the others are
+        zero in the copies. None: all.
+        """
+        kv_heads, size = self.shape.kv_heads, self.block_size
+        sizes = self.n_heads // kv_heads, kv_heads, size
+        found = [self._parts(plane, *sizes)[:, ids] for plane in self.planes]
+        copies = [parts[of] for of in range(1 + self.heads.share_plane) for parts in found]
+        if kept is None:
+            return copies
+        channels = self.heads.key_channels
+        return [
+            _kept(copy.reshape(*copy.shape[:2], channels, size), kept[:, None, None]).reshape(
+                copy.shape
+            )
+            if channels and not index
+            else _kept(copy, kept[:, None, :, None])
+            for index, copy in enumerate(copies)
+        ]
+
+    def clear(self, slots: SlotMapping) -> None:
+        """Zero K and V in slots that `Arena.slot_mapping` made."""
+        self._put(slots, [mx.zeros((1, 1), plane.dtype) for plane in self.planes])
 
     def put_blocks(self, first: int, *contents: mx.array) -> None:
         """Overwrite consecutive blocks, from the place `first` on, with what `blocks` returned.
@@ -256,9 +190,21 @@ class LayerArena:
     def _value_planes(self) -> tuple[mx.array, ...]:
         return self.planes[-self._n_planes[1] :]
 
-    def _check(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
+    def _put(self, slots: SlotMapping, rows: Sequence[mx.array]) -> None:
+        """Write each plane's rows to their slots."""
+        planes = zip(self.planes, rows, strict=True)
+        self.planes = tuple(
+            _put(plane, slots.rows, new)
+            if index or slots.key_codes is None
+            else _put(plane.reshape(-1, 1), slots.key_codes, new.reshape(-1, 1)).reshape(
+                plane.shape
+            )
+            for index, (plane, new) in enumerate(planes)
+        )
+
+    def _check(self, slots: SlotMapping, keys: mx.array, values: mx.array) -> None:
         kv_heads = self.shape.kv_heads
-        n_tokens = len(slot_mapping) // (kv_heads * (1 + self.heads.share_plane))
+        n_tokens = len(slots.rows) // (kv_heads * (1 + self.heads.share_plane))
         for new, (dim, dtype) in zip((keys, values), self.shape.vectors, strict=True):
             shape = new.shape
             is_right = len(shape) == 4 and (shape[1], shape[3], new.dtype) == (kv_heads, dim, dtype)
@@ -278,19 +224,6 @@ class LayerArena:
         runs = plane.reshape(-1, self.block_size * width)[heads]
         return runs.reshape(rows, kv_heads, blocks * self.block_size, width)
 
-    def _blocks_of(
-        self, codec: Codec | None, planes: Sequence[mx.array], heads: mx.array
-    ) -> tuple[Codec | None, list[mx.array], mx.array]:
-        sizes = [(-1, self.block_size, plane.shape[1]) for plane in planes]
-        if codec is None:
-            return None, [planes[0].reshape(sizes[0])], heads
-        asked = heads.reshape(-1)
-        rows = [
-            plane.reshape(-1, self.block_size * plane.shape[1])[asked].reshape(size)
-            for plane, size in zip(planes, sizes, strict=True)
-        ]
-        return codec, rows, mx.arange(heads.size, dtype=mx.uint32).reshape(heads.shape)
-
     def _parts(self, plane: mx.array, *sizes: int) -> mx.array:
         """The plane as `[parts, *sizes, width]`: K and V where both are in it, else one part."""
         return plane.reshape(1 + self.heads.share_plane, *sizes, plane.shape[1])
@@ -304,6 +237,11 @@ def _encoded(codec: Codec | None, vectors: mx.array) -> list[mx.array]:
 def _decoded(codec: Codec | None, rows: list[mx.array]) -> mx.array:
     """The vectors with these rows in each plane."""
     return rows[0] if codec is None else codec.decode(rows)
+
+
+def _kept(copies: mx.array, kept: mx.array) -> mx.array:
+    # What is not kept is another sequence's, and may be NaN.
+    return mx.where(kept, copies, mx.zeros_like(copies))
 
 
 def _by_slot(new: mx.array) -> mx.array:
@@ -414,16 +352,10 @@ class Arena:
         for block in blocks:
             self.check(block)
         ids = mx.array([self.place(block) for block in blocks], mx.uint32)
-        found = [layer.blocks(ids) for layer in self.layers]
-        if min(n_tokens, default=self.block_size) == self.block_size:
-            return found
-        keep = (mx.array(n_tokens)[:, None] > mx.arange(self.block_size))[:, None, :, None]
-
-        def kept(array: mx.array) -> mx.array:
-            # The remaining slots hold another sequence's numbers, which may be NaN.
-            return mx.where(keep, array, mx.zeros_like(array))
-
-        return [[kept(array) for array in arrays] for arrays in found]
+        kept = None
+        if min(n_tokens, default=self.block_size) < self.block_size:
+            kept = mx.array(n_tokens)[:, None] > mx.arange(self.block_size)
+        return [layer.blocks(ids, kept) for layer in self.layers]
 
     def planes(self) -> list[mx.array]:
         """The layers' planes as they are now, to be evaluated at once and not kept."""
@@ -453,21 +385,26 @@ class Arena:
         keys = self.head_ids(table, heads.kv_heads)
         return keys, self.value_heads(keys, heads)
 
-    def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> mx.array:
-        """The slots of the heads of tokens, of which token `i` is written to `slots[i]` of
-        `blocks[i]`, for layers of these heads.
+    def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> SlotMapping:
+        """Where the vectors of tokens are written, of which token `i` belongs to `slots[i]` of
+        `blocks[i]`, in layers of these heads.
 
-        `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
-        `LayerArena.write`; where K and V share a plane, twice as many, those of V last.
+        `blocks` and `slots`: `[tokens]`. The vectors are those of each token's heads; where K and V
+        share a plane, there are twice as many, those of V last.
         """
         own = mx.arange(heads.kv_heads, dtype=blocks.dtype)
-        by_head = self.place(blocks)[:, None] * heads.kv_heads + own
-        mapping = (by_head * self.block_size + slots[:, None]).reshape(-1, 1)
-        mapping = mapping.astype(mx.int64)  # Metal multiplies it by the dimension in its type
-        if not heads.share_plane:
-            return mapping
-        offset = _plain_number(self._n_heads(heads) * self.block_size, mx.int64)
-        return mx.concatenate([mapping, mapping + offset])
+        by_head = (self.place(blocks)[:, None] * heads.kv_heads + own).astype(mx.int64)
+        rows = by_head * self.block_size + slots[:, None].astype(mx.int64)
+        rows = rows.reshape(-1, 1)  # int64: Metal multiplies it by the dimension in its type
+        if heads.share_plane:
+            offset = _plain_number(self._n_heads(heads) * self.block_size, mx.int64)
+            rows = mx.concatenate([rows, rows + offset])
+        codes = None
+        if heads.key_channels:
+            channels = by_head[..., None] * heads.key_channels + mx.arange(heads.key_channels)
+            codes = channels * self.block_size + slots[:, None, None].astype(mx.int64)
+            codes = codes.reshape(-1, 1)
+        return SlotMapping(rows, codes)
 
     def _n_heads(self, heads: Heads) -> int:
         return (self.n_allocated + 2) * heads.kv_heads

@@ -13,11 +13,16 @@ precision of their group (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/24
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
 from engine.mlx_backend.kv.states import ArrayShape
 from engine.values.settings import KVFormat
+
+CodeOrder: TypeAlias = Literal["token", "channel"]
+"""Which codes of a block lie side by side: those of a token, or those of a channel."""
 
 _GROUPS = (64, 32)
 """Numbers that may share a scale, the preferred size first."""
@@ -37,7 +42,7 @@ _ROTATABLE = (1, 12, 20, 28)
 @dataclass(frozen=True, slots=True)
 class Codec:
     """How vectors of `dim` numbers of type `dtype` are stored: each as a row of one plane (numbers)
-    or of three (codes, scales, biases).
+    or of two (codes; the scale and the bias of each group).
     """
 
     dim: int
@@ -45,14 +50,20 @@ class Codec:
     stored: mx.Dtype  # of numbers, or of scales and biases
     bits: int = 0  # of a code; 0: numbers are stored
     group: int = 0  # numbers that share a scale and a bias
+    order: CodeOrder = "token"
 
     @property
     def planes(self) -> tuple[ArrayShape, ...]:
         """Shape and dtype of a vector's row in each plane."""
         if not self.bits:
             return (ArrayShape((self.dim,), self.stored),)
-        scales = ArrayShape((self.dim // self.group,), self.stored)
-        return ArrayShape((self.dim * self.bits // 32,), mx.uint32), scales, scales
+        codes = ArrayShape((self.dim * self.bits // 8,), mx.uint8)
+        return codes, ArrayShape((2 * self.groups,), self.stored)
+
+    @property
+    def groups(self) -> int:
+        """Groups of a quantized vector."""
+        return self.dim // self.group
 
     @property
     def is_plain(self) -> bool:
@@ -60,36 +71,66 @@ class Codec:
         return not self.bits and self.stored == self.dtype
 
     def encode(self, vectors: mx.array) -> list[mx.array]:
-        """The rows of `vectors`, `[vectors, dim]`: an array for each plane."""
+        """The rows of `vectors`, `[vectors, dim]`: an array for each plane; codes by token."""
         stored = vectors.astype(self.stored)
-        return list(mx.quantize(stored, self.group, self.bits)) if self.bits else [stored]
+        if not self.bits:
+            return [stored]
+        codes, *scales = mx.quantize(stored, self.group, self.bits)
+        return [codes.view(mx.uint8), mx.stack(scales, axis=-1).reshape(len(codes), -1)]
 
     def decode(self, rows: Sequence[mx.array]) -> mx.array:
-        """The vectors, `[..., dim]` of `dtype`, with these rows, `[..., width]` of each plane."""
+        """The vectors, `[..., dim]` of `dtype`, with these rows, `[..., width]` of each plane.
+        Codes are by token.
+        """
         if not self.bits:
             return rows[0].astype(self.dtype)
-        codes, scales, biases = rows
         if mx.default_device() != mx.cpu:
+            pairs = rows[1].reshape(*rows[1].shape[:-1], -1, 2)
+            scales, biases = pairs[..., 0], pairs[..., 1]
+            codes = rows[0].view(mx.uint32)
             return mx.dequantize(codes, scales, biases, self.group, self.bits, dtype=self.dtype)
         # Three operations take less than a third of the time of mx.dequantize on a CPU.
-        numbers = self.codes(codes).reshape(*scales.shape, self.group)
-        numbers = numbers * scales[..., None].astype(mx.float32)
-        numbers = numbers + biases[..., None].astype(mx.float32)
+        scales, biases = self.scales(rows[1])
+        numbers = self.widened(rows[0]).reshape(*scales.shape, self.group)
+        numbers = numbers * scales[..., None] + biases[..., None]
         return numbers.reshape(*scales.shape[:-1], self.dim).astype(self.dtype)
 
-    def codes(self, packed: mx.array) -> mx.array:
-        """The codes of vectors, float32 `[..., dim]`, from their rows in the plane of codes."""
-        codes = packed.view(mx.uint8)
+    def scales(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Scales and biases of vectors, float32 `[..., groups]`, with these rows in their plane.
+
+        They are converted as integers, as Giesen's "half_to_float_fast5" does it: on x86 MLX's own
+        conversion takes four times as long. Infinity and NaN become finite numbers.
+        """
+        scales, biases = _as_float32_bits(rows.view(mx.uint32))
+        return scales.view(mx.float32) * _EXPONENTS_APART, biases.view(
+            mx.float32
+        ) * _EXPONENTS_APART
+
+    def widened(self, codes: mx.array) -> mx.array:
+        """Codes as float32, one number each."""
         if self.bits == 4:
-            codes = mx.stack([codes & 15, codes >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+            pairs = mx.stack([codes & 15, codes >> 4], axis=-1)
+            codes = pairs.reshape(*codes.shape[:-1], -1)
         return codes.astype(mx.float32)
 
     def __str__(self) -> str:
-        """`128float16`, `64float32 as bfloat16`, or `128float16 as 8 bits by 64`."""
+        """`64float32`, `64float32 as bfloat16`, `64float32 as 8 bits in groups of 32 by token`."""
         written = f"{self.dim}{dtype_name(self.dtype)}"
         if self.bits:
-            return f"{written} as {self.bits} bits by {self.group}"
+            return f"{written} as {self.bits} bits in groups of {self.group} by {self.order}"
         return written if self.is_plain else f"{written} as {dtype_name(self.stored)}"
+
+
+_EXPONENTS_APART = 2.0**112
+"""A float16 whose bits are those of a float32 is too small by this: their exponents are biased by
+15 and 127."""
+
+
+@partial(mx.compile, shapeless=True)
+def _as_float32_bits(pairs: mx.array) -> tuple[mx.array, mx.array]:
+    """The low and the high float16 of each word, with the bits that a float32 has."""
+    low = ((pairs & 0x8000) << 16) | ((pairs & 0x7FFF) << 13)
+    return low, (pairs & 0x80000000) | ((pairs >> 3) & 0x0FFFE000)
 
 
 def codecs(
@@ -101,20 +142,27 @@ def codecs(
     Vectors that no group divides are not quantized, nor are the latents of multi-head latent
     attention (one head whose K and V are unlike), from which all heads are made. Half precision is
     used where it is smaller.
+
+    On a CPU codes of K are stored by channel, because MLX multiplies them in place then: its
+    product with rows of codes takes four times as long as that with columns.
     """
     is_latent = kv_heads == 1 and dims[0] != dims[1]
     bits = (0, 0) if is_latent else _BITS.get(format, (0, 0))
+    orders: tuple[CodeOrder, CodeOrder] = (
+        "channel" if mx.default_device() == mx.cpu else "token",
+        "token",
+    )
     keys, values = (
-        _codec(dim, dtype, n_bits, _HALF.get(format, dtype))
-        for dim, dtype, n_bits in zip(dims, dtypes, bits, strict=True)
+        _codec(dim, dtype, n_bits, order, _HALF.get(format, dtype))
+        for dim, dtype, n_bits, order in zip(dims, dtypes, bits, orders, strict=True)
     )
     return keys, values
 
 
-def _codec(dim: int, dtype: mx.Dtype, bits: int, half: mx.Dtype) -> Codec:
+def _codec(dim: int, dtype: mx.Dtype, bits: int, order: CodeOrder, half: mx.Dtype) -> Codec:
     group = next((group for group in _GROUPS if dim % group == 0), 0)
     if bits and dim and group:
-        return Codec(dim, dtype, _SCALE_DTYPE, bits, group)
+        return Codec(dim, dtype, _SCALE_DTYPE, bits, group, order)
     return Codec(dim, dtype, half if half.size < dtype.size else dtype)
 
 

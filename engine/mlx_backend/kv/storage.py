@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 from engine.core.step import StepPlan
-from engine.mlx_backend.kv.arena import Arena, ArenaError, LayerShape, block_bytes
+from engine.mlx_backend.kv.arena import Arena, ArenaError
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.shape import LayerShape, block_bytes
 from engine.mlx_backend.kv.states import ArrayShape, StateArena, state_bytes
 from engine.mlx_backend.model.layout import Layout
 from kvstore.ops import (

@@ -23,7 +23,6 @@ from engine.mlx_backend.loading.checkpoint import (
     max_context_tokens,
     read_header,
 )
-from engine.mlx_backend.loading.format_check import check_format
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.model.batching import LADDER
@@ -101,27 +100,19 @@ def open_model(
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
-    """Read the weights into memory, and check how the model runs over shared storage, and over K
-    and V in the format that is set.
+    """Read the weights into memory, and check how the model runs over shared storage with K and V
+    in full.
 
     `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
-    of them, or says something else with that format.
+    of them.
     """
     _read_weights(loaded, report)
     if loaded.adapters:
         report(f"adapters: {', '.join(loaded.adapters)}")
     report("checking that the model computes the same over shared storage…")
-    model, layout = loaded.model, loaded.layout
-    in_full = layout.stored_as(KVFormat.FULL)
-    execution = find_execution(model, in_full, attentions, loaded.row_adapters)
-    if not layout.is_stored_in_full:
-        quality = check_format(model, layout, execution, loaded.tokenizer.encode)
-        execution = replace(execution, divergence=quality.divergence)
-        report(
-            f"KV cache in {layout.format_in_use}: KL divergence {quality.divergence:.2g} from full "
-            f"precision, {quality.agreement:.1%} of likeliest tokens the same"
-        )
-    mx.clear_cache()  # the checks' buffers
+    in_full = loaded.layout.stored_as(KVFormat.FULL)
+    execution = find_execution(loaded.model, in_full, attentions, loaded.row_adapters)
+    mx.clear_cache()  # the check's buffers
     if execution.batching is not LADDER[0]:
         report(f"batches: {execution.batching.name}, since not {execution.rejected[0]}")
     if execution.attention is not attentions[0]:

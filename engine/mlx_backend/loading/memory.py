@@ -13,7 +13,7 @@ from functools import cached_property
 
 from engine.api import ModelError
 from engine.mlx_backend.host import Machine
-from engine.mlx_backend.kv.arena import block_bytes
+from engine.mlx_backend.kv.shape import block_bytes
 from engine.mlx_backend.kv.states import state_bytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.mlx_backend.model.layout import Layout

@@ -32,9 +32,7 @@ class Execution:
     """How a model runs over shared storage, as the check at load has found out.
 
     `deviation`: the largest error of its logits there, relative to their size. `rejected`: the
-    executions tried before, each with the reason against it. `divergence`: of its predictions where
-    K and V are stored in another format than it computes them in, in nats for each token; None
-    where they are not.
+    executions tried before, each with the reason against it.
     """
 
     batching: Batching
@@ -43,7 +41,6 @@ class Execution:
     adapters: RowAdapters = field(default_factory=RowAdapters)
     deviation: float = 0.0
     rejected: tuple[str, ...] = ()
-    divergence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

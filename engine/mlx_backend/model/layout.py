@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
 )
 
 from engine.api import ModelError
-from engine.mlx_backend.kv.arena import LayerShape
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.states import ArrayShape
 from engine.values.settings import KVFormat
 

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.kv.arena import Arena, Heads
+from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.kv.shape import Heads, SlotMapping
 from kvstore.pool import blocks_for
 from kvstore.types import BlockId
 
@@ -211,8 +212,8 @@ class ArenaForward:
             self._written = mx.concatenate(list(blocks)), mx.concatenate(list(slots))
         self.offset_after: mx.array | int = self.offset + self.length
         self._begun = [slot for group in groups for slot in group.begun]
-        self._slot_mappings = dict[Heads, mx.array]()
-        self._cleared = dict[Heads, mx.array]()
+        self._slot_mappings = dict[Heads, SlotMapping]()
+        self._cleared = dict[Heads, SlotMapping]()
         self._masks = dict[int | None, mx.array]()
 
     def mask(self, window: int | None = None) -> mx.array:
@@ -234,7 +235,7 @@ class ArenaForward:
                 return window
         raise ValueError("the model makes masks of its own")
 
-    def slot_mapping(self, heads: Heads) -> mx.array:
+    def slot_mapping(self, heads: Heads) -> SlotMapping:
         """The slots that K and V are written to in a layer of these heads; see
         `Arena.slot_mapping`.
         """
@@ -242,7 +243,7 @@ class ArenaForward:
             self._slot_mappings[heads] = self.arena.slot_mapping(*self._written, heads)
         return self._slot_mappings[heads]
 
-    def cleared(self, heads: Heads) -> mx.array | None:
+    def cleared(self, heads: Heads) -> SlotMapping | None:
         """The slots to zero in a layer before K and V are written: those after each row's last
         token.
 

@@ -25,8 +25,8 @@ export class Daemon extends Component {
       <section class="card daemon" id="daemon" aria-labelledby="daemon-title">
         <h2 id="daemon-title">This daemon <span class="muted">Rootstock ${daemon.version}</span></h2>
         <dl class="facts">
-          ${facts(daemon).map(([name, value, note]) => html`
-            <div key=${name}><dt>${name}</dt><dd>${value} <span class="muted">${note}</span></dd></div>`)}
+          ${lines(daemon).map(([name, value, note, description]) => html`
+            <div key=${name} title=${description}><dt>${name}</dt><dd>${value} <span class="muted">${note}</span></dd></div>`)}
         </dl>
         <${Settings} settings=${daemon.settings} />
       </section>`;
@@ -40,17 +40,17 @@ export class Daemon extends Component {
   }
 }
 
-function facts({ names, model, memory, decode, remembered }) {
+function lines({ names, model, facts, memory, decode, remembered }) {
   const aliases = names.slice(1);
   return [
     ["Model", names[0], aliases.length ? `also ${aliases.join(", ")}` : ""],
-    ...(model ? loaded(names[0], model, memory, decode) : [["In memory", "no", ""]]),
+    ...(model ? loaded(names[0], model, facts, memory, decode) : [["In memory", "no", ""]]),
     ["Kept besides", count(remembered.replays, "answer"),
       `with tool calls, as tokens; ${count(remembered.responses, "stored response")}`],
   ];
 }
 
-function loaded(name, model, memory, decode) {
+function loaded(name, model, facts, memory, decode) {
   const { weights_bytes, kv_bytes, states_bytes, process_bytes, total_bytes } = memory.model;
   return [
     ...(model.name === name ? [] : [["From", model.name, ""]]),
@@ -61,7 +61,8 @@ function loaded(name, model, memory, decode) {
     ["Memory", `${bytes(memory.active)} in use`,
       `${bytes(memory.peak)} at most, of ${bytes(total_bytes)} reserved`],
     ["Process", bytes(process_bytes), "resident"],
-    ...(model.batching ? [["Batching", ...halves(model.batching, ", since ")]] : []),
+    ...facts.map(({ label, text, description }) =>
+      [capitalized(label), ...halves(text, ", since "), description]),
     ...(decode ? [["Decode", ...halves(decode, ": ")]] : []),
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];
@@ -72,10 +73,14 @@ function kv({ kv_bytes_per_token, kv_divergence }) {
   return `${bytes(kv_bytes_per_token)} a token${changed}`;
 }
 
-/** The text before the separator, and the rest with it. */
+function capitalized(label) {
+  return label.charAt(0).toUpperCase() + label.slice(1);
+}
+
+/** The text with the separator's mark, and the rest after its space. */
 function halves(text, separator) {
   const at = text.indexOf(separator);
-  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at)];
+  return at < 0 ? [text, ""] : [text.slice(0, at + 1), text.slice(at + 2)];
 }
 
 function context({ max_context_tokens, max_sequence_tokens }) {

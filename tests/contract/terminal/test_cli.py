@@ -25,6 +25,7 @@ from server.settings import Settings
 from server.terminal.cli import SUMMARIES, app
 from server.terminal.doctor import machine_table, to_markdown
 from server.terminal.flags import IN_YAML_ALONE, flag, with_settings
+from tests.contract.fake_engine import CARD
 
 pytestmark = pytest.mark.process
 
@@ -243,27 +244,23 @@ finally:
 
 
 REPORT = MachineReport(
-    device="cpu (test)",
     memory_bytes=16 * 2**30,
     left_bytes=8 * 2**30,
-    blas="OpenBLAS",
     advice="",
     mlx_version="1.2",
     mlx_lm_version="3.4",
-    model="tiny",
+    card=replace(CARD, name="tiny", arena_tokens=123_456, kv_format="q8", max_context_tokens=4_096),
     memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27),
-    arena_tokens=123_456,
-    kv_format="q8",
-    context_tokens=4_096,
-    max_context_tokens=131_072,
-    problem="",
+    model_context_tokens=131_072,
 )
 
 
 def test_doctor_prints_a_problem_as_it_is_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = replace(REPORT, memory=None, problem="no [/bold] in models[0]; `rootstock pull` it")
+    report = replace(
+        REPORT, card=None, memory=None, problem="no [/bold] in models[0]; `rootstock pull` it"
+    )
     monkeypatch.setattr("server.terminal.doctor.describe_machine", lambda config: report)
-    result = CliRunner().invoke(app, ["doctor"])
+    result = CliRunner().invoke(app, ["doctor", "--model", "tiny"])
     assert (result.exit_code, result.stdout) == (1, "")
     said = "error: cannot serve tiny: no [/bold] in models[0]; `rootstock pull` it\n"
     assert result.stderr == said

@@ -59,6 +59,7 @@ class Engine:
             harness.step()
             if disk_of(harness).is_loading:
                 self.inbox.wait(PATIENCE)
+                assert self.inbox.n_calls, "the load makes no progress"
         assert self.tier.flush(PATIENCE)
         return harness.usage(request_id).cached_tokens
 

@@ -1,0 +1,148 @@
+"""Products of queries with encoded keys, and of weights with encoded values, block by block.
+
+Quantized vectors are not decoded number by number. With codes c, scales s and biases b of its
+groups g, a key's product with a query q is `sum_g s[g] (q[g] . c[g]) + b[g] sum(q[g])`, and values
+are summed alike: scales and biases meet scores, of which there are far fewer than codes. Few rows
+are multiplied with the codes in place, by MLX's quantized product with scales of 1; for more, codes
+are widened to float32, which a BLAS multiplies.
+"""
+
+from functools import cache
+
+import mlx.core as mx
+
+from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.shape import StoredBlocks
+
+MOST_IN_PLACE = 2
+"""Rows for which the product with codes in place takes no longer than a BLAS takes with codes that
+are copied and widened. Measured on two cores of an AMD EPYC.
+"""
+
+WIDENED = 2**20
+"""Codes that are widened at a time, to 4 MiB: they stay in the cache until the product has read
+them. Measured on two cores of an AMD EPYC.
+"""
+
+_IN_PLACE_GROUPS = (64, 32)
+"""Sizes of groups that MLX's product takes; all have the scale 1."""
+
+
+def key_products(
+    queries: mx.array, query_ids: mx.array, codec: Codec, keys: StoredBlocks
+) -> mx.array:
+    """Products of queries with encoded keys of blocks, float32 `[rows, blocks, kv_heads, n,
+    block_size]`.
+
+    `queries`: `[rows * kv_heads, n, dim]`. `query_ids`, `[rows, blocks, kv_heads]`: which of them
+    meet each block.
+    """
+    if not codec.bits:
+        decoded, ids = _decoded(codec, keys)
+        return mx.gather_mm(queries, decoded.swapaxes(-1, -2), query_ids, ids).astype(mx.float32)
+    queries, (rows, _, kv_heads) = queries.astype(mx.float32), query_ids.shape
+    # By channel, the codes of a group lie together, as those of a smaller block do.
+    codes = keys.planes[0].reshape(-1, codec.group, keys.block_size)
+    scores = list[mx.array]()
+    for group, (scales, biases) in enumerate(_scales(codec, keys)):
+        own, ids = queries, keys.ids
+        if codec.groups > 1:
+            own = queries[..., group * codec.group : (group + 1) * codec.group]
+            ids = ids * codec.groups + group
+        sums = own.sum(axis=-1, keepdims=True).reshape(rows, 1, kv_heads, -1, 1)
+        products = _code_products(own, query_ids, codec, codes, ids)
+        scores.append(products * scales + sums * biases)
+    return sum(scores[1:], scores[0])
+
+
+def value_sums(
+    weights: mx.array, weight_ids: mx.array, codec: Codec, values: StoredBlocks
+) -> mx.array:
+    """Weighted sums of encoded values of blocks, float32 `[rows, 1, kv_heads, n, dim]`.
+
+    `weights`: float32 `[rows, blocks, kv_heads, n, block_size]`. `weight_ids`, `[rows, blocks,
+    kv_heads]`: 0, 1, 2, ...
+    """
+    n, size = weights.shape[3:]
+    if not codec.bits:
+        decoded, ids = _decoded(codec, values)
+        by_block = weights.astype(decoded.dtype).reshape(-1, n, size)
+        weighted = mx.gather_mm(by_block, decoded, weight_ids, ids)
+        return weighted.astype(mx.float32).sum(axis=1, keepdims=True)
+    by_group = _scales(codec, values)
+    scaled = _joined([weights * scales for scales, _ in by_group], axis=3)
+    # Each group's weights meet the codes of all groups, of which its own are of use.
+    scaled = scaled.reshape(-1, codec.groups * n, size)
+    products = _code_products(scaled, weight_ids, codec, values.rows(0), values.ids)
+    products, sums = products.sum(axis=1, keepdims=True), list[mx.array]()
+    for group, (_, biases) in enumerate(by_group):
+        own = products
+        if codec.groups > 1:
+            own = products[:, :, :, group * n : (group + 1) * n]
+            own = own[..., group * codec.group : (group + 1) * codec.group]
+        offsets = (weights * biases).sum(axis=1, keepdims=True).sum(axis=-1, keepdims=True)
+        sums.append(own + offsets)
+    return _joined(sums, axis=-1)
+
+
+def _decoded(codec: Codec, blocks: StoredBlocks) -> tuple[mx.array, mx.array]:
+    """The vectors of blocks, `[blocks, block_size, dim]`, and the indices of those meant."""
+    copies = codec.decode([blocks.copied(0)]).reshape(-1, blocks.block_size, codec.dim)
+    return copies, mx.arange(blocks.ids.size, dtype=mx.uint32).reshape(blocks.ids.shape)
+
+
+def _scales(codec: Codec, blocks: StoredBlocks) -> list[tuple[mx.array, mx.array]]:
+    """Scales and biases of each group of quantized blocks, float32 `[..., 1, block_size]`."""
+    scales, biases = codec.scales(blocks.copied(1).reshape(*blocks.ids.shape, 1, -1))
+    step = codec.groups
+    if step == 1:
+        return [(scales, biases)]
+    return [(scales[..., group::step], biases[..., group::step]) for group in range(step)]
+
+
+def _joined(parts: list[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
+
+
+@cache
+def _identity(*shape: int) -> tuple[mx.array, mx.array]:
+    """Scales of 1 and biases of 0, `[blocks, lines, groups]`, in the memory of one block's."""
+    found = [mx.broadcast_to(mx.full(shape[1:], number), shape) for number in (1.0, 0.0)]
+    mx.eval(found)
+    return found[0], found[1]
+
+
+def _code_products(
+    left: mx.array, left_ids: mx.array, codec: Codec, codes: mx.array, ids: mx.array
+) -> mx.array:
+    """Products of matrices, `[matrices, n, lines]`, with the codes of blocks, `[blocks, lines,
+    bytes]`: float32 `[..., n, codes of a line]`.
+
+    `left_ids` and `ids`, `[...]`: pairs of a matrix and a block.
+    """
+    n_blocks, n_lines, _ = codes.shape
+    width = codes.shape[2] * 8 // codec.bits
+    group = next((group for group in _IN_PLACE_GROUPS if width % group == 0), None)
+    if left.shape[1] <= MOST_IN_PLACE and group is not None:
+        ones, zeros = _identity(n_blocks, n_lines, width // group)
+        return mx.gather_qmm(
+            left,
+            codes.view(mx.uint32),
+            ones,
+            zeros,
+            left_ids,
+            ids,
+            transpose=False,
+            group_size=group,
+            bits=codec.bits,
+        )
+    step, found = max(WIDENED // (n_lines * width), 1), list[mx.array]()
+    for first in range(0, ids.size, step):
+        own_left, own = (of.reshape(-1)[first : first + step] for of in (left_ids, ids))
+        if found:  # one after another, or MLX would copy and widen all of them first
+            [own] = mx.depends([own], found[-1:])
+        copied = codes.reshape(n_blocks, -1)[own].reshape(-1, *codes.shape[1:])
+        widened = codec.widened(copied)
+        found.append(mx.gather_mm(left, widened, own_left, mx.arange(len(own), dtype=mx.uint32)))
+    whole = _joined(found, axis=0)
+    return whole.reshape(*ids.shape, *whole.shape[1:])

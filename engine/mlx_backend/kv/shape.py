@@ -1,0 +1,122 @@
+"""What a layer keeps of each token, and the index arrays that layers of one shape share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from engine.mlx_backend.kv.formats import Codec, codecs, is_rotatable
+from engine.mlx_backend.kv.states import ArrayShape
+from engine.values.settings import KVFormat
+
+
+class Heads(NamedTuple):
+    """What index arrays depend on: layers of equal heads share them.
+
+    `key_channels`: the size of a key whose codes are stored by channel; 0: they are not.
+    """
+
+    kv_heads: int
+    share_plane: bool
+    key_channels: int
+
+
+class SlotMapping(NamedTuple):
+    """Where vectors are written: int64 `[vectors, 1]`, the row of each; and `[vectors *
+    key_channels, 1]`, the place of each code of those that are stored by channel.
+    """
+
+    rows: mx.array
+    key_codes: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
+
+    A dimension of 0 means that nothing is kept. K and V may differ in dtype: where only a norm's
+    weights are float32, K is float32 and V is not. `format`: how they are stored, as far as they
+    can be; see `formats.codecs`.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    key_dtype: mx.Dtype
+    value_dtype: mx.Dtype
+    format: KVFormat = KVFormat.FULL
+
+    @property
+    def vectors(self) -> tuple[tuple[int, mx.Dtype], ...]:
+        """Dimension and dtype of a vector of K, and of a vector of V, as the model writes them."""
+        return (self.key_dim, self.key_dtype), (self.value_dim, self.value_dtype)
+
+    @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """How vectors of K, and of V, are stored."""
+        dims, dtypes = (self.key_dim, self.value_dim), (self.key_dtype, self.value_dtype)
+        return codecs(self.format, self.kv_heads, dims, dtypes)
+
+    @property
+    def parts(self) -> tuple[ArrayShape, ...]:
+        """Shape and dtype of a vector's row in each plane of K, and then in each plane of V."""
+        keys, values = self.codecs
+        return (*keys.planes, *values.planes)
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether keys are stored rotated, and meet rotated queries."""
+        return self.codecs[0].bits > 0 and is_rotatable(self.key_dim)
+
+    @property
+    def heads(self) -> Heads:
+        """K and V share planes where their vectors have one size, dtype and codec."""
+        keys, values = self.codecs
+        by_channel = self.key_dim if keys.bits and keys.order == "channel" else 0
+        return Heads(self.kv_heads, self.key_dim > 0 and keys == values, by_channel)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V as they are stored."""
+        return self.kv_heads * sum(part.bytes for part in self.parts)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of one token's K and V where attention has gathered them, with those from which
+        they were decoded.
+        """
+        decoded = self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
+        is_read_in_place = all(codec.is_plain for codec in self.codecs)
+        return decoded if is_read_in_place else decoded + self.token_bytes
+
+
+def token_bytes(layers: Iterable[LayerShape]) -> int:
+    """Bytes of one token's K and V in all layers together, as they are stored."""
+    return sum(layer.token_bytes for layer in layers)
+
+
+def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
+    """Bytes of one block of `block_size` tokens in all layers together."""
+    return block_size * token_bytes(layers)
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks of K or of V of one head each, in place, as they are stored.
+
+    `planes`: the rows of all blocks, `[blocks * block_size, width]`. `ids`: which blocks are meant.
+    """
+
+    planes: Sequence[mx.array]
+    block_size: int
+    ids: mx.array
+
+    def rows(self, plane: int) -> mx.array:
+        """All blocks of a plane, `[blocks, block_size, width]`."""
+        return self.planes[plane].reshape(-1, self.block_size, self.planes[plane].shape[1])
+
+    def copied(self, plane: int) -> mx.array:
+        """The rows of a plane in the blocks that are meant, `[..., block_size * width]`."""
+        # In two dimensions each index moves one contiguous run: one memcpy for each block.
+        of = self.planes[plane]
+        return of.reshape(-1, self.block_size * of.shape[1])[self.ids]
