@@ -1,8 +1,9 @@
 """Percentiles, and tables for a terminal or for Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from rich.table import Table as RichTable
 
 
@@ -38,21 +39,9 @@ class Table:
         return table
 
 
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0..100), linear between neighbours; 0 of nothing.
-
-    Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996).
-    """
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * q / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def percentiles(values: Iterable[float]) -> Percentiles:
-    """The three percentiles that tables show."""
+    """The percentiles that tables show, linear between neighbours; 0 of nothing."""
     known = tuple(values)
-    return Percentiles(percentile(known, 50), percentile(known, 95), percentile(known, 100))
+    if not known:
+        return Percentiles(0.0, 0.0, 0.0)
+    return Percentiles(*map(float, np.percentile(known, (50, 95, 100))))

@@ -18,7 +18,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx.utils import tree_reduce
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from engine.build import assemble
@@ -61,6 +62,9 @@ _GREEDY = SamplingParams(temperature=0.0)
 _PREFILL_TOKENS = 512
 """Tokens of a prompt that the bare model computes in one forward."""
 
+_LOGITS_TOKENS = 64
+"""Tokens of a text that the bare model computes in one forward."""
+
 _MEMORY_MAX_TOKENS = 64
 """Enough that the first row still decodes when the last prompt has been computed."""
 
@@ -79,17 +83,45 @@ class BareModel:
     def __init__(self, model: Module, vocab_size: int) -> None:
         self._model = model
         self._vocab_size = vocab_size
-        self._cache: list[KVCache] = []
+        self._cache: list[KVCache] | list[QuantizedKVCache] = []
         self._tokens = mx.zeros((0,), dtype=mx.int32)
 
-    def begin(self, rows: int, context_tokens: int, seed: int = 0) -> None:
-        """Replace the batch: compute prompts of random tokens, `[rows, context_tokens]`."""
+    def begin(
+        self, rows: int, context_tokens: int, seed: int = 0, kv_bits: int | None = None
+    ) -> None:
+        """Replace the batch: compute prompts of random tokens, `[rows, context_tokens]`. `kv_bits`:
+        of mlx-lm's quantized cache; None: K and V are stored as they are computed.
+        """
         prompts = np.random.default_rng(seed).integers(0, self._vocab_size, (rows, context_tokens))
-        self._cache = make_prompt_cache(self._model)
+        self._cache = self._new_cache(kv_bits)
         self._tokens = mx.array(prompts[:, -1].astype(np.int32))
         starts = range(_PREFILL_TOKENS, context_tokens - 1, _PREFILL_TOKENS)
         for chunk in np.split(prompts[:, :-1], starts, axis=1):
             self._prefill(chunk)
+
+    def logits(self, tokens: Sequence[int], kv_bits: int | None = None) -> mx.array:
+        """Logits after each of a text's tokens, float32 `[tokens, vocabulary]`. Each chunk attends
+        to what is stored of those before it.
+        """
+        cache, found = self._new_cache(kv_bits), list[mx.array]()
+        for first in range(0, len(tokens), _LOGITS_TOKENS):
+            chunk = mx.array([[*tokens[first : first + _LOGITS_TOKENS]]])
+            found.append(self._model(chunk, cache=cache)[0].astype(mx.float32))
+            mx.eval(found)
+        return mx.concatenate(found)
+
+    def bytes_per_token(self, n_tokens: int) -> float:
+        """Bytes of the batch's K and V for each of the `n_tokens` that a row has."""
+        held = tree_reduce(
+            lambda n_bytes, array: n_bytes + array.nbytes,
+            [[layer.keys, layer.values] for layer in self._cache],
+            0,
+        )
+        return float(held) / (len(self._tokens) * n_tokens)
+
+    def _new_cache(self, kv_bits: int | None) -> list[KVCache] | list[QuantizedKVCache]:
+        plain: list[KVCache] = make_prompt_cache(self._model)
+        return plain if kv_bits is None else [layer.to_quantized(bits=kv_bits) for layer in plain]
 
     def step_seconds(self) -> float:
         """Decode one token for each row."""

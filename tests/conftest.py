@@ -7,8 +7,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from engine.mlx_backend.cpu.blas import load_blas
+from tests.polling import WAIT_SECONDS
 from tests.profiles import load_profile
 
 # As in the daemon, before anything imports MLX: on the BLAS of its wheels products take many times
@@ -16,6 +18,9 @@ from tests.profiles import load_profile
 load_blas()
 
 load_profile()
+
+# Clients of httpx give up after 5 s by default, which a busy machine needs for a short answer.
+DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = WAIT_SECONDS
 
 
 @pytest.hookimpl(optionalhook=True)

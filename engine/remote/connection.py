@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import select
 import socket
 import subprocess
 import threading
@@ -25,6 +26,11 @@ from engine.values.output import OutputEvent
 SILENT_SECONDS = 20.0
 """A process that sends nothing for this long, not even that it is alive, is killed: it has been
 stopped from outside, or hangs where none of its threads can run.
+"""
+
+WAKE_SECONDS = 3.0
+"""What such a process has left to send something. Where both processes were stopped, as by Ctrl-Z,
+the time has passed for the engine's, too; it sends as soon as both run again.
 """
 
 FIRST_FRAME_SECONDS = 120.0
@@ -201,7 +207,7 @@ class Connection:
             while data:
                 for body in frames.add(data):
                     self._take(body)
-                data = self._socket.recv(RECEIVED_BYTES)
+                data = self._receive()
         except TimeoutError:
             seconds = self._socket.gettimeout()
             logger.error("killing an engine's process that has sent nothing for %g s", seconds)
@@ -212,6 +218,17 @@ class Connection:
             logger.critical("a frame of the engine's process cannot be read", exc_info=True)
         finally:
             self._end()
+
+    def _receive(self) -> bytes:
+        """The next bytes; none at the end. Raises TimeoutError if the process is silent."""
+        try:
+            return self._socket.recv(RECEIVED_BYTES)
+        except TimeoutError:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(1000 * WAKE_SECONDS):
+                raise
+            return self._socket.recv(RECEIVED_BYTES)
 
     def _take(self, body: bytes) -> None:
         kind, number, json = wire.read_frame(body)

@@ -3,20 +3,24 @@ q8] [--shape real] [--rows 8] [--context 4096]`.
 
 For each format: the bytes of a token, what it changes of the model's predictions, and the time of a
 decode step, with unique prompts of that many tokens. The formats take turns of some steps each, and
-the ratio to the first format is the median of the rounds' own ratios. Then prompts that are twice
-as many as the first format's cache holds are asked for in turn, over caches of equal bytes: the
-share of their tokens that was found, and the time for all.
+the ratio to the first format is the median of the rounds' own ratios. With one row mlx-lm's own
+cache takes part, as with its `kv_bits=8`. Then prompts that are twice as many as the first format's
+cache holds are asked for in turn, over caches of equal bytes: the share of their tokens that was
+found, and the time for all.
 """
 
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
+from mlx_lm.utils import load_tokenizer
 from rich.console import Console
 
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.loading.format_check import TEXT, compare
 from engine.values.settings import EngineConfig, KVFormat
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
@@ -24,31 +28,60 @@ from load_tests.report import Table
 from load_tests.shapes import Shape
 from measuring.engine_step import MAX_TOKENS, STEPS, EngineHarness
 
+PEER_BITS = 8
 PROMPTS, PROMPT_TOKENS, TURNS = 16, 512, 3
 """Prompts over which caches of equal bytes are compared, and how often each is asked for."""
 
 
-def step_table(
-    engines: dict[KVFormat, EngineHarness], rows: int, context: int, rounds: int
-) -> Table:
-    """A row for each format, with the time of a decode step."""
-    for engine in engines.values():
-        engine.begin(rows, context)
-        engine.decode_seconds(STEPS)  # not counted: shapes are traced
-    times: dict[KVFormat, list[float]] = {format: [] for format in engines}
-    for turn in range(rounds):
-        for format in engines if turn % 2 else reversed(engines):
-            times[format].append(engines[format].decode_seconds(STEPS) / STEPS)
-    first = next(iter(times.values()))
-    lines = []
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What decodes: an engine with a format, or mlx-lm's model with a quantized cache."""
+
+    name: str
+    bytes_per_token: float
+    divergence: float | None  # from predictions in full precision
+    decode_seconds: Callable[[int], float]  # of so many steps
+
+
+def subjects(
+    engines: dict[KVFormat, EngineHarness], rows: int, context: int, tokens: list[int]
+) -> Iterator[Subject]:
+    """Each engine, with rows of new prompts; of one row, mlx-lm's cache in 8 bits, too."""
     for format, engine in engines.items():
-        ratios = [own / base for own, base in zip(times[format], first, strict=True)]
+        engine.begin(rows, context)
+        card = engine.card
+        yield Subject(format, card.kv_bytes_per_token, card.kv_divergence, engine.decode_seconds)
+    bare = next(iter(engines.values())).bare
+    if rows == 1:
+        quality = compare(bare.logits(tokens), bare.logits(tokens, PEER_BITS))
+        bare.begin(1, context, kv_bits=PEER_BITS)
+        peer_bytes = bare.bytes_per_token(context - 1)
+
+        def seconds(n_steps: int) -> float:
+            return sum(bare.step_seconds() for _ in range(n_steps))
+
+        yield Subject(f"mlx-lm, {PEER_BITS} bits", peer_bytes, quality.divergence, seconds)
+
+
+def step_table(measured: list[Subject], rows: int, context: int, rounds: int) -> Table:
+    """A row for each subject, with the time of a decode step."""
+    for subject in measured:
+        subject.decode_seconds(STEPS)  # not counted: shapes are traced
+    times: dict[str, list[float]] = {subject.name: [] for subject in measured}
+    for turn in range(rounds):
+        for subject in measured if turn % 2 else reversed(measured):
+            times[subject.name].append(subject.decode_seconds(STEPS) / STEPS)
+    first = times[measured[0].name]
+    lines = []
+    for subject in measured:
+        own = times[subject.name]
+        ratios = [mine / base for mine, base in zip(own, first, strict=True)]
         lines.append(
             (
-                format,
-                f"{engine.card.kv_bytes_per_token:,}",
-                "" if engine.card.kv_divergence is None else f"{engine.card.kv_divergence:.2g}",
-                f"{statistics.median(times[format]) * 1e3:.2f}",
+                subject.name,
+                f"{subject.bytes_per_token:,.0f}",
+                "" if subject.divergence is None else f"{subject.divergence:.2g}",
+                f"{statistics.median(own) * 1e3:.2f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
             )
         )
@@ -96,9 +129,11 @@ def main(
         format: EngineHarness(replace(config, kv_format=format), max(rows), row_tokens)
         for format in formats
     }
+    text = load_tokenizer(checkpoint(shape)).encode(TEXT)
     for tokens in context:
         for n in rows:
-            console.print(step_table(engines, n, tokens, rounds).rich())
+            measured = list(subjects(engines, n, tokens, text))
+            console.print(step_table(measured, n, tokens, rounds).rich())
     engines.clear()
     console.print(reuse_table(config, formats).rich())
     for line in conditions.lines():

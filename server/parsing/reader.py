@@ -62,6 +62,7 @@ class Calls:
         self._tools = tools
         self._new_id = new_id
         self.begun = 0
+        self.has_broken_json = False  # a value between tags began as JSON and was none
 
     def begin(self, name: str, id: str | None = None) -> CallBegun:
         """The next call. Raises NotACall for an empty name."""

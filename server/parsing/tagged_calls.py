@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from server.parsing.answer import ReadCalls, all_calls
-from server.parsing.json_text import read_arguments
+from server.parsing.json_text import json_value, read_arguments
 from server.parsing.lark import ANY_TEXT
 from server.parsing.reader import (
     AnswerPart,
@@ -266,22 +266,22 @@ class _Arguments:
     """
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+        self.calls = calls
         self.is_empty = True
 
     def text(self, text: str) -> CallArguments:
         """A slice of a string."""
-        return self._calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        return self.calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def value(self, key: str, text: str) -> CallArguments:
         """A key and its value, or the begin of that."""
         before = "{" if self.is_empty else ", "
         self.is_empty = False
-        return self._calls.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
+        return self.calls.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
 
     def end(self, text: str = "}") -> CallArguments:
         """The end of a string or, without one, of the object."""
-        return self._calls.arguments("{}" if self.is_empty else text)
+        return self.calls.arguments("{}" if self.is_empty else text)
 
 
 def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
@@ -351,9 +351,10 @@ def _read_value(
     end = tags.parameter.end
     yield from tags.trim.begin(reader)
     if allowed - {"null"} != {"string"}:
+        value = yield from _read_json(reader, end, arguments)
         text, found = yield from gathered(tags.trim.until(reader, end, Content))
         if found:
-            yield arguments.value(key, as_json(text, allowed))
+            yield arguments.value(key, as_json(value + text, allowed))
         return
     nulls = ["null" + end, "null\n" + end] if "null" in allowed else []
     if (yield from reader.starts(nulls)):
@@ -364,6 +365,23 @@ def _read_value(
     yield arguments.value(key, '"')
     if (yield from tags.trim.until(reader, end, arguments.text)):
         yield arguments.end('"')
+
+
+def _read_json(reader: Reader, end: str, arguments: _Arguments) -> Reading[str]:
+    """The object or list that begins here, consumed: an end tag in one of its strings is text. ""
+    if there is none.
+
+    A broken value, such as a string without its quote, ends at the first end tag. To find that out
+    takes all the text that follows, so it is done once in an answer, and the work stays linear.
+    """
+    if arguments.calls.has_broken_json or (yield from reader.peek()) not in {"{", "["}:
+        return ""
+    text, is_whole = yield from gathered(json_value(reader, Content))
+    if is_whole and (end not in text or _as_written(text) is not None):
+        return text
+    arguments.calls.has_broken_json = end in text
+    reader.give_back(text)
+    return ""
 
 
 _MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow

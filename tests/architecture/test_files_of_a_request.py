@@ -1,12 +1,15 @@
 """How many of the project's files a reader has to open to follow one chat request.
 
 A streamed chat is served by the embedded model, with the engine on a thread in place of its
-process; every call of a function is recorded by its file. Of the engine's own thread, which also
-does what is left to do while it is idle, only what leads to the scheduler counts as the way there.
+process; every call of a function is recorded by its file. What runs at regular intervals does not
+run meanwhile, or its files would count as soon as a chat took longer than the interval. Of the
+engine's own thread, which also does what is left to do while it is idle, only what leads to the
+scheduler counts as the way there.
 """
 
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +18,23 @@ from types import FrameType
 import httpx
 import pytest
 
+from engine.core import idle_recount
 from engine.core.scheduler import Scheduler
+from engine.remote import connection, host
 from engine.values.settings import EngineConfig
+from server.admin import activity
+from server.models import registry
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.hosting import loaded
+from tests.polling import until
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = tuple(str(ROOT / name) for name in ("server", "engine", "kvstore"))
 MOST_FILES_TO_THE_SCHEDULER = 44
 MOST_FILES_THERE_AND_BACK = 88
-TRIES = 5
-"""Files that all of them cross count: some meet what runs once a second."""
+NEVER_SECONDS = 1e6
+QUIET_SECONDS = 1.0
 CHAT = {
     "messages": [{"role": "user", "content": "Hi"}],
     "max_tokens": 8,
@@ -42,6 +50,8 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
+        """Forget what was recorded."""
+        self._called_seconds = time.monotonic()
         self._files: defaultdict[int, set[str]] = defaultdict(set)  # by thread
         self.files_to_the_scheduler: set[str] | None = None
 
@@ -49,10 +59,15 @@ class Recorder:
     def files(self) -> set[str]:
         return set().union(*self._files.values())
 
+    def wait_until_quiet(self) -> None:
+        """Until nothing is called: a server has work left after the end of an answer."""
+        until(lambda: time.monotonic() - self._called_seconds > QUIET_SECONDS)
+
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGES):
             thread = threading.get_ident()
+            self._called_seconds = time.monotonic()
             if code is Scheduler.add.__code__ and self.files_to_the_scheduler is None:
                 others = (files for other, files in self._files.items() if other != thread)
                 self.files_to_the_scheduler = set(_stack(frame)).union(*others)
@@ -79,9 +94,15 @@ def recorder() -> Iterator[Recorder]:
 
 @pytest.fixture(scope="module")
 def base_url(recorder: Recorder) -> Iterator[str]:
-    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
-    with running(engine, Settings(port=0)) as url:
-        yield url
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(activity, "INTERVAL_SECONDS", NEVER_SECONDS)
+        patches.setattr(registry, "CORRECTION_SECONDS", NEVER_SECONDS)
+        patches.setattr(host, "HEARTBEAT_SECONDS", NEVER_SECONDS)
+        patches.setattr(connection, "SILENT_SECONDS", NEVER_SECONDS)
+        patches.setattr(idle_recount, "IDLE_SECONDS", NEVER_SECONDS)
+        engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
+        with running(engine, Settings(port=0)) as url:
+            yield url
 
 
 def chat(base_url: str) -> None:
@@ -92,13 +113,13 @@ def chat(base_url: str) -> None:
 
 
 def test_a_chat_request_crosses_few_files(recorder: Recorder, base_url: str) -> None:
-    to_the_scheduler, all_files = [], []
-    for _ in range(TRIES):
-        recorder.begin()
+    for _ in range(3):  # the first ones also cross what is made once
         chat(base_url)
-        assert recorder.files_to_the_scheduler is not None
-        to_the_scheduler.append(recorder.files_to_the_scheduler)
-        all_files.append(recorder.files)
-    there, whole = set.intersection(*to_the_scheduler), set.intersection(*all_files)
+        recorder.wait_until_quiet()
+    recorder.begin()
+    chat(base_url)
+    recorder.wait_until_quiet()
+    there, whole = recorder.files_to_the_scheduler, recorder.files
+    assert there is not None
     assert len(there) <= MOST_FILES_TO_THE_SCHEDULER, sorted(there)
     assert len(whole) <= MOST_FILES_THERE_AND_BACK, sorted(whole)

@@ -84,6 +84,13 @@ def raised(error: type[Exception], act: Callable[[], object]) -> Exception:
     raise AssertionError(f"no {error.__name__} was raised")
 
 
+def with_cached(answer: str, n_tokens: int) -> str:
+    """The answer, and how many tokens of its prompt were cached: there must be some."""
+    assert answer
+    assert n_tokens > 0, answer
+    return f"{answer} ({n_tokens} cached)"
+
+
 def stopped(daemon: Daemon, close: Callable[[], object]) -> str:
     """An answer that has begun and never ends is given up, and with it what the engine does."""
     daemon.wait_until_it_runs(1)

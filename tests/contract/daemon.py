@@ -19,9 +19,7 @@ from server.models.registry import ModelRegistry
 from server.serve import DrainingServer
 from server.settings import Settings
 from server.terminal.serve import page_launch
-
-START_SECONDS = 10
-STOP_SECONDS = 30
+from tests.polling import WAIT_SECONDS
 
 
 class _ThreadedServer(DrainingServer):
@@ -101,9 +99,9 @@ def serving(
         thread = threading.Thread(target=main, name="server")
         thread.start()
         try:
-            assert server.ready.wait(START_SECONDS)
+            assert server.ready.wait(WAIT_SECONDS)
             yield url(sockets[0]).removesuffix("/v1")
         finally:
             server.should_exit = True
-            thread.join(STOP_SECONDS)
+            thread.join(WAIT_SECONDS)
             assert not thread.is_alive()

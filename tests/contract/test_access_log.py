@@ -13,7 +13,8 @@ from tests.contract.access.helpers import bearer, client_of, key_file, line_with
 from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.wire import WAIT_SECONDS, posted
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS
 
 SECRET = "the launch code is 0000"
 

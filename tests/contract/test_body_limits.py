@@ -12,7 +12,6 @@ from tests.contract.fake_engine import FakeEngine
 
 KEY = "sk-local-123"
 BODY_BYTES = 1000
-WAIT_SECONDS = 20
 
 
 @pytest.fixture(scope="module")

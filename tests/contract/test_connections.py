@@ -19,8 +19,8 @@ from tests.contract.access.helpers import client_of, key_file, secret_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.wire import CHAT_PATH, LITTLE, connected, is_healthy, posted, request_head
+from tests.polling import WAIT_SECONDS
 
-WAIT_SECONDS = 20
 AT_ONCE = 0.05
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

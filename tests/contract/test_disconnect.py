@@ -14,8 +14,8 @@ from server.workers import EACH_AT_ONCE
 from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, HeldTokenizer, Script
-from tests.contract.wire import WAIT_SECONDS, posted
-from tests.polling import until
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS, until
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.dialects.adapters import BODIES
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.wire import WAIT_SECONDS, posted
-from tests.polling import until
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS, until
 
 CHAT = "/v1/chat/completions"
 HELD = (RequestRecord, RequestModel, Reservation, Connection)

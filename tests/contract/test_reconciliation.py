@@ -17,10 +17,9 @@ from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.metrics import metric_families, value
 from tests.contract.wire import posted
-from tests.polling import until
+from tests.polling import WAIT_SECONDS, until
 from tests.unit.threaded_harness import Setup
 
-WAIT_SECONDS = 20
 MAX_WAITING = 4
 COMPLETIONS = "/v1/completions"
 

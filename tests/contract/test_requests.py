@@ -20,11 +20,10 @@ from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.scripted import CLIENT_SECONDS
 from tests.contract.wire import posted
-from tests.polling import until
+from tests.polling import WAIT_SECONDS, until
 
 STREAM = "/admin/activity/stream"
 SECRET_TEXT = "nobody may read this"
-WAIT_SECONDS = 20
 BODIES: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": SECRET_TEXT}]},
     "/v1/completions": {"prompt": SECRET_TEXT},

@@ -22,12 +22,11 @@ from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import CARD, DECODE, DISK, FakeEngine, Gate, Script, observed
 from tests.contract.metrics import metric_families, value
 from tests.contract.scripted import CLIENT_SECONDS, StrictClient
-from tests.polling import until
+from tests.polling import WAIT_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
 NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometheus/alerts.yml")
-WAIT_SECONDS = 20
 
 
 pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script

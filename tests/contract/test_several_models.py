@@ -32,8 +32,8 @@ from tests.contract.fake_engine import (
 )
 from tests.contract.metrics import metric_families, value
 from tests.contract.several import HI, MIB, Engines, needs, settings_of
-from tests.contract.wire import WAIT_SECONDS, posted
-from tests.polling import until
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS, until
 
 
 @pytest.fixture

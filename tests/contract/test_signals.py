@@ -17,10 +17,10 @@ from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from tests.contract.gated_daemon import daemon, line_of, rest_of_log, started
 from tests.contract.wire import connected, is_healthy, posted
 from tests.hub import Hub, checkpoint_files, serving_hub
+from tests.polling import WAIT_SECONDS
 
 pytestmark = pytest.mark.process
 
-WAIT_SECONDS = 30
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 
 

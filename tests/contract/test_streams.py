@@ -5,7 +5,8 @@ import pytest
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
-from tests.contract.wire import LITTLE, WAIT_SECONDS, posted, writes
+from tests.contract.wire import LITTLE, posted, writes
+from tests.polling import WAIT_SECONDS
 
 TOKENS = 450
 HELD_BACK = 10  # of these, until the rest has been generated

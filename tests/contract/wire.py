@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-WAIT_SECONDS = 20
+from tests.polling import WAIT_SECONDS
+
 CHAT_PATH = "/v1/chat/completions"
 LITTLE = {socket.SO_SNDBUF: 4096}
 """Options of a daemon's sockets with a send buffer that is soon full when the client does not

@@ -28,6 +28,7 @@ from engine.values.request import SamplingParams
 from kvstore import invariants
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.driving import Driver, Subject, compute
+from tests.unit.engine_harness import n_tokens
 
 Drafts = Callable[["Speaker"], Sequence[int]]
 """What a speaker's next tokens may be."""
@@ -80,7 +81,7 @@ class DraftingDriver(Driver):
     def turn(self, speakers: Sequence[Speaker], drafts: Drafts) -> StepResult:
         """One step of all: those with drafts verify them, others decode, or prefill."""
         rows = {speaker: _row(speaker, drafts) for speaker in speakers}
-        counts = [(speaker.subject, _n_tokens(row)) for speaker, row in rows.items()]
+        counts = [(speaker.subject, n_tokens(row)) for speaker, row in rows.items()]
         plan = replace(self.plan(counts), rows=list(rows.values()))
         result = compute(self.runner, plan, lambda: _masks(rows))
         for (speaker, row), own in zip(rows.items(), result.rows, strict=True):
@@ -93,7 +94,7 @@ class DraftingDriver(Driver):
         row = _row(speaker, drafts)
         assert isinstance(row, Verify)
         name = speaker.subject.id
-        plan = replace(self.plan([(speaker.subject, _n_tokens(row))]), rows=[row])
+        plan = replace(self.plan([(speaker.subject, n_tokens(row))]), rows=[row])
         late = compute(self.runner, plan, lambda: StepMasks(late=(name,)))
         assert late == StepResult((Late(),))
         resample = Resample(name)
@@ -111,8 +112,8 @@ class DraftingDriver(Driver):
             tokens = result.tokens
         speaker.said += tokens
         speaker.subject.append([token.token_id for token in tokens])
-        n_accepted = len(tokens) if isinstance(row, Verify) else _n_tokens(row)
-        self.store.commit(speaker.subject.lease, _n_tokens(row), n_accepted)
+        n_accepted = len(tokens) if isinstance(row, Verify) else n_tokens(row)
+        self.store.commit(speaker.subject.lease, n_tokens(row), n_accepted)
 
 
 def _row(speaker: Speaker, drafts: Drafts) -> Row:
@@ -128,25 +129,13 @@ def _row(speaker: Speaker, drafts: Drafts) -> Row:
     return Decode(subject.id)
 
 
-def _n_tokens(row: Row) -> int:
-    match row:
-        case Prefill(tokens=tokens):
-            return len(tokens)
-        case Verify(draft=draft):
-            return 1 + len(draft)
-        case Decode():
-            return 1
-        case Resample():
-            return 0
-
-
 def _masks(rows: dict[Speaker, Row]) -> StepMasks:
     """One for each draw of a speaker that is masked."""
     masks = [
         (speaker.subject.id, speaker.mask(len(speaker.said) + nth))
         for speaker, row in rows.items()
         if speaker.masked and not (isinstance(row, Prefill) and not row.samples)
-        for nth in range(min(_n_tokens(row) if isinstance(row, Verify) else 1, speaker.most_masks))
+        for nth in range(min(n_tokens(row) if isinstance(row, Verify) else 1, speaker.most_masks))
     ]
     ids = [sequence_id for sequence_id, _ in masks]
     return StepMasks(ids, np.stack([mask for _, mask in masks]) if masks else NO_MASKS)

@@ -101,15 +101,16 @@ class Driver:
         attention: Attention,
         seed: int = 0,
         launch: Launch = SERVING_LAUNCH,
+        room: EngineRoom = ROOM,
     ) -> None:
-        self.model = cached_model(served, attention, ROOM)
+        self.model = cached_model(served, attention, room)
         self.reader = LogitsReader()
         self.runner = MlxRunner(self.model, self.reader, launch)
-        pool = BlockPool(ROOM.n_blocks)
-        blocks = pool.allocate(ROOM.n_blocks)
+        pool = BlockPool(room.n_blocks)
+        blocks = pool.allocate(room.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)
         pool.release(blocks)
-        self.store = new_store(served, ROOM, pool)
+        self.store = new_store(served, room, pool)
         self._entering: list[BatchEntry] = []
         self._ids = 0
 

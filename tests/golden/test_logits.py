@@ -1,6 +1,7 @@
 """Logits through the arena equal those through mlx-lm's own caches, however the KV came there."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.step import Prefill, Prefilled, Score
-from engine.mlx_backend.cpu.cascade import work_list
+from engine.mlx_backend.cpu import cascade
+from engine.mlx_backend.cpu.cascade import CascadeAttention, work_list
 from engine.mlx_backend.model.rows import RowGroup, TokenSpan
 from engine.mlx_backend.model.views import Attention
-from tests.devices import tolerance
+from tests.devices import cpu_attention, tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,
+    ROOM,
     Driver,
     Logits,
     allowed,
@@ -137,6 +140,30 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
     )
     n_keys = 9 * BLOCK_SIZE
     assert work.tolist() == [(0, 2, 0, 9, n_keys), (0, 1, 9, 1, 1), (1, 1, 9, 1, 1)]
+
+
+@cpu_attention
+@pytest.mark.parametrize("two_stream_numbers", [1, cascade.TWO_STREAM_NUMBERS])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_q8", "qwen3_k8v4", "gemma3_text_q8"])
+def test_blocks_as_long_as_a_daemons_are_read_in_place(
+    family: str,
+    two_stream_numbers: int,
+    served_of: Callable[[str], Served],
+    peer_of: Callable[[str], Module],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLX multiplies quantized codes in place in blocks of 32 tokens, not in the shorter ones of
+    other tests.
+    """
+    monkeypatch.setattr(cascade, "TWO_STREAM_NUMBERS", two_stream_numbers)
+    attention = CascadeAttention(min_saved_blocks=1)
+    driver = Driver(served_of(family), attention, room=replace(ROOM, block_size=32))
+    prefix = random_tokens(70, seed=21)
+    rows = [prefix + random_tokens(n, seed=n) for n in (3, 20, 61)]
+    driver.run([(driver.subject(prefix), len(prefix))])
+    found = driver.logits([driver.subject(tokens) for tokens in rows], lasts=2)
+    for logits, tokens in zip(found, rows, strict=True):
+        expect(logits, peer_of(family), tokens)
 
 
 def test_neighbours_and_other_blocks_are_left_alone(

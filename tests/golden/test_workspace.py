@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -177,6 +178,23 @@ def test_rows_attended_one_by_one_say_what_they_say_together(lengths: tuple[int,
     together = last_logits(cached_model(Attention(), rows, keys), work)
     one_by_one = last_logits(cached_model(RowByRowAttention(), rows, keys), work)
     assert mx.allclose(together, one_by_one, atol=1e-5)
+
+
+def test_rows_of_one_token_are_attended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA as elsewhere, by one kernel a layer and not by one for each row."""
+    attend, n_calls = mx.fast.scaled_dot_product_attention, 0
+
+    def counted(*args: Any, **kwargs: Any) -> mx.array:
+        nonlocal n_calls
+        n_calls += 1
+        return attend(*args, **kwargs)
+
+    rows, keys = 4, 512
+    model, work = cached_model(RowByRowAttention(), rows, keys), spans_of(rows, 1, keys)
+    last_logits(model, work)  # the first forward is traced, too
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted)
+    last_logits(model, work)
+    assert n_calls == CONFIG["num_hidden_layers"]
 
 
 def test_one_long_row_may_gather_more_than_many_short_ones() -> None:

@@ -30,10 +30,10 @@ from engine.values.stats import DecodeStats
 from tests.checkpoints import FAMILIES, SHALLOW, write_family
 from tests.devices import cpu_attention
 from tests.offline import Room, cached_model, load
+from tests.polling import WAIT_SECONDS
 
 Forward = Callable[..., mx.array | None]
 
-WAIT_SECONDS = 20.0
 BUILD_SECONDS = 300.0
 
 

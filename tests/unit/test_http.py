@@ -7,8 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from server.http.connections import MAX_HEAD_BYTES, BoundedHttp
+from tests.polling import WAIT_SECONDS
 
-WAIT_SECONDS = 20
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 from engine.mlx_backend.kv.formats import Codec
 from engine.mlx_backend.kv.shape import StoredBlocks
 
-MOST_IN_PLACE = 2
+MOST_IN_PLACE = 4
 """Rows for which the product with codes in place takes no longer than a BLAS takes with codes that
 are copied and widened. Measured on two cores of an AMD EPYC.
 """
@@ -69,19 +69,13 @@ def value_sums(
         by_block = weights.astype(decoded.dtype).reshape(-1, n, size)
         weighted = mx.gather_mm(by_block, decoded, weight_ids, ids)
         return weighted.astype(mx.float32).sum(axis=1, keepdims=True)
-    by_group = _scales(codec, values)
-    scaled = _joined([weights * scales for scales, _ in by_group], axis=3)
-    # Each group's weights meet the codes of all groups, of which its own are of use.
-    scaled = scaled.reshape(-1, codec.groups * n, size)
-    products = _code_products(scaled, weight_ids, codec, values.rows(0), values.ids)
-    products, sums = products.sum(axis=1, keepdims=True), list[mx.array]()
-    for group, (_, biases) in enumerate(by_group):
-        own = products
-        if codec.groups > 1:
-            own = products[:, :, :, group * n : (group + 1) * n]
-            own = own[..., group * codec.group : (group + 1) * codec.group]
+    codes, sums = values.rows(0), list[mx.array]()
+    for group, (scales, biases) in enumerate(_scales(codec, values)):
+        own = (weights * scales).reshape(-1, n, size)
+        columns = slice(group * codec.group, (group + 1) * codec.group)
+        products = _code_products(own, weight_ids, codec, codes, values.ids, columns)
         offsets = (weights * biases).sum(axis=1, keepdims=True).sum(axis=-1, keepdims=True)
-        sums.append(own + offsets)
+        sums.append(products.sum(axis=1, keepdims=True) + offsets)
     return _joined(sums, axis=-1)
 
 
@@ -113,19 +107,27 @@ def _identity(*shape: int) -> tuple[mx.array, mx.array]:
 
 
 def _code_products(
-    left: mx.array, left_ids: mx.array, codec: Codec, codes: mx.array, ids: mx.array
+    left: mx.array,
+    left_ids: mx.array,
+    codec: Codec,
+    codes: mx.array,
+    ids: mx.array,
+    columns: slice | None = None,
 ) -> mx.array:
     """Products of matrices, `[matrices, n, lines]`, with the codes of blocks, `[blocks, lines,
-    bytes]`: float32 `[..., n, codes of a line]`.
+    bytes]`: float32 `[..., n, columns]`.
 
-    `left_ids` and `ids`, `[...]`: pairs of a matrix and a block.
+    `left_ids` and `ids`, `[...]`: pairs of a matrix and a block. `columns`: the codes of a line
+    that are wanted; None: all.
     """
-    n_blocks, n_lines, _ = codes.shape
-    width = codes.shape[2] * 8 // codec.bits
+    n_blocks, n_lines, n_bytes = codes.shape
+    width = n_bytes * 8 // codec.bits
+    first, last, _ = (columns or slice(None)).indices(width)
+    is_whole = last - first == width
     group = next((group for group in _IN_PLACE_GROUPS if width % group == 0), None)
-    if left.shape[1] <= MOST_IN_PLACE and group is not None:
+    if group is not None and left.shape[1] * width <= MOST_IN_PLACE * (last - first):
         ones, zeros = _identity(n_blocks, n_lines, width // group)
-        return mx.gather_qmm(
+        products = mx.gather_qmm(
             left,
             codes.view(mx.uint32),
             ones,
@@ -136,13 +138,16 @@ def _code_products(
             group_size=group,
             bits=codec.bits,
         )
-    step, found = max(WIDENED // (n_lines * width), 1), list[mx.array]()
-    for first in range(0, ids.size, step):
-        own_left, own = (of.reshape(-1)[first : first + step] for of in (left_ids, ids))
+        return products if is_whole else products[..., first:last]
+    step, found = max(WIDENED // (n_lines * (last - first)), 1), list[mx.array]()
+    for start in range(0, ids.size, step):
+        own_left, own = (of.reshape(-1)[start : start + step] for of in (left_ids, ids))
         if found:  # one after another, or MLX would copy and widen all of them first
             [own] = mx.depends([own], found[-1:])
-        copied = codes.reshape(n_blocks, -1)[own].reshape(-1, *codes.shape[1:])
+        copied = codes.reshape(n_blocks, -1)[own].reshape(-1, n_lines, n_bytes)
+        if not is_whole:
+            copied = copied[..., first * codec.bits // 8 : last * codec.bits // 8]
         widened = codec.widened(copied)
         found.append(mx.gather_mm(left, widened, own_left, mx.arange(len(own), dtype=mx.uint32)))
-    whole = _joined(found, axis=0)
-    return whole.reshape(*ids.shape, *whole.shape[1:])
+    products = _joined(found, axis=0)
+    return products.reshape(*ids.shape, *products.shape[1:])

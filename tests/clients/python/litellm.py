@@ -6,7 +6,7 @@ from typing import Any
 import litellm
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, Scripted, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
 
 TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 USER = {"role": "user", "content": scenario.QUESTION}
@@ -17,9 +17,7 @@ def conversation(daemon: Daemon) -> str:
     first = _ask(daemon, messages=messages, tools=None).choices[0].message
     messages += [first, {"role": "user", "content": scenario.FAREWELL}]
     cached = _ask(daemon, messages=messages, tools=None).usage.prompt_tokens_details.cached_tokens
-    assert first.content
-    assert cached > 0
-    return f"{first.content} ({cached} cached)"
+    return with_cached(first.content, cached)
 
 
 def streamed_call(daemon: Daemon) -> str:
@@ -47,8 +45,7 @@ def tool_loop(daemon: Daemon) -> str:
             result = station.get_weather(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     cached = answer.usage.prompt_tokens_details.cached_tokens
-    assert cached > 0
-    return f"{station.check(answer.choices[0].message.content)} ({cached} cached)"
+    return with_cached(station.check(answer.choices[0].message.content), cached)
 
 
 @Scripted

@@ -9,7 +9,7 @@ from typing import Any
 import llm
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, Scripted, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
 
 ENTRY = """
 - model_id: {model}
@@ -25,9 +25,7 @@ def conversation(daemon: Daemon) -> str:
     last = talk.prompt(scenario.FAREWELL, stream=False, **_options())
     last.text()
     cached = last.usage().details["prompt_tokens_details"]["cached_tokens"]
-    assert first
-    assert cached > 0
-    return f"{first} ({cached} cached)"
+    return with_cached(first, cached)
 
 
 def stream(daemon: Daemon) -> str:

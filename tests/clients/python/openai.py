@@ -9,7 +9,7 @@ import openai
 from openai import OpenAI
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, Scripted, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
 
 CHAT_TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 TOOL = {"type": "function", "strict": False, **scenario.WEATHER_TOOL}
@@ -20,9 +20,7 @@ def conversation(daemon: Daemon) -> str:
     first = _chat(daemon, messages).choices[0].message
     last = _chat(daemon, [*messages, first, _user(scenario.FAREWELL)])
     cached = last.usage.prompt_tokens_details.cached_tokens
-    assert first.content
-    assert cached > 0
-    return f"{first.content} ({cached} cached)"
+    return with_cached(first.content, cached)
 
 
 def stream(daemon: Daemon) -> str:
@@ -69,9 +67,7 @@ def responses_conversation(daemon: Daemon) -> str:
     first = _respond(daemon, scenario.GREETING)
     last = _respond(daemon, scenario.FAREWELL, previous_response_id=first.id)
     cached = last.usage.input_tokens_details.cached_tokens
-    assert first.output_text
-    assert cached > 0
-    return f"{first.output_text} ({cached} cached)"
+    return with_cached(first.output_text, cached)
 
 
 def responses_stream(daemon: Daemon) -> str:

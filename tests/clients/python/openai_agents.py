@@ -16,7 +16,7 @@ from agents import (
 from openai import AsyncOpenAI
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, Scripted, main, raised, stopped
+from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
 
 set_tracing_disabled(True)
 
@@ -26,9 +26,7 @@ def conversation(daemon: Daemon) -> str:
     items = [*first.to_input_list(), {"role": "user", "content": scenario.FAREWELL}]
     last = Runner.run_sync(_agent(daemon), items)
     cached = last.context_wrapper.usage.input_tokens_details.cached_tokens
-    assert first.final_output
-    assert cached > 0
-    return f"{first.final_output} ({cached} cached)"
+    return with_cached(first.final_output, cached)
 
 
 def stream(daemon: Daemon) -> str:
@@ -81,8 +79,7 @@ def _tool_loop(daemon: Daemon, model: Any) -> str:
     tool = function_tool(station.get_weather)
     result = Runner.run_sync(_agent(daemon, model, tools=[tool]), scenario.QUESTION)
     cached = result.context_wrapper.usage.input_tokens_details.cached_tokens
-    assert cached > 0
-    return f"{station.check(result.final_output)} ({cached} cached)"
+    return with_cached(station.check(result.final_output), cached)
 
 
 def _agent(daemon: Daemon, model: Any = OpenAIResponsesModel, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients import scenario
-from tests.clients.checks import Daemon, Scripted, main, raised
+from tests.clients.checks import Daemon, Scripted, main, raised, with_cached
 
 
 class Report(BaseModel):
@@ -23,9 +23,7 @@ def conversation(daemon: Daemon) -> str:
     first = _agent(daemon).run_sync(scenario.GREETING)
     last = _agent(daemon).run_sync(scenario.FAREWELL, message_history=first.all_messages())
     cached = last.usage.cache_read_tokens
-    assert first.output
-    assert cached > 0
-    return f"{first.output} ({cached} cached)"
+    return with_cached(first.output, cached)
 
 
 def tool_loop(daemon: Daemon) -> str:
@@ -33,8 +31,7 @@ def tool_loop(daemon: Daemon) -> str:
     agent = _agent(daemon, tools=[station.get_weather], system_prompt=scenario.SYSTEM)
     result = agent.run_sync(scenario.QUESTION)
     cached = result.usage.cache_read_tokens
-    assert cached > 0
-    return f"{station.check(result.output)} ({cached} cached)"
+    return with_cached(station.check(result.output), cached)
 
 
 def streamed_tool_loop(daemon: Daemon) -> str:

@@ -13,7 +13,8 @@ from tests.contract.dialects.adapters import DIALECTS, Dialect, Event
 from tests.contract.dialects.conftest import KEEPALIVE_SECONDS, STREAMS
 from tests.contract.fake_engine import Gate
 from tests.contract.scripted import Daemon
-from tests.contract.wire import WAIT_SECONDS, posted
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS
 
 MID_STREAM_SECONDS = 3.0  # in which the first tokens come, on a slow machine too
 

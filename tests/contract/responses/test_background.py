@@ -15,8 +15,7 @@ from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
 from tests.contract.scripted import Daemon
-from tests.contract.wire import WAIT_SECONDS
-from tests.polling import until
+from tests.polling import WAIT_SECONDS, until
 
 Polled = Callable[[str], Any]
 

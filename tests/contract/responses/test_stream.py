@@ -10,7 +10,8 @@ import httpx
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
 from tests.contract.scripted import Daemon
-from tests.contract.wire import WAIT_SECONDS, posted
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS
 
 HERMES_CALL = '<tool_call>\n{"name": "ping", "arguments": {"n": 12}}\n</tool_call>'
 PING_TOOL = {"type": "function", "name": "ping", "strict": None, "parameters": None}

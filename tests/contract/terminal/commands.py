@@ -14,11 +14,11 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from server.terminal.cli import app
+from tests.polling import WAIT_SECONDS
 
 ANSWER = "Hello, wörld!"
 """What the fake engine says."""
 
-WAIT_SECONDS = 120
 """A test that fails takes so long. None that passes does, on however busy a machine."""
 
 SIZE = (40, 100)  # lines and columns

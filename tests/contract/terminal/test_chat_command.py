@@ -22,10 +22,10 @@ from server.terminal.records import running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.commands import ANSWER, read_until, run, terminal
+from tests.polling import WAIT_SECONDS
 
 pytestmark = pytest.mark.process
 
-WAIT_SECONDS = 30
 PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
 
 

@@ -17,8 +17,7 @@ from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.commands import run
-
-WAIT_SECONDS = 20
+from tests.polling import WAIT_SECONDS
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from server.settings import Settings
 from server.settings.values import Section
 from server.terminal.cli import app
+from server.terminal.console import command_name
 from server.terminal.records import running_records
 
 pytestmark = pytest.mark.process
@@ -70,6 +71,18 @@ def test_a_model_without_its_option() -> None:
     result = serve("mlx-community/Qwen3")
     assert result.exit_code == 2
     assert "did you mean --model mlx-community/Qwen3?" in result.stderr
+
+
+def test_commands_in_log_lines_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the shell does not find `rootstock`, they have its path."""
+    for name in ("PATH", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--model", "llama3:8b"]
+    logged = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False).stderr
+    assert f"`{command_name()} pull mlx-community/Qwen3-4B-4bit`" in logged
 
 
 def test_a_budget_that_is_too_small_is_said_to_be_the_budget(
@@ -149,6 +162,7 @@ def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so(
         process.terminate()
         last = [line.split(maxsplit=3)[3] for line in process.stderr.read().splitlines()]
     assert running_records() == []
+    lines = [line for line in lines if not line.endswith("…\n")]  # progress, of a slow start
     assert len(lines) <= MOST_LINES, lines
     of_model = [line.removeprefix("rootstock: rootstock-demo: ") for line in lines]
     assert [line.partition(" ")[0] for line in of_model if line not in lines] == [

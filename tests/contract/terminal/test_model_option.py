@@ -9,7 +9,8 @@ from server.models.registry import ModelRegistry
 from tests.contract.daemon import serving
 from tests.contract.fake_engine import Gate
 from tests.contract.several import Engines, needs, settings_of
-from tests.contract.terminal.commands import WAIT_SECONDS, read_until, run, terminal
+from tests.contract.terminal.commands import read_until, run, terminal
+from tests.polling import WAIT_SECONDS
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from tests.cache_trees import cache_tree, counted, node
 from tests.contract.canned_server import CannedServer, canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.terminal.commands import WAIT_SECONDS, read_until, terminal
+from tests.contract.terminal.commands import read_until, terminal
+from tests.polling import WAIT_SECONDS
 
 TREE = "/admin/cache/tree"
 STREAM = f"{TREE}/stream?model=tiny"

@@ -125,6 +125,38 @@ def test_what_a_grammar_allows_is_calls_that_conform(name: str, many: bool) -> N
     assert (max(counts) > 1) is many
 
 
+@pytest.mark.parametrize("name", [name for name in ENDS if "gemma" not in name])
+def test_the_end_tag_inside_a_json_string_is_text(name: str) -> None:
+    """Where an object stands between tags, its strings may have any text, which comes back."""
+    end = ENDS[name][0]
+    note = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    parameters = {"properties": {"note": note, "day": {"type": "integer"}}, "required": ["note"]}
+    function = Function("f", parameters, strict=True)
+    special = dict(zip(("<tool_call>", "</tool_call>"), STAND_INS, strict=True))
+    grammar = calls_grammar(TOOL_FORMATS[name].syntax, [function], special, many=True)
+    schemas = {"f": arguments_schema(function)}
+    texts = [text for text in texts_of(grammar, 14, [end]) if "note" in text]
+    said = [
+        arguments["note"]["text"]
+        for text in texts
+        for _, arguments in check(name, text, schemas, {"f": parameters}).calls
+    ]
+    assert any(end in text for text in said)
+    assert any(end not in text for text in said)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_broken_value_between_tags_ends_at_the_first_end_tag(size: int) -> None:
+    """As of a model that no grammar holds: a string without its quote, then other parameters."""
+    tag = "<arg_key>{}</arg_key><arg_value>{}</arg_value>".format
+    parameters = [tag("a", '{"x": "y'), tag("b", '["</arg_value>"]'), tag("c", "[1]")]
+    text = f"<tool_call>f{''.join(parameters)}</tool_call>Done."
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    answer = parsed(answer_format(Formats("glm47", None)), pieces, {"f": {}})
+    assert answer.calls == [("f", {"a": '{"x": "y', "b": '["', "c": [1]})]
+    assert answer.content == "Done."
+
+
 @pytest.mark.parametrize(
     ("name", "marks", "closes"),
     [

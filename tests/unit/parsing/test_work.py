@@ -74,6 +74,11 @@ ANSWERS = {
     "a parameter": (GLM45, "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>", "word "),
     "white space in a parameter": (GLM45, "<tool_call>f\n<arg_key>k</arg_key><arg_value>a", "\n"),
     "an object": (GLM45, "<tool_call>f\n<arg_key>o</arg_key>\n<arg_value>", "[1],"),
+    "broken lists": (
+        GLM45,
+        "<tool_call>f",
+        '<arg_key>o</arg_key><arg_value>[\\"</arg_value>',  # a string that all others are inside of
+    ),
     "lines": (QWEN3_CODER, "<tool_call><function=f><parameter=k>\n", "a\n"),
     "white space behind a name": (QWEN3_CODER, "<tool_call><function=f", " "),
     "between parameters": (QWEN3_CODER, "<tool_call><function=f>", "word "),

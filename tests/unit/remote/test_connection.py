@@ -117,6 +117,21 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
         server.close()
 
 
+def test_a_process_that_was_stopped_together_with_the_server_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch, ends: Ends
+) -> None:
+    """Nothing has come for too long when both go on; then the process is heard again."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.1)
+    ends.peer.sendall(wire.frame(Kind.ALIVE, wire.ALIVE.dump_json(True)))
+    _, pending = ends.clear()
+    call = ends.next_call()
+    assert not ends.process.killed.wait(0.5)
+    cleared = Cleared(blocks=1, bytes=2)
+    ends.answer(call, cleared)
+    assert pending.result(SECONDS) == cleared
+    assert not ends.process.killed.is_set()
+
+
 def _say_alive(peer: socket.socket, stop: threading.Event) -> None:
     while not stop.wait(0.05):
         try:

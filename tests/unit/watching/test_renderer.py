@@ -435,13 +435,18 @@ def lines_of(act: Callable[[], object]) -> int:
     return lines
 
 
-def indexed(n_nodes: int) -> Watcher:
+def index_leaf(harness: Harness, first_token: int) -> None:
+    """Index a prompt of one block, which begins with `first_token`."""
+    (block,) = harness.pool.allocate(1)
+    tree_of(harness.store).insert(Namespace(), packed([first_token, 1, 2, 3]), (block,))
+    harness.pool.release((block,))
+
+
+def indexed(n_nodes: int, harness: Harness | None = None) -> Watcher:
     """Watches a tree of `n_nodes` leaves of one block each."""
-    harness = Harness(n_blocks=n_nodes)
+    harness = harness or Harness(n_blocks=n_nodes)
     for i in range(n_nodes):
-        (block,) = harness.pool.allocate(1)
-        tree_of(harness.store).insert(Namespace(), packed([i, 1, 2, 3]), (block,))
-        harness.pool.release((block,))
+        index_leaf(harness, i)
     return Watcher(harness)
 
 
@@ -450,6 +455,25 @@ def test_a_tree_that_has_not_changed_is_not_walked() -> None:
     for watcher in (small, large):
         watcher.look()
     assert lines_of(large.snapshots.take) == lines_of(small.snapshots.take)
+
+
+def test_the_tokens_of_a_shown_node_are_found_without_a_walk() -> None:
+    """Even where the tree has changed since it was shown."""
+    harness = Harness(n_blocks=1_000)
+    watcher = indexed(900, harness)
+    shown = watcher.picture().nodes[0]
+    index_leaf(harness, 900)
+    n_lines = lines_of(lambda: watcher.snapshots.node(shown.id, 3))
+    assert 5 * n_lines < lines_of(watcher.snapshots.take)
+
+
+def test_a_node_that_is_gone_has_not_the_tokens_of_the_next_in_its_block() -> None:
+    harness = Harness(n_blocks=1)
+    watcher = indexed(1, harness)
+    (gone,) = watcher.picture().nodes
+    harness.store.clear()
+    index_leaf(harness, 1)
+    assert watcher.snapshots.node(gone.id, 3) is None
 
 
 def test_the_engine_pays_for_what_is_shown_and_not_for_the_tree() -> None:
