@@ -230,6 +230,21 @@ def test_blocks_read_in_place_give_what_gathered_ones_do(
         assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("format", [KVFormat.FULL, *QUANTIZED])
+@pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
+def test_attention_to_few_blocks_takes_no_memory_for_the_others(format: KVFormat) -> None:
+    arena = Arena([shape(format)], n_blocks=4096, block_size=32)
+    [layer] = arena.layers
+    group = RowGroup([TokenSpan(40, 1, np.array([3, 9], np.uint32))], arena)
+    queries = mx.random.normal((1, 2, 1, 64))
+    plan = CascadeAttention().prepare(group)
+    mx.eval(plan.attend(queries, layer))
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(plan.attend(queries, layer))
+    assert mx.get_peak_memory() - before < 1 << 20
+
+
 def test_rotation_saves_the_small_channels_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     of = shape(KVFormat.Q8, 128)
     [keys, values] = random_kv(64, of)

@@ -245,7 +245,7 @@ PASS_BLOCKS = 64
 Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
 """
 
-TWO_STREAM_NUMBERS = 2**20
+TWO_STREAM_NUMBERS = 2**21
 """From this many numbers of K and V on, two streams read half of the blocks each.
 
 Measured on two cores of an AMD EPYC.

@@ -99,9 +99,16 @@ def _joined(parts: list[mx.array], axis: int) -> mx.array:
 
 
 @cache
-def _identity(*shape: int) -> tuple[mx.array, mx.array]:
-    """Scales of 1 and biases of 0, `[blocks, lines, groups]`, in the memory of one block's."""
-    found = [mx.broadcast_to(mx.full(shape[1:], number), shape) for number in (1.0, 0.0)]
+def _identity(n_blocks: int, *shape: int) -> tuple[mx.array, mx.array]:
+    """Scales of 1 and biases of 0, `[blocks, lines, groups]`, in the memory of one block's.
+
+    `broadcast_to` would give a last dimension of size 1 the stride 0, and MLX's product copies
+    what does not have its last two dimensions in a row: those of the whole arena.
+    """
+    strides = 0, shape[1], 1
+    found = [
+        mx.as_strided(mx.full(shape, number), (n_blocks, *shape), strides) for number in (1.0, 0.0)
+    ]
     mx.eval(found)
     return found[0], found[1]
 
