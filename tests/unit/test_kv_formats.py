@@ -94,6 +94,17 @@ def test_codes_mean_what_mlx_makes_of_them(format: KVFormat, dtype: mx.Dtype) ->
         assert mx.abs(found.astype(mx.float32) - expected).max() < 0.02
 
 
+def test_scales_of_any_bits_are_converted_exactly() -> None:
+    """A scale that is infinite or NaN must not become a number: what was computed would be wrong,
+    and nobody would notice.
+    """
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    [codec, _] = shape(KVFormat.Q8).codecs
+    scales, biases = codec.scales(mx.array(np.stack([every, every[::-1]], axis=1)))
+    for found, expected in ((scales, every), (biases, every[::-1])):
+        assert np.array_equal(np.array(found)[:, 0], expected.astype(np.float32), equal_nan=True)
+
+
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> None:
     of = shape(format)

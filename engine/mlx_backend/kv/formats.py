@@ -99,12 +99,10 @@ class Codec:
         """Scales and biases of vectors, float32 `[..., groups]`, with these rows in their plane.
 
         They are converted as integers, as Giesen's "half_to_float_fast5" does it: on x86 MLX's own
-        conversion takes four times as long. Infinity and NaN become finite numbers.
+        conversion takes four times as long.
         """
-        scales, biases = _as_float32_bits(rows.view(mx.uint32))
-        return scales.view(mx.float32) * _EXPONENTS_APART, biases.view(
-            mx.float32
-        ) * _EXPONENTS_APART
+        low, high = _as_float32_bits(rows.view(mx.uint32))
+        return low.view(mx.float32) * _EXPONENTS_APART, high.view(mx.float32) * _EXPONENTS_APART
 
     def widened(self, codes: mx.array) -> mx.array:
         """Codes as float32, one number each."""
@@ -126,11 +124,19 @@ _EXPONENTS_APART = 2.0**112
 15 and 127."""
 
 
+_NOT_FINITE = 0x7F800000
+"""The exponent of a float32 that is infinite or NaN."""
+
+
 @partial(mx.compile, shapeless=True)
 def _as_float32_bits(pairs: mx.array) -> tuple[mx.array, mx.array]:
     """The low and the high float16 of each word, with the bits that a float32 has."""
     low = ((pairs & 0x8000) << 16) | ((pairs & 0x7FFF) << 13)
-    return low, (pairs & 0x80000000) | ((pairs >> 3) & 0x0FFFE000)
+    high = (pairs & 0x80000000) | ((pairs >> 3) & 0x0FFFE000)
+    return (
+        mx.where((pairs & 0x7C00) == 0x7C00, low | _NOT_FINITE, low),
+        mx.where((pairs & 0x7C000000) == 0x7C000000, high | _NOT_FINITE, high),
+    )
 
 
 def codecs(
