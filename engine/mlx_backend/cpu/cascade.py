@@ -1,6 +1,6 @@
 """The attention `cascade` for CPUs: decodes, with drafts too, read the arena's blocks in place, and
-read blocks that several rows share once for all of them. Blocks that are not stored as the model
-computes K and V are copied first, shared ones once.
+read blocks that several rows share once for all of them. Of blocks that are not stored as the model
+computes K and V, see `products.py`.
 
 Longer chunks are gathered and go through `tiles.py`: there the scores cost more than the reads. A
 view leaves anything but causal attention to all keys to the model's own attention. The check at

@@ -41,8 +41,7 @@ def key_products(
         decoded, ids = _decoded(codec, keys)
         return mx.gather_mm(queries, decoded.swapaxes(-1, -2), query_ids, ids).astype(mx.float32)
     queries, (rows, _, kv_heads) = queries.astype(mx.float32), query_ids.shape
-    # By channel, the codes of a group lie together, as those of a smaller block do.
-    codes = keys.planes[0].reshape(-1, codec.group, keys.block_size)
+    codes = keys.codes_by_channel(codec.group)
     scores = list[mx.array]()
     for group, (scales, biases) in enumerate(_scales(codec, keys)):
         own, ids = queries, keys.ids

@@ -5,7 +5,8 @@ plane has the layout `[blocks, kv_heads, block_size, width]`, chosen by measurem
 doctor --measure` compares it with another). One head of a block is one contiguous run of memory: a
 copy is a memcpy, and attention can read it block by block as `[blocks * kv_heads, block_size,
 width]` without moving it. The array itself is kept as `[blocks * kv_heads * block_size, width]`,
-one vector a slot. No other module knows this layout.
+one vector a slot; codes by channel are each block's channels, one after another. Only this module
+and `StoredBlocks` know this layout.
 
 MLX writes into an array in place only while nobody else refers to it. So every operation here
 rebinds its array at once, and returns no second reference that outlives a step.

@@ -115,6 +115,12 @@ class StoredBlocks(NamedTuple):
         """All blocks of a plane, `[blocks, block_size, width]`."""
         return self.planes[plane].reshape(-1, self.block_size, self.planes[plane].shape[1])
 
+    def codes_by_channel(self, group: int) -> mx.array:
+        """Codes of K that are stored by channel, groups of so many channels apart: `[blocks *
+        groups, group, block_size]`.
+        """
+        return self.planes[0].reshape(-1, group, self.block_size)
+
     def copied(self, plane: int) -> mx.array:
         """The rows of a plane in the blocks that are meant, `[..., block_size * width]`."""
         # In two dimensions each index moves one contiguous run: one memcpy for each block.
