@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = tuple(str(ROOT / name) for name in ("server", "engine", "kvstore"))
 MOST_FILES_TO_THE_SCHEDULER = 44
 MOST_FILES_THERE_AND_BACK = 88
+TRIES = 3
+"""Files that all of them cross count: some depend on when a thread gets its turn."""
 NEVER_SECONDS = 1e6
 QUIET_SECONDS = 1.0
 CHAT = {
@@ -100,7 +102,8 @@ def base_url(recorder: Recorder) -> Iterator[str]:
         patches.setattr(host, "HEARTBEAT_SECONDS", NEVER_SECONDS)
         patches.setattr(connection, "SILENT_SECONDS", NEVER_SECONDS)
         patches.setattr(idle_recount, "IDLE_SECONDS", NEVER_SECONDS)
-        engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20))
+        # Whether steps are compiled depends on what this machine has built before.
+        engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20, decode="eager"))
         with running(engine, Settings(port=0)) as url:
             yield url
 
@@ -116,10 +119,14 @@ def test_a_chat_request_crosses_few_files(recorder: Recorder, base_url: str) -> 
     for _ in range(3):  # the first ones also cross what is made once
         chat(base_url)
         recorder.wait_until_quiet()
-    recorder.begin()
-    chat(base_url)
-    recorder.wait_until_quiet()
-    there, whole = recorder.files_to_the_scheduler, recorder.files
-    assert there is not None
-    assert len(there) <= MOST_FILES_TO_THE_SCHEDULER, sorted(there)
-    assert len(whole) <= MOST_FILES_THERE_AND_BACK, sorted(whole)
+    there, whole = list[set[str]](), list[set[str]]()
+    for _ in range(TRIES):
+        recorder.begin()
+        chat(base_url)
+        recorder.wait_until_quiet()
+        assert recorder.files_to_the_scheduler is not None
+        there.append(recorder.files_to_the_scheduler)
+        whole.append(recorder.files)
+    crossed_there, crossed = set.intersection(*there), set.intersection(*whole)
+    assert len(crossed_there) <= MOST_FILES_TO_THE_SCHEDULER, " ".join(sorted(crossed_there))
+    assert len(crossed) <= MOST_FILES_THERE_AND_BACK, " ".join(sorted(crossed))
