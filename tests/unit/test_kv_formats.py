@@ -241,6 +241,25 @@ def test_blocks_read_in_place_give_what_gathered_ones_do(
         assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
+def test_rows_of_very_unlike_lengths_attend_each_to_their_own(format: KVFormat) -> None:
+    """They take several passes, of which each has the queries of all rows."""
+    arena = Arena([shape(format)], n_blocks=100, block_size=4)
+    [layer] = arena.layers
+    put(arena, list(range(100)), random_kv(400, shape(format)))
+    tables = [np.arange(90, 93), np.arange(0, 88), np.arange(93, 98)]
+    spans = [TokenSpan(4 * len(of) - 1, 1, of.astype(np.uint32)) for of in tables]
+    group = RowGroup(spans, arena)
+    queries = mx.random.normal((3, 4, 1, 64)) / 8
+    keys, values = layer.read(group.gather_ids(layer.heads))
+    expected = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=1.0, mask=group.mask()
+    )
+    plan = CascadeAttention().prepare(group)
+    assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("format", [KVFormat.FULL, *QUANTIZED])
 @pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
 def test_attention_to_few_blocks_takes_no_memory_for_the_others(format: KVFormat) -> None:

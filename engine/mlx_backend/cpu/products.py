@@ -34,13 +34,13 @@ def key_products(
     """Products of queries with encoded keys of blocks, float32 `[rows, blocks, kv_heads, n,
     block_size]`.
 
-    `queries`: `[rows * kv_heads, n, dim]`. `query_ids`, `[rows, blocks, kv_heads]`: which of them
-    meet each block.
+    `queries`: `[heads, n, dim]`. `query_ids`, `[rows, blocks, kv_heads]`: which of them meet each
+    block; the rows may be some of those that have queries.
     """
     if not codec.bits:
         decoded, ids = _decoded(codec, keys)
         return mx.gather_mm(queries, decoded.swapaxes(-1, -2), query_ids, ids).astype(mx.float32)
-    queries, (rows, _, kv_heads) = queries.astype(mx.float32), query_ids.shape
+    queries = queries.astype(mx.float32)
     codes = keys.codes_by_channel(codec.group)
     scores = list[mx.array]()
     for group, (scales, biases) in enumerate(_scales(codec, keys)):
@@ -48,7 +48,7 @@ def key_products(
         if codec.groups > 1:
             own = queries[..., group * codec.group : (group + 1) * codec.group]
             ids = ids * codec.groups + group
-        sums = own.sum(axis=-1, keepdims=True).reshape(rows, 1, kv_heads, -1, 1)
+        sums = own.sum(axis=-1, keepdims=True)[query_ids[:, :1]]  # a row's blocks meet the same
         products = _code_products(own, query_ids, codec, codes, ids)
         scores.append(products * scales + sums * biases)
     return sum(scores[1:], scores[0])
