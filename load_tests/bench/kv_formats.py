@@ -40,7 +40,7 @@ class Subject:
     name: str
     bytes_per_token: float
     divergence: float | None  # from predictions in full precision
-    decode_seconds: Callable[[int], float]  # of so many steps
+    decode_seconds: Callable[[int], float]  # takes the number of steps
 
 
 def subjects(

@@ -144,17 +144,20 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
 
 @cpu_attention
 @pytest.mark.parametrize("two_stream_numbers", [1, cascade.TWO_STREAM_NUMBERS])
+@pytest.mark.parametrize("pass_blocks", [1, cascade.PASS_BLOCKS])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_q8", "qwen3_k8v4", "gemma3_text_q8"])
 def test_blocks_as_long_as_a_daemons_are_read_in_place(
     family: str,
+    pass_blocks: int,
     two_stream_numbers: int,
     served_of: Callable[[str], Served],
     peer_of: Callable[[str], Module],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MLX multiplies quantized codes in place in blocks of 32 tokens, not in the shorter ones of
-    other tests.
+    other tests. Rows of unlike lengths take one pass, or several, each over some of the rows.
     """
+    monkeypatch.setattr(cascade, "PASS_BLOCKS", pass_blocks)
     monkeypatch.setattr(cascade, "TWO_STREAM_NUMBERS", two_stream_numbers)
     attention = CascadeAttention(min_saved_blocks=1)
     driver = Driver(served_of(family), attention, room=replace(ROOM, block_size=32))

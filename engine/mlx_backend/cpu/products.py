@@ -44,12 +44,10 @@ def key_products(
     codes = keys.codes_by_channel(codec.group)
     scores = list[mx.array]()
     for group, (scales, biases) in enumerate(_scales(codec, keys)):
-        own, ids = queries, keys.ids
-        if codec.groups > 1:
-            own = queries[..., group * codec.group : (group + 1) * codec.group]
-            ids = ids * codec.groups + group
+        own = queries[..., group * codec.group : (group + 1) * codec.group]
+        ids = keys.ids if codec.groups == 1 else keys.ids * codec.groups + group
         sums = own.sum(axis=-1, keepdims=True)[query_ids[:, :1]]  # a row's blocks meet the same
-        products = _code_products(own, query_ids, codec, codes, ids)
+        products = _code_products(own, query_ids, codec, codes, ids, slice(0, keys.block_size))
         scores.append(products * scales + sums * biases)
     return sum(scores[1:], scores[0])
 
@@ -75,7 +73,7 @@ def value_sums(
         products = _code_products(own, weight_ids, codec, codes, values.ids, columns)
         offsets = (weights * biases).sum(axis=1, keepdims=True).sum(axis=-1, keepdims=True)
         sums.append(products.sum(axis=1, keepdims=True) + offsets)
-    return _joined(sums, axis=-1)
+    return mx.concatenate(sums, axis=-1)
 
 
 def _decoded(codec: Codec, blocks: StoredBlocks) -> tuple[mx.array, mx.array]:
@@ -88,13 +86,7 @@ def _scales(codec: Codec, blocks: StoredBlocks) -> list[tuple[mx.array, mx.array
     """Scales and biases of each group of quantized blocks, float32 `[..., 1, block_size]`."""
     scales, biases = codec.scales(blocks.copied(1).reshape(*blocks.ids.shape, 1, -1))
     step = codec.groups
-    if step == 1:
-        return [(scales, biases)]
     return [(scales[..., group::step], biases[..., group::step]) for group in range(step)]
-
-
-def _joined(parts: list[mx.array], axis: int) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
 @cache
@@ -118,20 +110,19 @@ def _code_products(
     codec: Codec,
     codes: mx.array,
     ids: mx.array,
-    columns: slice | None = None,
+    columns: slice,
 ) -> mx.array:
     """Products of matrices, `[matrices, n, lines]`, with the codes of blocks, `[blocks, lines,
     bytes]`: float32 `[..., n, columns]`.
 
     `left_ids` and `ids`, `[...]`: pairs of a matrix and a block. `columns`: the codes of a line
-    that are wanted; None: all.
+    that are wanted.
     """
     n_blocks, n_lines, n_bytes = codes.shape
     width = n_bytes * 8 // codec.bits
-    first, last, _ = (columns or slice(None)).indices(width)
-    is_whole = last - first == width
+    n_columns = columns.stop - columns.start
     group = next((group for group in _IN_PLACE_GROUPS if width % group == 0), None)
-    if group is not None and left.shape[1] * width <= MOST_IN_PLACE * (last - first):
+    if group is not None and left.shape[1] * width <= MOST_IN_PLACE * n_columns:
         ones, zeros = _identity(n_blocks, n_lines, width // group)
         products = mx.gather_qmm(
             left,
@@ -144,16 +135,15 @@ def _code_products(
             group_size=group,
             bits=codec.bits,
         )
-        return products if is_whole else products[..., first:last]
-    step, found = max(WIDENED // (n_lines * (last - first)), 1), list[mx.array]()
+        return products[..., columns]
+    wanted_bytes = slice(columns.start * codec.bits // 8, columns.stop * codec.bits // 8)
+    step, found = max(WIDENED // (n_lines * n_columns), 1), list[mx.array]()
     for start in range(0, ids.size, step):
         own_left, own = (of.reshape(-1)[start : start + step] for of in (left_ids, ids))
         if found:  # one after another, or MLX would copy and widen all of them first
             [own] = mx.depends([own], found[-1:])
         copied = codes.reshape(n_blocks, -1)[own].reshape(-1, n_lines, n_bytes)
-        if not is_whole:
-            copied = copied[..., first * codec.bits // 8 : last * codec.bits // 8]
-        widened = codec.widened(copied)
+        widened = codec.widened(copied[..., wanted_bytes])
         found.append(mx.gather_mm(left, widened, own_left, mx.arange(len(own), dtype=mx.uint32)))
-    products = _joined(found, axis=0)
+    products = mx.concatenate(found)
     return products.reshape(*ids.shape, *products.shape[1:])

@@ -116,7 +116,7 @@ class StoredBlocks(NamedTuple):
         return self.planes[plane].reshape(-1, self.block_size, self.planes[plane].shape[1])
 
     def codes_by_channel(self, group: int) -> mx.array:
-        """Codes of K that are stored by channel, groups of so many channels apart: `[blocks *
+        """Codes of K that are stored by channel, split into groups of `group` channels: `[blocks *
         groups, group, block_size]`.
         """
         return self.planes[0].reshape(-1, group, self.block_size)
