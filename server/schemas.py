@@ -205,18 +205,16 @@ class FactLine(BaseModel):
     """A fact about a loaded model as a line for people."""
 
     label: str
-    text: str = Field(description="The value, with its unit.")
+    text: str = Field(description="The value.")
     description: str
 
 
 def fact_lines(card: ModelCard) -> Iterator[FactLine]:
     """The lines of the card's facts that have a label, without those of empty values."""
-    for name, fact in facts_of(type(card)).items():
+    for name, fact in facts_of(ModelCard).items():
         value = getattr(card, name)
         if fact.label and value not in (None, ""):
-            digits = {int: ",", float: ".3g"}.get(type(value), "")
-            text = f"{value:{digits}} {fact.unit}".strip()
-            yield FactLine(label=fact.label, text=text, description=fact.description)
+            yield FactLine(label=fact.label, text=str(value), description=fact.description)
 
 
 class ProbeResponse(BaseModel):

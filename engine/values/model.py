@@ -81,12 +81,11 @@ class Fact:
     """How users see a field of `ModelCard`: stands in the field's annotation.
 
     `label` names a line of the dashboard and of `rootstock doctor`, as it is written within a
-    sentence; a fact without one has no line of its own. `unit` follows a number in that line.
+    sentence; a fact without one has no line of its own.
     """
 
     description: str
     label: str = ""
-    unit: str = ""
     places: tuple[Place, ...] = ()
 
 

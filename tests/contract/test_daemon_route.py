@@ -1,13 +1,12 @@
 """`GET /admin/daemon`, and what the page is told of agents."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 from pydantic import SecretStr
 
-from engine.values.model import Fact, ModelCard, Place, facts_of
+from engine.values.model import ModelCard, Place, facts_of
 from server.schemas import fact_lines
 from server.settings import Settings
 from server.terminal.agents import AGENTS
@@ -53,25 +52,11 @@ def test_the_facts_of_the_card_are_in_each_of_their_places() -> None:
     assert info.labels == {"model": card.name, "model_name": card.name} | labels
 
 
-@dataclass(frozen=True)
-class MeasuredCard(ModelCard):
-    """A card with facts that are numbers."""
-
-    seen_tokens: Annotated[int, Fact("In training.", "seen", "tokens")] = 0
-    loss: Annotated[float | None, Fact("At its end.", "loss", "nats a token")] = None
-    n_judges: Annotated[int, Fact("Of its answers.", "judges")] = 0
-    verdict: Annotated[float | None, Fact("Of its judges.", "verdict")] = None
-
-
-def test_lines_have_numbers_with_their_units_and_no_empty_values() -> None:
-    values = {name: getattr(CARD, name) for name in CARD.__slots__}
-    card = MeasuredCard(**values, seen_tokens=1024, loss=0.00123456)
-    lines = {line.label: line.text for line in fact_lines(card)}
-    assert lines["seen"] == "1,024 tokens"
-    assert lines["loss"] == "0.00123 nats a token"
-    assert lines["judges"] == "0"
-    assert "verdict" not in lines
-    assert "batching" not in lines
+def test_facts_without_a_value_have_no_line() -> None:
+    assert [line.text for line in fact_lines(replace(CARD, batching="padded rows"))] == [
+        "padded rows"
+    ]
+    assert list(fact_lines(replace(CARD, batching=""))) == []
 
 
 def test_it_tells_every_setting_and_which_were_changed() -> None:
