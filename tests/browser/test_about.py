@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from pydantic import SecretStr
 
 from engine.values.model import ModelCard, facts_of
-from server.settings import Settings
+from server.settings import Settings, load_settings
 from server.terminal.agents import AGENTS
 from server.terminal.console import command_name
 from tests.browser.conftest import Serve, Visit
@@ -161,7 +161,8 @@ def test_the_panel_tells_model_context_dtype_memory_and_settings(
     visit: Visit, serve: Serve
 ) -> None:
     card = replace(CARD, batching="padded rows, since not joined rows")
-    url = serve(FakeEngine(card=card), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
+    settings = load_settings({"port": 0, "step_tokens": 64, "max_body_bytes": 1 << 20})
+    url = serve(FakeEngine(card=card), settings)
     page = visit(url)
     panel = page.get_by_role("region", name="This daemon")
     for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):

@@ -285,7 +285,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
     async def make(model: ServedModel) -> Job:
         read = partial(as_chat, body, model, record, settings)
         chat = await model.workers.prepare(record, read)
-        is_marked = settings.prefix_cache and record.cache_marks > 0
+        is_marked = settings.engine.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
