@@ -195,6 +195,7 @@ def _planned_card(
         name=config.model or DEFAULT_NAME,
         fingerprint=loaded.fingerprint,
         vocab_size=layout.vocab_size,
+        model_context_tokens=loaded.max_context_tokens,
         max_context_tokens=plan.context_tokens,
         eos_token_ids=loaded.eos_token_ids,
         kv_bytes_per_token=token_bytes(layout.full_layers),
@@ -329,7 +330,6 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             report,
             card=_planned_card(config, opened, plan, blas),
             memory=plan.memory,
-            model_context_tokens=opened.loaded.max_context_tokens,
         )
     except Exception as error:  # the words that `load_backend` would have
         problem = str(error) if isinstance(error, ModelError) else one_line(error)

@@ -102,6 +102,7 @@ class ModelCard:
         ),
     ]
     vocab_size: int
+    model_context_tokens: Annotated[int, Fact("The longest context that the checkpoint supports.")]
     max_context_tokens: Annotated[
         int,
         Fact("The model's context, or `max_model_len` or what fits into memory if that is less."),
