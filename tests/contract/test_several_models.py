@@ -592,6 +592,31 @@ def test_settings_of_all_hold_for_each_that_says_nothing_else() -> None:
     assert (second.engine.block_size, second.engine.max_running) == (8, 4)
 
 
+def test_messages_follow_the_settings_of_their_model(serve: Serve, engines: Engines) -> None:
+    alike = {"model": "rootstock-demo", "pinned": True}
+    models = [
+        alike | {"served_model_name": "one"},
+        alike | {"served_model_name": "two", "prefix_cache": False, "strip_billing_header": False},
+    ]
+    client = serve(load_settings({"port": 0, "models": models}))
+    system = "x-anthropic-billing-header: cch=1c0\nBe brief."
+    mark = {"type": "ephemeral"}
+    body = {
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "hi"}],
+        "system": [{"type": "text", "text": system, "cache_control": mark}],
+    }
+
+    def usage(model: str) -> dict[str, int]:
+        answer = client.post("/v1/messages", json={"model": model, **body}).raise_for_status()
+        found: dict[str, int] = answer.json()["usage"]
+        return found
+
+    one, two = usage("one"), usage("two")
+    assert one["input_tokens"] == two["cache_creation_input_tokens"] == 0
+    assert two["input_tokens"] > one["cache_creation_input_tokens"], "its billing line was dropped"
+
+
 def repository(cache: Path, name: str, source: Path) -> None:
     """A Hugging Face cache has it."""
     home = cache / f"models--{name.replace('/', '--')}"
