@@ -7,8 +7,13 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from kvstore.disk.types import LEAST_BYTES
+
 DEFAULT_NAME = "rootstock-demo"
 """The name of the embedded model."""
+
+LEAST_DISK_BYTES = LEAST_BYTES
+"""The fewest bytes of a disk cache, whose index alone may need a few MiB."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """The format of log lines of the server and its engines, which share one standard error."""
@@ -38,7 +43,7 @@ class DiskCacheConfig:
     """A folder for KV that the arena evicts. The engines of one daemon share it, and its limits."""
 
     directory: Path
-    max_bytes: int  # of all files together; at least 16 MiB
+    max_bytes: int  # of all files together; at least LEAST_DISK_BYTES
     write: DiskWrites = DiskWrites.SELECTIVE
     daily_bytes: int | None = None  # the most that is written in a day of UTC; None: no limit
     shutdown_seconds: float = 10.0  # for writing what is still to be, at the end

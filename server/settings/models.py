@@ -24,6 +24,7 @@ from pydantic_settings import NoDecode
 
 from engine.values.settings import (
     DEFAULT_NAME,
+    LEAST_DISK_BYTES,
     AdapterConfig,
     DiskCacheConfig,
     DiskWrites,
@@ -38,8 +39,8 @@ from server.settings.values import Adapters, Texts
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
 
-LEAST_DISK_BYTES = 16 * 1024**2
-"""The disk cache takes no fewer: its index alone may need a few MiB."""
+_DISK = DiskCacheConfig(directory=Path(), max_bytes=LEAST_DISK_BYTES)
+"""Declares the defaults of the disk cache."""
 
 _WITH_UNIT = {int: ByteSize, int | None: ByteSize | None}
 """The types of numbers of bytes, and the types that also take a text such as 8GiB."""
@@ -126,7 +127,7 @@ class DiskCacheSettings(EngineSettings):
         description="Limit of the directory for all models, as du counts.",
     )
     disk_cache_write: Annotated[DiskWrites, Section.DISK_CACHE] = Field(
-        DiskWrites.SELECTIVE,
+        _DISK.write,
         description="selective: long prefixes that are shared, idle or about to be evicted; all: "
         "every computed block; exit: nothing before shutdown.",
     )
@@ -137,13 +138,13 @@ class DiskCacheSettings(EngineSettings):
         "limit.",
     )
     disk_cache_shutdown_seconds: Annotated[float, Section.DISK_CACHE] = Field(
-        10.0,
+        _DISK.shutdown_seconds,
         ge=0,
         le=3600,
         description="Time for writing the rest at shutdown, after running requests have ended.",
     )
     disk_cache_salted: Annotated[bool, Section.DISK_CACHE] = Field(
-        False,
+        _DISK.salted,
         description="Also write prompts with a cache_salt, and those of keys that do not share "
         "the cache.",
     )
@@ -334,6 +335,8 @@ class PoolSettings(BaseModel):
 
 # Of several bases the last has the first fields
 class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings, PoolSettings):
+    """The settings of all models: shared ones, and those of the entries of `models`."""
+
     @model_validator(mode="after")
     def _a_name_is_of_one_model(self) -> Self:
         if self.served_model_name and len(self.model) + len(self.models) > 1:
