@@ -12,7 +12,7 @@ from engine.values.settings import Section
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.http.listening import is_loopback
-from server.settings.values import ENVIRONMENT_PREFIX, Texts
+from server.settings.values import ENVIRONMENT_PREFIX, FROM_HOME, Texts
 
 
 class DaemonSettings(BaseModel):
@@ -30,7 +30,7 @@ class DaemonSettings(BaseModel):
         description="An API key that may do everything. ROOTSTOCK_API_KEY keeps it out of the "
         "process list.",
     )
-    api_keys_file: Annotated[Path | None, Section.KEYS] = Field(
+    api_keys_file: Annotated[Path | None, FROM_HOME, Section.KEYS] = Field(
         None,
         description="YAML file of keys (SHA-256), roles and limits; `rootstock key NAME` makes an"
         " entry.",

@@ -34,7 +34,7 @@ from engine.values.settings import (
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
-from server.settings.values import Adapters, Texts
+from server.settings.values import FROM_HOME, Adapters, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
@@ -116,7 +116,7 @@ class EngineSettings(BaseModel):
 class DiskCacheSettings(EngineSettings):
     """The disk cache, which outlives evictions and restarts."""
 
-    disk_cache: Annotated[Path | None, Section.DISK_CACHE] = Field(
+    disk_cache: Annotated[Path | None, FROM_HOME, Section.DISK_CACHE] = Field(
         None,
         description="Directory on a fast disk for KV that outlives evictions and restarts, "
         "created if missing. Models share it; one daemon uses it at a time.",
@@ -148,15 +148,6 @@ class DiskCacheSettings(EngineSettings):
         description="Also write prompts with a cache_salt, and those of keys that do not share "
         "the cache.",
     )
-
-    @field_validator("disk_cache")
-    @classmethod
-    def _home_is_known(cls, directory: Path | None) -> Path | None:
-        """A shell knows what ~ is; a YAML file and a unit of systemd do not."""
-        try:
-            return None if directory is None else directory.expanduser()
-        except RuntimeError:
-            raise PydanticCustomError("directory", "begins with a home that is not known") from None
 
     @model_validator(mode="after")
     def _there_are_prefixes_to_keep(self) -> Self:
@@ -210,7 +201,7 @@ class ConversationSettings(BaseModel):
         " and prevents sharing.",
     )
 
-    warm_prompts: Annotated[Path | None, Section.MEMORY] = Field(
+    warm_prompts: Annotated[Path | None, FROM_HOME, Section.MEMORY] = Field(
         None,
         description="File of prompts to compute after loading while the engine is idle. A list in"
         " JSON or YAML, or JSON lines (.jsonl).",
@@ -219,13 +210,9 @@ class ConversationSettings(BaseModel):
     @field_validator("warm_prompts")
     @classmethod
     def _file_of_prompts(cls, path: Path | None) -> Path | None:
-        if path is None:
-            return None
         try:
-            path = path.expanduser()
-            read_prompts(path)
-        except RuntimeError:
-            raise PydanticCustomError("file", "begins with a home that is not known") from None
+            if path is not None:
+                read_prompts(path)
         except PromptFileError as error:
             raise PydanticCustomError("file", "{problem}", {"problem": str(error)}) from None
         return path

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -18,7 +18,12 @@ from pydantic_settings import (
 
 from server.settings.daemon import DaemonSettings
 from server.settings.models import ModelSettings, ModelsSettings, from_json
-from server.settings.values import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, variable_of
+from server.settings.values import (
+    CLIENT_KEY_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    variable_of,
+    with_home,
+)
 
 SECRET = "api_key"
 """The setting whose value is never shown."""
@@ -147,7 +152,9 @@ def _unknown_variable(name: str) -> str:
 def _read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file. Raises SettingsError unless it maps names to values."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.safe_load(with_home(path).read_text("utf-8"))
+    except PydanticCustomError as error:
+        raise SettingsError(f"config: {path} {error.message()}") from None
     except OSError as error:
         raise SettingsError(f"config: cannot read {path.absolute()}: {error.strerror}") from None
     except UnicodeDecodeError:

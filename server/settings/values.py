@@ -1,10 +1,10 @@
-"""The notation of setting values: lists of texts, adapters, and environment variables."""
+"""The notation of setting values: lists of texts, adapters, paths, and environment variables."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
@@ -16,6 +16,20 @@ CLIENT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CLIENT_API_KEY"
 def variable_of(name: str) -> str:
     """The environment variable that sets a setting of the daemon."""
     return f"{ENVIRONMENT_PREFIX}{name.upper()}"
+
+
+def with_home(path: Path) -> Path:
+    """The path, a leading ~ of which is replaced by the home: a shell does so, and YAML and systemd
+    do not.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise PydanticCustomError("path", "begins with a home that is not known") from None
+
+
+FROM_HOME = AfterValidator(lambda path: None if path is None else with_home(path))
+"""Makes a setting of a path take a leading ~."""
 
 
 def as_texts(value: object) -> object:
@@ -49,7 +63,7 @@ def _as_mapping(value: object) -> object:
 Adapters = Annotated[
     Mapping[
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)],
-        Path,
+        Annotated[Path, AfterValidator(with_home)],
     ],
     NoDecode,
     BeforeValidator(_as_mapping),
