@@ -368,13 +368,11 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory."""
-        return replace(
-            model.engine,
-            model=model.model,
-            memory_bytes=memory_bytes,
-            disk=self.disk_cache_config(),
-        )
+        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory. A model
+        without a prefix cache has no prefixes to keep on disk.
+        """
+        disk = self.disk_cache_config() if model.engine.prefix_cache else None
+        return replace(model.engine, model=model.model, memory_bytes=memory_bytes, disk=disk)
 
     def _given_to_each(self) -> list[dict[str, Any]]:
         """The settings given for single models, in the order of `each_model`."""

@@ -188,6 +188,14 @@ def test_a_disk_cache_is_asked_for_by_its_directory() -> None:
     DiskLimits(load_settings({"disk_cache_bytes": "16MiB"}).disk_cache_bytes)  # the smallest
 
 
+def test_a_model_without_a_prefix_cache_leaves_the_disk_cache_to_the_others() -> None:
+    entries = [{"model": "a", "prefix_cache": False}, {"model": "b"}]
+    settings = load_settings({"disk_cache": "/fast", "models": entries})
+    without, with_one = map(settings.config_of, settings.each_model())
+    assert without.disk is None
+    assert with_one.disk is not None
+
+
 @pytest.mark.parametrize(
     ("flags", "name", "limit"),
     [
