@@ -34,7 +34,7 @@ from engine.values.settings import (
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
-from server.settings.values import FROM_HOME, Adapters, Texts
+from server.settings.values import FROM_HOME, Adapters, SettingsModel, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
@@ -66,7 +66,7 @@ def _with_engine_settings(model: type[_Model]) -> type[_Model]:
 
 
 @_with_engine_settings
-class EngineSettings(BaseModel):
+class EngineSettings(SettingsModel):
     """Settings of the engine of a model: `adapters`, and those that EngineConfig declares."""
 
     adapters: Annotated[Adapters, Section.MODEL] = Field(
@@ -173,7 +173,7 @@ class DiskCacheSettings(EngineSettings):
         )
 
 
-class ConversationSettings(BaseModel):
+class ConversationSettings(SettingsModel):
     """Settings of chat prompts and of the parsing of answers."""
 
     tool_parser: Annotated[str, Section.MODEL] = Field(
@@ -236,7 +236,7 @@ class ConversationSettings(BaseModel):
         return name
 
 
-class ResidencySettings(BaseModel):
+class ResidencySettings(SettingsModel):
     """When a model is in memory."""
 
     ttl_seconds: Annotated[float | None, Section.MEMORY] = Field(
@@ -295,7 +295,7 @@ def from_json(value: object) -> object:
         return value
 
 
-class PoolSettings(BaseModel):
+class PoolSettings(SettingsModel):
     """The models, and the memory that they share."""
 
     model: Annotated[Texts, Section.MODEL] = Field(

@@ -208,6 +208,16 @@ def test_a_model_without_a_prefix_cache_leaves_the_disk_cache_to_the_others() ->
         ({"port": 65536}, "port", "65535"),
         ({"port": "http"}, "port", "integer"),
         ({"host": "llm..lan"}, "host", "the name of a host"),
+        ({"host": "127.0.0.1:80"}, "host", "without a port"),
+        ({"host": ""}, "host", "at least 1"),
+        ({"port": True}, "port", "must be an integer, not True"),
+        ({"ttl_seconds": False}, "ttl_seconds", "must be a number, not False"),
+        (
+            {"disk_cache_daily_bytes": False},
+            "disk_cache_daily_bytes",
+            "must be a size such as 8GiB",
+        ),
+        ({"disk_cache": ""}, "disk_cache", "must be a path, not ''"),
         ({"block_size": 0}, "block_size", "1"),
         ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
         ({"kv_cache_bytes": "8Gigs"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
@@ -432,6 +442,8 @@ def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
         ("8000: port", "bad.yaml must map setting names to values"),
         ("no: 1", "bad.yaml must map setting names to values"),
         ("config: a.yaml", "config"),
+        ("port: 1\nmodel: x\nport: 2", "bad.yaml, line 3: port is there twice"),
+        ("models:\n- model: x\n  model: y", "bad.yaml, line 3: model is there twice"),
     ],
 )
 def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str, problem: str) -> None:
