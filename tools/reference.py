@@ -74,7 +74,7 @@ METRICS_TABLE = """\
 
 
 def reference() -> dict[Path, str]:
-    """What each file that is written from the code shall hold."""
+    """The text of each file that is generated from the code."""
     return {
         ROOT / "configs/default.yaml": YAML_HEAD + "".join(_yaml()),
         ROOT / "docs/settings.md": DOCS_HEAD + "".join(_rows()),
@@ -131,6 +131,7 @@ def _limits(field: FieldInfo) -> Iterator[str]:
 
 
 def main() -> None:
+    """Write the files."""
     for path, text in reference().items():
         path.write_text(text, "utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
