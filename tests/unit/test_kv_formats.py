@@ -140,7 +140,8 @@ def test_a_token_takes_what_the_format_says(
     assert held == (5 + 2) * 8 * of.token_bytes
     assert arena.bytes == 5 * 8 * of.token_bytes
     assert full.read_bytes == full.token_bytes
-    assert of.read_bytes == full.token_bytes + (of.token_bytes if share < 1 else 0)
+    unpacked = dim * of.kv_heads if format is KVFormat.K8V4 else 0
+    assert of.read_bytes == full.token_bytes + (of.token_bytes + unpacked if share < 1 else 0)
 
 
 def test_latents_of_which_all_heads_are_made_stay_full() -> None:
