@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.kv import formats
 from engine.mlx_backend.kv import shape as shape_module
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
@@ -200,17 +201,36 @@ def test_blocks_are_copied_moved_to_bytes_and_grown_as_they_are(format: KVFormat
         assert np.array_equal(found, whole)
 
 
+def name_of(of: LayerShape, block_size: int = 4) -> str:
+    layout = Layout((KVCacheSpec(of),), mx.float32, 10)
+    return Storage(layout, StorageSizes(2), block_size).kv_format
+
+
 def test_the_bytes_of_another_format_have_another_name() -> None:
-    names = {
-        Storage(Layout((KVCacheSpec(shape(format)),), mx.float32, 10), StorageSizes(2), 4).kv_format
-        for format in ALL
-    }
+    names = {name_of(shape(format)) for format in ALL}
     assert len(names) == len(ALL)
     assert "kv1 block=4 full=1*2x64float32+64float32 state=" in names
     order = "channel" if is_cpu(DEVICE) else "token"
     keys = f"2x64float32 as 8 bits in groups of 64 by {order}"
     values = "64float32 as 4 bits in groups of 64 by token"
     assert f"kv1 block=4 full=1*{keys}+{values} state=" in names
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_bytes_that_mean_something_else_have_another_name(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another block size, dtype, size of groups, and the order of codes of another device."""
+    names = [name_of(shape(format)), name_of(shape(format), 8)]
+    names.append(name_of(shape(format, dtype=mx.bfloat16)))
+    for module, name, value in (
+        (formats, "_GROUPS", (32,)),
+        (mx, "default_device", lambda: mx.gpu if is_cpu(DEVICE) else mx.cpu),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, value)
+            names.append(name_of(shape(format)))
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("format", ALL)
