@@ -34,6 +34,16 @@ LARGEST_ERROR = {
 A, B, C = BlockId(0), BlockId(1), BlockId(2)
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def device_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes in the order of a CPU, and of a GPU, where K and V share planes."""
+    device = getattr(mx, request.param)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+
+
+each_order = pytest.mark.usefixtures("device_order")
+
+
 def shape(
     format: KVFormat, dim: int = 64, dtype: mx.Dtype = mx.float32, kv_heads: int = 2
 ) -> LayerShape:
@@ -67,6 +77,7 @@ def get(arena: Arena, blocks: list[int]) -> list[np.ndarray]:
     return [np.array(array.astype(mx.float32)) for array in (layer.rotated(keys), values)]
 
 
+@each_order
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
 def test_what_is_written_is_read_as_nearly_as_the_format_allows(format: KVFormat, dim: int) -> None:
@@ -106,6 +117,7 @@ def test_scales_of_any_bits_are_converted_exactly() -> None:
         assert np.array_equal(np.array(found)[:, 0], expected.astype(np.float32), equal_nan=True)
 
 
+@each_order
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> None:
     of = shape(format)
@@ -118,6 +130,7 @@ def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> No
         assert mx.array_equal(one, other)
 
 
+@each_order
 @pytest.mark.parametrize(
     ("format", "dtype", "dim", "share"),
     [
@@ -178,6 +191,7 @@ def test_a_layout_says_which_layers_stay_full() -> None:
     assert layout.stored_as(KVFormat.Q8).stored_as(KVFormat.FULL).specs == layout.specs
 
 
+@each_order
 @pytest.mark.parametrize("format", ALL)
 def test_blocks_are_copied_moved_to_bytes_and_grown_as_they_are(format: KVFormat) -> None:
     of = shape(format)
