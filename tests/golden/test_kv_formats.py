@@ -6,7 +6,10 @@ import mlx.core as mx
 import pytest
 
 from engine.api import ModelError
+from engine.mlx_backend.assembly import describe, open_configured
+from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import (
     MOST_DIVERGENCE,
     check_format,
@@ -14,7 +17,7 @@ from engine.mlx_backend.loading.format_check import (
 )
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.model.views import Attention
-from engine.values.settings import KVFormat
+from engine.values.settings import EngineConfig, KVFormat
 from tests.checkpoints import FAMILIES, write_family
 
 ENOUGH_BYTES = 1 << 30
@@ -124,3 +127,33 @@ def test_the_check_takes_no_more_memory_than_is_planned(checkpoint: Path) -> Non
     before = mx.get_active_memory()
     check_format(loaded, execution, KVFormat.Q8, lambda line: None)
     assert mx.get_peak_memory() - before < format_check_bytes(loaded.layout) + PEAK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_format"),
+    [
+        ("qwen3_q8", KVFormat.Q8),
+        ("gpt_oss_k8v4", KVFormat.K8V4),  # windows
+        ("gemma4_text", KVFormat.Q8),  # heads that groups divide in some layers
+        ("deepseek_v3", KVFormat.BF16),  # latents
+    ],
+)
+def test_the_bytes_that_are_told_are_those_that_are_allocated(
+    family: str, kv_format: KVFormat, tmp_path: Path
+) -> None:
+    config = EngineConfig(
+        str(write_family(FAMILIES[family], tmp_path)), kv_cache_bytes=4 << 20, kv_format=kv_format
+    )
+    opened = open_configured(config)
+    plan = opened.plan(config)
+    storage = Storage(opened.loaded.layout, plan.sizes, config.block_size)
+    card, arenas = describe(config, Blas()).card, (storage.full, *storage.windows)
+    assert card is not None
+    held = [sum(plane.nbytes for plane in arena.planes()) for arena in arenas]
+    # Two blocks of each arena belong to no sequence.
+    of_blocks = [n // (arena.n_blocks + 2) for n, arena in zip(held, arenas, strict=True)]
+    assert of_blocks == list(storage.part_bytes[:-1])
+    used = sum(n * arena.n_blocks for n, arena in zip(of_blocks, arenas, strict=True))
+    assert used == plan.stored.arenas == plan.memory.kv_bytes
+    assert card.kv_bytes_per_token * config.block_size == of_blocks[0]
+    assert card.arena_tokens == storage.full.n_blocks * config.block_size
