@@ -85,7 +85,7 @@ def check_format(
     layout = loaded.layout
     if layout.is_stored_in_full:
         if wanted not in (KVFormat.AUTO, KVFormat.FULL):
-            report(f"kv_format {wanted} changes nothing: K and V cannot be stored so")
+            report(f"kv_format {wanted} makes none of this model's K and V smaller: all stays full")
         return None
     encoded = loaded.tokenizer.encode(TEXT)
     tokens = [token for token in encoded if token < layout.vocab_size][:_MOST_TOKENS]
@@ -95,7 +95,7 @@ def check_format(
         stored = logits_through_storage(loaded.model, layout, execution, [row], steps)
     except RUN_ERRORS as failure:
         raise ModelError(
-            f"the model does not run with kv_format {layout.format}: {failure}"
+            f"the model does not run with kv_format {layout.format}: {failure}; set it to auto"
         ) from failure
     quality = compare(full, stored.astype(mx.float32))
     most = MOST_DIVERGENCE[layout.format]
