@@ -138,6 +138,18 @@ class ModelCard:
             "as the model computes them."
         ),
     ] = None
+    state_format: Annotated[
+        str,
+        Fact(
+            "How recurrent states are saved; empty for a model without.",
+            label="saved states",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
+    state_divergence: Annotated[
+        float | None,
+        Fact("What `state_format` changes, measured as `kv_divergence`. Null for `full`."),
+    ] = None
     batching: Annotated[
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""

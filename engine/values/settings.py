@@ -20,7 +20,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class KVFormat(StrEnum):
-    """How K and V are stored. Recurrent states are always stored as the model computes them."""
+    """How K and V are stored."""
 
     AUTO = "auto"  # full
     FULL = "full"  # as the model computes them
@@ -28,6 +28,15 @@ class KVFormat(StrEnum):
     BF16 = "bf16"  # bfloat16, where the model computes in float32
     Q8 = "q8"  # 8 bits for each number
     K8V4 = "k8v4"  # 8 bits for each number of K, 4 for each of V
+
+
+class StateFormat(StrEnum):
+    """How recurrent states are saved, in memory and on disk."""
+
+    AUTO = "auto"  # full
+    FULL = "full"  # as the model computes them
+    F16 = "f16"  # float16, where the model computes in float32
+    BF16 = "bf16"  # bfloat16, where the model computes in float32
 
 
 class DiskWrites(StrEnum):
@@ -118,6 +127,16 @@ class EngineConfig:
             "changes is measured at load, and too much is refused.",
         ),
     ] = KVFormat.AUTO
+    state_format: Annotated[
+        StateFormat,
+        Setting(
+            Section.MEMORY,
+            "How states of recurrent layers are saved. full, which auto is: as the model computes "
+            "them. f16, bf16: in half precision, for twice as many; prompts are then resumed from "
+            "every 512th token only. What that changes is measured at load, and too much is "
+            "refused.",
+        ),
+    ] = StateFormat.AUTO
     state_cache_bytes: Annotated[
         int | None,
         Ge(0),
