@@ -302,7 +302,9 @@ class PoolSettings(SettingsModel):
         (), description=f"{MODEL} Several are loaded when requests name them."
     )
     served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
-    models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
+    models: Annotated[
+        tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json), Section.MODEL
+    ] = Field(
         (),
         description="In YAML: more models, each with a `model` and its own settings.",
     )

@@ -34,7 +34,7 @@ class SettingsCommand(TyperCommand):
             shown = [
                 record
                 for name, record in records.items()
-                if record is not None and _section(name) is section
+                if record is not None and section_of(name) is section
             ]
             if shown:
                 with formatter.section(section or "Options"):
@@ -90,6 +90,13 @@ def settings_or_exit(flags: dict[str, Any]) -> Settings:
         raise typer.Exit(USAGE_ERROR) from None
 
 
+def section_of(name: str) -> Section | None:
+    """The section of an option; None for those that are no settings, or in no section."""
+    field = Settings.model_fields.get(name)
+    marks = field.metadata if field is not None else ()
+    return next((mark for mark in marks if isinstance(mark, Section)), None)
+
+
 def value_text(value: object) -> str:
     """A setting's value in YAML."""
     if isinstance(value, ByteSize):
@@ -113,13 +120,6 @@ def flag(name: str, field: FieldInfo) -> str:
     """The flag of a field. A mapping's flag takes one entry at a time, so its name is singular."""
     given = name.removesuffix("s") if _kind(field) is Mapping else name
     return f"--{given.replace('_', '-')}"
-
-
-def _section(name: str) -> Section | None:
-    """The section of an option; None for those that are no settings, or in no section."""
-    field = Settings.model_fields.get(name)
-    marks = field.metadata if field is not None else ()
-    return next((mark for mark in marks if isinstance(mark, Section)), None)
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:

@@ -14,6 +14,7 @@ from engine.values.settings import Section
 from server.settings import Settings
 from server.terminal.cli import app
 from server.terminal.console import command_name
+from server.terminal.flags import section_of
 from server.terminal.records import running_records
 
 pytestmark = pytest.mark.process
@@ -126,12 +127,8 @@ def test_a_disk_that_is_fuller_than_its_cache_may_become_is_a_warning(
 
 
 def test_help_has_every_setting_in_one_section() -> None:
-    in_none = [
-        name
-        for name, field in Settings.model_fields.items()
-        if not any(isinstance(mark, Section) for mark in field.metadata)
-    ]
-    assert in_none == ["config", "log_level", "models"]
+    in_none = [name for name in Settings.model_fields if section_of(name) is None]
+    assert in_none == ["config", "log_level"]
     command = [sys.executable, "-m", "server", "serve", "--help"]
     wide = {**os.environ, "COLUMNS": "200"}
     shown = subprocess.run(command, env=wide, capture_output=True, text=True, check=True).stdout
