@@ -20,12 +20,29 @@ from server.terminal.console import print_error
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
+VLLM_FLAGS = {
+    "--enable-lora": "--adapter",
+    "--enable-prefix-caching": "--prefix-cache, which is the default",
+    "--enforce-eager": "--decode eager",
+    "--gpu-memory-utilization": "--memory-budget, a size such as 24GiB",
+    "--kv-cache-dtype": "--kv-format",
+    "--kv-cache-memory-bytes": "--kv-cache-bytes",
+    "--lora-modules": "--adapter",
+    "--max-num-batched-tokens": "--step-tokens",
+    "--max-num-seqs": "--max-running",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--runner": "--pooling",
+    "--speculative-config": "--speculate",
+    "--tool-call-parser": "--tool-parser",
+}
+"""Flags of vLLM, and those that do the same here: https://docs.vllm.ai/en/stable/cli/serve/"""
+
 UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 class SettingsCommand(TyperCommand):
-    """A command with options for settings: help has them in sections. It takes no arguments, and
-    says what a model's name without its option should be.
+    """A command with options for settings: help has them in sections. It takes no arguments. Errors
+    tell the option for a model's name without one, and for a flag of vLLM.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -41,6 +58,9 @@ class SettingsCommand(TyperCommand):
                     formatter.write_dl(shown)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for flag_name in (arg.partition("=")[0] for arg in args):
+            if flag_name in VLLM_FLAGS:
+                ctx.fail(f"{flag_name} is a flag of vLLM; here it is {VLLM_FLAGS[flag_name]}")
         ctx.allow_extra_args = True
         if extra := super().parse_args(ctx, args):
             name = shlex.quote(extra[0])

@@ -14,7 +14,7 @@ from engine.values.settings import Section
 from server.settings import Settings
 from server.terminal.cli import app
 from server.terminal.console import command_name
-from server.terminal.flags import section_of
+from server.terminal.flags import VLLM_FLAGS, section_of
 from server.terminal.records import running_records
 
 pytestmark = pytest.mark.process
@@ -72,6 +72,18 @@ def test_a_model_without_its_option() -> None:
     result = serve("mlx-community/Qwen3")
     assert result.exit_code == 2
     assert "did you mean --model mlx-community/Qwen3?" in result.stderr
+
+
+@pytest.mark.parametrize("given", [("--max-num-seqs", "8"), ("--max-num-seqs=8",)])
+def test_a_flag_of_vllm_is_answered_with_ours(given: tuple[str, ...]) -> None:
+    result = serve(*given)
+    assert result.exit_code == 2
+    assert "--max-num-seqs is a flag of vLLM; here it is --max-running" in result.stderr
+
+
+def test_the_flags_that_are_named_for_those_of_vllm_exist() -> None:
+    shown = serve("--help").stdout
+    assert all(re.search(rf"{ours.split()[0].strip(',')}\b", shown) for ours in VLLM_FLAGS.values())
 
 
 def test_commands_in_log_lines_can_be_typed(
