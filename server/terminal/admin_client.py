@@ -30,6 +30,7 @@ from server.terminal.client import (
     http_client,
     one_line,
     open_response,
+    parse_url,
 )
 from server.terminal.console import NotFound, NotLoaded, TerminalError, printable
 
@@ -110,8 +111,10 @@ class Admin:
 
 @contextmanager
 def admin_client(endpoint: Endpoint) -> Iterator[Admin]:
-    """A client of the daemon whose /v1 is at the endpoint."""
-    root = endpoint.base_url.rstrip("/").removesuffix("/v1")
+    """A client of the daemon whose /v1 is at the endpoint. Raises TerminalError for an invalid
+    URL.
+    """
+    root = str(parse_url(endpoint.base_url)).rstrip("/").removesuffix("/v1")
     with http_client(Endpoint(f"{root}/admin", endpoint.api_key), TIMEOUT) as http:
         yield Admin(http)
 
