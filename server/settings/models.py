@@ -74,6 +74,7 @@ class EngineSettings(SettingsModel):
         description="LoRA folders of mlx-lm by name; the API serves each as MODEL:ADAPTER.",
     )
 
+    # Without `check_fields` the fields that are added may be validated
     @field_validator("max_model_len", mode="before", check_fields=False)
     @classmethod
     def _auto_is_unset(cls, value: object) -> object:
