@@ -25,45 +25,16 @@ from server.settings.values import (
     variable_of,
     with_home,
 )
+from server.validation import plain_message
 
 SECRET = "api_key"
 """The setting whose value is never shown."""
 
+ENTRY = "must be a mapping such as {model: models/tiny}"
+"""What is said of an entry of `models` that is none."""
+
 LONGEST_VALUE = 80
 """Characters of a refused value that are shown."""
-
-_SIZE = "must be a size such as 8GiB, 512MB or 1048576"
-_INTEGER = "must be an integer"
-_NUMBER = "must be a number"
-_BOOLEAN = "must be true or false"
-
-MESSAGES = {
-    "bool_parsing": _BOOLEAN,
-    "bool_type": _BOOLEAN,
-    "byte_size": _SIZE,
-    "byte_size_unit": _SIZE,
-    "dict_type": "must be a mapping",
-    "enum": "must be {expected}",
-    "float_parsing": _NUMBER,
-    "float_type": _NUMBER,
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "int_from_float": _INTEGER,
-    "int_parsing": _INTEGER,
-    "int_parsing_size": "must be an integer of fewer digits",
-    "int_type": _INTEGER,
-    "invalid_key": "must be the name of a setting",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "model_type": "must be a mapping such as {{model: models/tiny}}",
-    "path_type": "must be a path",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string_too_long": "must have a length of at most {max_length}",
-    "string_too_short": "must have a length of at least {min_length}",
-    "string_type": "must be a text",
-    "tuple_type": "must be a list",
-}
-"""Replacements of pydantic's messages, by the type of the error."""
 
 YAML_HINTS = {
     "mapping values are not allowed here": "is the line indented too far, or a text with a colon "
@@ -228,7 +199,8 @@ def _line(error: ErrorDetails, models: object) -> str:
     if error["type"] in Settings.model_fields and error["msg"].startswith(f"{error['type']}: "):
         # A rule among several settings: its message begins with the one to change
         return f"{place}.{error['msg']}" if place else error["msg"]
-    return f"{place}: {_message(error)}{_given(error)}"
+    message = ENTRY if error["type"] == "model_type" else plain_message(error)
+    return f"{place}: {message}{_given(error)}"
 
 
 def _unknown(loc: tuple[int | str, ...], models: object) -> str:
@@ -267,17 +239,6 @@ def _place(loc: tuple[int | str, ...]) -> str:
         elif part != "[key]":  # pydantic's mark of an error in a key; the key itself is before it
             place += f".{part}" if place else part
     return place
-
-
-def _message(error: ErrorDetails) -> str:
-    if error["type"] in MESSAGES:
-        limits = {
-            name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, value in error.get("ctx", {}).items()
-        }
-        return MESSAGES[error["type"]].format_map(limits)
-    message = error["msg"].removeprefix("Input should ").removeprefix("String should ")
-    return message if message == error["msg"] else f"must {message}"
 
 
 def _given(error: ErrorDetails) -> str:

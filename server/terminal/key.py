@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from server.access.keys import ApiKey, Role, digest_of, entry_text, new_secret
 from server.terminal.cli import command
+from server.validation import plain_message
 
 
 @command
@@ -46,4 +47,4 @@ def key(
 def _bad_parameter(error: ErrorDetails) -> typer.BadParameter:
     field = str(error["loc"][0])
     hint = "NAME" if field == "name" else f"--{field.replace('_', '-')}"
-    return typer.BadParameter(f"{error['msg']}, not {error['input']!r}", param_hint=hint)
+    return typer.BadParameter(f"{plain_message(error)}, not {error['input']!r}", param_hint=hint)
