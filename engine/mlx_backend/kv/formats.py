@@ -11,7 +11,7 @@ few channels of keys are far larger than the others; without the rotation they w
 precision of their group (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -33,7 +33,8 @@ _SCALE_DTYPE = mx.float16
 _BITS = {KVFormat.Q8: (8, 8), KVFormat.K8V4: (8, 4)}
 """Bits of a number of K and of V. Keys need more: an error in a score changes all weights."""
 
-_HALF = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+HALF: Mapping[str, mx.Dtype] = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+"""The formats of K and V, and of saved states, that are numbers in half precision."""
 
 _ROTATABLE = (1, 12, 20, 28)
 """`mx.hadamard_transform` takes vectors of one of these times a power of two."""
@@ -159,7 +160,7 @@ def codecs(
         "token",
     )
     keys, values = (
-        _codec(dim, dtype, n_bits, order, _HALF.get(format, dtype))
+        _codec(dim, dtype, n_bits, order, HALF.get(format, dtype))
         for dim, dtype, n_bits, order in zip(dims, dtypes, bits, orders, strict=True)
     )
     return keys, values
