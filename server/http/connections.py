@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 RESERVED_DESCRIPTORS = 128  # the model's files, the log, and connections that are just closing
 OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -329,6 +329,7 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     _head_bytes = 0  # that have come since a head was complete, or a piece of a body
+    _running: RequestResponseCycle | None = None  # `cycle` is the latest, sent ahead perhaps
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -342,12 +343,21 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Also ends the cycles of the protocol with its parser and its last request, which would
-        keep both until a full garbage collection.
+        """Tell the running request, where the client has sent others ahead; uvicorn tells the
+        latest one alone. Also ends the cycles of the protocol with its parser and its last request,
+        which would keep both until a full garbage collection.
         """
+        if self._running is not None:
+            self._running.disconnected = not self._running.response_complete
+            self._running.message_event.set()
+            self._running = None
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]
         del self.parser
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
