@@ -1,14 +1,14 @@
 """All settings as one, read from flags, environment and YAML, and their error messages."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -18,7 +18,13 @@ from pydantic_settings import (
 
 from server.settings.daemon import DaemonSettings
 from server.settings.models import ModelSettings, ModelsSettings, from_json
-from server.settings.values import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, variable_of
+from server.settings.values import (
+    CLIENT_KEY_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    SettingsModel,
+    variable_of,
+    with_home,
+)
 
 SECRET = "api_key"
 """The setting whose value is never shown."""
@@ -74,7 +80,7 @@ class SettingsError(Exception):
     """The settings cannot be used. The text has one line for each setting at fault."""
 
 
-class GeneralSettings(BaseModel):
+class GeneralSettings(SettingsModel):
     """The YAML file and the log level. They come first in `--help` and in the reference."""
 
     config: Path | None = Field(None, description="A YAML file with any of these settings.")
@@ -144,10 +150,29 @@ def _unknown_variable(name: str) -> str:
     return f"{variable_of(name)}: there is no such setting{hint}"
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, and refuses a mapping that has a name twice. PyYAML's own loader takes the last
+    value.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"{key.value} is there twice", problem_mark=key.start_mark
+                    )
+                names.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file. Raises SettingsError unless it maps names to values."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.load(with_home(path).read_text("utf-8"), _Loader)
+    except PydanticCustomError as error:
+        raise SettingsError(f"config: {path} {error.message()}") from None
     except OSError as error:
         raise SettingsError(f"config: cannot read {path.absolute()}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`rootstock key`: makes a key, and the entry for the file of keys."""
+"""`rootstock key`: makes an API key, and its entry for the file of keys."""
 
 from typing import Annotated
 
@@ -13,12 +13,12 @@ from server.terminal.cli import command
 @command
 def key(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Its owner: letters, digits, . _ @ and -.")
+        str, typer.Argument(metavar="NAME", help="The key's name: letters, digits, . _ @ and -.")
     ],
-    role: Annotated[Role, typer.Option(help="user may use the models, admin also /admin.")] = (
-        Role.USER
-    ),
-    concurrency: Annotated[int | None, typer.Option(help="Most requests at a time.")] = None,
+    role: Annotated[
+        Role, typer.Option(help="user may use the models, admin also the routes of /admin.")
+    ] = Role.USER,
+    concurrency: Annotated[int | None, typer.Option(help="Most concurrent requests.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Most requests a minute.")] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Most tokens of prompts and answers a minute.")
