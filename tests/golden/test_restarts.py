@@ -25,27 +25,31 @@ SECONDS = 60.0
 ROOM = Room(n_blocks=128)
 
 
-class Daemon:
-    """One life of an engine over a directory."""
+def disk_cache(directory: Path, inbox: Inbox) -> Callable[[KVStore, Storage], DiskCache]:
+    """Makes the disk cache of an engine with this inbox, which writes when it stops."""
 
-    def __init__(self, served: Served, directory: Path) -> None:
-        self._inbox = Inbox()
-        self._directory = directory
-        self._engine = OfflineDaemon(
-            served, ATTENTION["gather"](), ROOM, disk=self._disk, inbox=self._inbox
-        )
-
-    def _disk(self, store: KVStore, storage: Storage) -> DiskCache:
+    def make(store: KVStore, storage: Storage) -> DiskCache:
         return DiskCache(
-            DiskStore.open(self._directory, storage.kv_format, DiskLimits(LIMIT_BYTES)),
+            DiskStore.open(directory, storage.kv_format, DiskLimits(LIMIT_BYTES)),
             store,
             storage.part_bytes,
             LIMIT_BYTES,
-            self._inbox.post,
+            inbox.post,
             WriteRules(writes=DiskWrites.EXIT, least_tokens=32),
             LoadRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
             SECONDS,
         )
+
+    return make
+
+
+class Daemon:
+    """One life of an engine over a directory."""
+
+    def __init__(self, served: Served, directory: Path) -> None:
+        inbox, attention = Inbox(), ATTENTION["gather"]()
+        disk = disk_cache(directory, inbox)
+        self._engine = OfflineDaemon(served, attention, ROOM, disk=disk, inbox=inbox)
 
     def serve(self, name: str, prompt: list[int]) -> tuple[list[int], int]:
         """What it says, and how many tokens it found cached."""

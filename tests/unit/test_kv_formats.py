@@ -335,3 +335,11 @@ def test_predictions_are_compared() -> None:
     p = 1 / (1 + np.exp(-1.0))
     assert quality.divergence == pytest.approx((p - (1 - p)) / 2)
     assert quality.agreement == 0.5
+
+
+def test_equal_predictions_diverge_by_nothing_less() -> None:
+    logits = mx.random.normal((20, 4, 50), key=mx.random.key(0))
+    found = [compare(one, one + 100.3).divergence for one in logits]
+    assert min(found) >= 0
+    assert max(found) < 1e-5
+    assert np.isnan(compare(logits[0], logits[0] * mx.nan).divergence), "which is refused"

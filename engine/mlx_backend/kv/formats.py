@@ -1,8 +1,10 @@
 """How the vectors of K and V are stored: as the model computes them, in half precision, or as small
 integers.
 
-Each vector is encoded by itself when it is written, and attention reads what is stored. So a text
-depends neither on how its prompt was cut into chunks nor on what of it was cached.
+Each vector is encoded by itself when it is written, and attention reads what is stored. So what is
+stored depends neither on how a prompt was cut into chunks nor on what of it was cached, as far as
+the model computes the same: forwards of unlike shapes differ in a number's last bits, which may be
+rounded to the next code.
 
 Integers are those of MLX's affine quantization: neighbouring numbers of a vector form a group with
 one scale and one bias, and a number is `code * scale + bias`. Keys are rotated by a Hadamard
