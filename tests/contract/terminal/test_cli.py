@@ -56,7 +56,7 @@ def test_a_busy_port_is_known_before_loading(caplog: pytest.LogCaptureFixture) -
     assert message.startswith(taken_port)
 
 
-def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
+def test_a_disk_cache_that_is_in_use_is_known_before_a_model_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = DiskStore.open(tmp_path, "model", DiskLimits(16 * MIB))
@@ -65,7 +65,7 @@ def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
     assert CliRunner().invoke(app, arguments).exit_code == 1
     tier.close()
     owner = f"is in use by another daemon (pid {os.getpid()})"
-    assert caplog.messages[-1] == f"cannot load rootstock-demo: the disk cache {tmp_path} {owner}"
+    assert caplog.messages == [f"the disk cache {tmp_path} {owner}"]
 
 
 def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:
