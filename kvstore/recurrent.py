@@ -74,10 +74,10 @@ class RecurrentState(GroupState):
         return self._saving[0][0] if self._saving else NEVER
 
     def can_snapshot(self, start: int, end: int) -> bool:
-        """Whether a snapshot is possible: not if the step saves a state, which would include the
-        draft tokens.
+        """Whether a snapshot is possible: not if the step saves or rounds the state, which would
+        include the draft tokens.
         """
-        if self._saving or self._next_checkpoint(start) <= end:
+        if self._saving or self._next_checkpoint(start - 1) <= end:
             return False
         return self.group.can_save
 

@@ -418,6 +418,18 @@ class TestRounded:
         assert isinstance(store.plan_draft(lease, 3), Refusal)
         assert store.plan_draft(lease, 2) is None
 
+    def test_a_draft_does_not_begin_where_a_state_is_rounded(self) -> None:
+        """The state would be rounded with the draft tokens, at the end of the step."""
+        store = self.store(n_saved=1)
+        other, lease = admit(store, run_of(50, 9)), admit(store, run_of(0, 7))
+        plan(store, other, 8)  # holds the only slot for a saved state
+        compute(store, lease)
+        lease.tokens.append(100)
+        [rounded] = plan(store, lease, 1)
+        assert isinstance(rounded[1], RoundState)
+        store.release(other)  # the same step has preempted it, so that there is a slot again
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+
 
 class TestDrafts:
     """A state cannot be rid of tokens: a snapshot is taken, and the lease returns to it."""
