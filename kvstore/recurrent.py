@@ -186,6 +186,8 @@ class RecurrentGroup(Group):
     def revoke(self, op: StorageOp) -> None:
         if isinstance(op, RollBackState | FillState):
             self.slots.detach(op.slot)
+        elif isinstance(op, CopyState):
+            self.slots.detach(op.target)
 
     def _resume(self, blocks: Sequence[BlockId], n_tokens: int, ops: list[StepOp]) -> SlotId:
         """A copy of the state saved at `n_tokens`; the saved one itself if no slot is left."""
