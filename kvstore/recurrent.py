@@ -239,6 +239,10 @@ class RoundedGroup(RecurrentGroup):
     `interval_tokens` tokens.
     """
 
+    @property
+    def resume_multiple(self) -> int:
+        return self.interval_tokens
+
     def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
         return RoundedState(self, slot, set())
 

@@ -296,6 +296,11 @@ class Group(ABC):
         self.block_size = block_size
         self.n_leases = 0
 
+    @property
+    def resume_multiple(self) -> int:
+        """What a running lease leaves can be resumed only at multiples of this many tokens."""
+        return 1
+
     @abstractmethod
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         """The last position up to `n_tokens` at which a lease of these blocks could resume."""
