@@ -77,7 +77,7 @@ class Writer:
         self._n_bytes = 0  # reserved, waiting or being written
         self._allowance = 0.0  # the most that `_n_bytes` may be
         self._longest_path = 0
-        self._undeleted = list[str]()  # those of them that the thread has taken
+        self._undeleted = list[str]()  # files that the thread is to delete
         self._is_working = False
         self._upkeep_at = 0.0
         self._wants_upkeep = True
@@ -268,10 +268,11 @@ class Writer:
         self._counters.written_bytes += waiting.n_bytes
         if self._catalog.publish(extent, name, header):
             self._counters.written_entries += len(header.entries)
-        else:
-            self._space.delete(name)
+        else:  # it was removed while it was written
+            self._undeleted.append(name)
         self.fault = None
         self._allow()
+        self._delete()
 
     def _make_room(self, n_bytes: int, extent: CatalogExtent) -> bool:
         """Evict until the extent fits, and return whether it does. Nothing is evicted while other
