@@ -298,7 +298,7 @@ class Group(ABC):
 
     @property
     def resume_multiple(self) -> int:
-        """What a running lease leaves can be resumed only at multiples of this many tokens."""
+        """Of a running lease's tokens, others can resume after multiples of this number only."""
         return 1
 
     @abstractmethod

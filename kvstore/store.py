@@ -213,7 +213,7 @@ class KVStore:
         available = self.available_blocks - n_pinned
         if (needed := n_fresh + n_copied + spare_blocks) > available:
             return Refusal(needed, available)
-        self.pool.retain(match.blocks)  # before anything is evicted, lest it be these
+        self.pool.retain(match.blocks)  # before anything is evicted, or it could be these
         fresh = self._allocate(n_fresh)
         if isinstance(fresh, Refusal):
             self._release(match.blocks)
