@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _QueuedExtent:
     """A pending extent with its data. `since`: a monotonic time in seconds."""
 
     extent: CatalogExtent
@@ -70,9 +70,9 @@ class Writer:
         self._counters = counters
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue = deque[_Waiting]()
-        self._last = dict[Digest, _Waiting]()  # by the hash of the last entry
-        self._at_work: _Waiting | None = None
+        self._queue = deque[_QueuedExtent]()
+        self._last = dict[Digest, _QueuedExtent]()  # by the hash of the last entry
+        self._at_work: _QueuedExtent | None = None
         self._doomed = list[str]()  # files to be deleted
         self._n_bytes = 0  # reserved, waiting or being written
         self._allowance = 0.0  # the most that `_n_bytes` may be
@@ -251,7 +251,7 @@ class Writer:
             return 0.0
         return self._queue[0].since + JOIN_SECONDS - monotonic()
 
-    def _write(self, waiting: _Waiting) -> None:
+    def _write(self, waiting: _QueuedExtent) -> None:
         extent = waiting.extent
         self._catalog.touch(extent.hashes[-1], self.now_ns())
         header, encoded = encode(extent.root, extent.parent, waiting.entries)
@@ -379,7 +379,7 @@ class Writer:
             or waiting.n_bytes + entry.n_bytes > self._limits.extent_bytes
             or waiting.entries[-1].n_tokens != entry.n_tokens
         ):
-            waiting = _Waiting(extent, monotonic())
+            waiting = _QueuedExtent(extent, monotonic())
             self._queue.append(waiting)
         else:
             del self._last[extent.parent]
@@ -398,7 +398,7 @@ class Writer:
             self._complete(waiting)
         self._changed.notify_all()
 
-    def _complete(self, waiting: _Waiting) -> None:
+    def _complete(self, waiting: _QueuedExtent) -> None:
         """Close the extent: nothing is appended to it any more."""
         last = waiting.extent.hashes[-1]
         if self._last.get(last) is waiting:
