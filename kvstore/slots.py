@@ -30,7 +30,7 @@ class GroupStats:
     held: int  # used by leases
     saved: int  # by sharing: uses beyond the first of each slot
     evictions: int
-    unresumable_tokens: int  # matched by prompts, and computed again for want of a slot
+    unresumable_tokens: int  # matched by prompts, and computed again because a slot was missing
 
 
 class SlotPool:

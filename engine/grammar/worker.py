@@ -7,6 +7,7 @@ the daemon but the wire format, and no MLX.
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -67,6 +68,10 @@ LIMITS = LLParserLimits(
 processor time does."""
 
 
+_ADVICE = re.compile(r"[.;] (Enable '|either increase limits).*")
+"""In an error of llguidance: which of its own settings would help."""
+
+
 class GrammarError(ValueError):
     """The grammar is wrong, not supported, too costly, or cannot be followed, in words for a
     client.
@@ -81,10 +86,10 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     try:
         source = _source(kind, text)
     except (ValueError, RecursionError) as error:  # half a character; nested too deeply
-        raise GrammarError(_first_line(str(error))) from error
+        raise GrammarError(_reason(str(error))) from error
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise GrammarError(_first_line(matcher.get_error()))
+        raise GrammarError(_reason(matcher.get_error()))
     return matcher
 
 
@@ -97,7 +102,7 @@ def probe(matcher: LLMatcher) -> None:
     for _ in range(PROBED_STEPS):
         mask = int.from_bytes(walker.compute_bitmask(), "little")
         if walker.is_error():
-            raise GrammarError(_first_line(walker.get_error()))
+            raise GrammarError(_reason(walker.get_error()))
         if walker.is_stopped() or not mask:
             return
         walker.consume_token(mask.bit_length() - 1)  # the last is seldom the end
@@ -122,10 +127,16 @@ def _source(kind: str, text: str) -> str:
     raise ValueError(f"no such kind of grammar: {kind}")
 
 
-def _first_line(message: str) -> str:
-    """The part of an error that a client gets."""
-    lines = message.strip().splitlines() or ["it cannot be compiled"]
-    return lines[0][:MAX_MESSAGE_CHARACTERS]
+def _reason(message: str) -> str:
+    """The part of llguidance's error that a client gets: its first line, with what is wrong with a
+    regular expression, and without advice on settings that no client has.
+    """
+    first, *others = message.strip().splitlines() or ["it cannot be compiled"]
+    problems = [line for line in others if line.startswith("error: ")]  # of the regex-syntax crate
+    found = " ".join([first, *(line.removeprefix("error: ") for line in problems[:1])])
+    if found == "NoExtensionBias":
+        found = "no text matches it"
+    return _ADVICE.sub("", found)[:MAX_MESSAGE_CHARACTERS]
 
 
 class OpenMatcher:
@@ -191,7 +202,7 @@ def _mask(matcher: LLMatcher, mask_bytes: int) -> bytes:
     """Raises GrammarError."""
     bits = matcher.compute_bitmask()[:mask_bytes]  # it has a word more
     if matcher.is_error() or not any(bits):
-        why = _first_line(matcher.get_error() or "it allows no token")
+        why = _reason(matcher.get_error() or "it allows no token")
         raise GrammarError(f"it cannot be followed: {why}")
     return bits
 

@@ -34,7 +34,7 @@ from engine.values.settings import (
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
-from server.settings.values import Adapters, Texts
+from server.settings.values import FROM_HOME, Adapters, SettingsModel, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
@@ -66,7 +66,7 @@ def _with_engine_settings(model: type[_Model]) -> type[_Model]:
 
 
 @_with_engine_settings
-class EngineSettings(BaseModel):
+class EngineSettings(SettingsModel):
     """Settings of the engine of a model: `adapters`, and those that EngineConfig declares."""
 
     adapters: Annotated[Adapters, Section.MODEL] = Field(
@@ -74,6 +74,7 @@ class EngineSettings(BaseModel):
         description="LoRA folders of mlx-lm by name; the API serves each as MODEL:ADAPTER.",
     )
 
+    # Without `check_fields` the fields that are added may be validated
     @field_validator("max_model_len", mode="before", check_fields=False)
     @classmethod
     def _auto_is_unset(cls, value: object) -> object:
@@ -116,7 +117,7 @@ class EngineSettings(BaseModel):
 class DiskCacheSettings(EngineSettings):
     """The disk cache, which outlives evictions and restarts."""
 
-    disk_cache: Annotated[Path | None, Section.DISK_CACHE] = Field(
+    disk_cache: Annotated[Path | None, FROM_HOME, Section.DISK_CACHE] = Field(
         None,
         description="Directory on a fast disk for KV that outlives evictions and restarts, "
         "created if missing. Models share it; one daemon uses it at a time.",
@@ -149,15 +150,6 @@ class DiskCacheSettings(EngineSettings):
         "the cache.",
     )
 
-    @field_validator("disk_cache")
-    @classmethod
-    def _home_is_known(cls, directory: Path | None) -> Path | None:
-        """A shell knows what ~ is; a YAML file and a unit of systemd do not."""
-        try:
-            return None if directory is None else directory.expanduser()
-        except RuntimeError:
-            raise PydanticCustomError("directory", "begins with a home that is not known") from None
-
     @model_validator(mode="after")
     def _there_are_prefixes_to_keep(self) -> Self:
         if self.disk_cache is not None and not self.engine.prefix_cache:
@@ -182,7 +174,7 @@ class DiskCacheSettings(EngineSettings):
         )
 
 
-class ConversationSettings(BaseModel):
+class ConversationSettings(SettingsModel):
     """Settings of chat prompts and of the parsing of answers."""
 
     tool_parser: Annotated[str, Section.MODEL] = Field(
@@ -210,7 +202,7 @@ class ConversationSettings(BaseModel):
         " and prevents sharing.",
     )
 
-    warm_prompts: Annotated[Path | None, Section.MEMORY] = Field(
+    warm_prompts: Annotated[Path | None, FROM_HOME, Section.MEMORY] = Field(
         None,
         description="File of prompts to compute after loading while the engine is idle. A list in"
         " JSON or YAML, or JSON lines (.jsonl).",
@@ -219,13 +211,9 @@ class ConversationSettings(BaseModel):
     @field_validator("warm_prompts")
     @classmethod
     def _file_of_prompts(cls, path: Path | None) -> Path | None:
-        if path is None:
-            return None
         try:
-            path = path.expanduser()
-            read_prompts(path)
-        except RuntimeError:
-            raise PydanticCustomError("file", "begins with a home that is not known") from None
+            if path is not None:
+                read_prompts(path)
         except PromptFileError as error:
             raise PydanticCustomError("file", "{problem}", {"problem": str(error)}) from None
         return path
@@ -249,7 +237,7 @@ class ConversationSettings(BaseModel):
         return name
 
 
-class ResidencySettings(BaseModel):
+class ResidencySettings(SettingsModel):
     """When a model is in memory."""
 
     ttl_seconds: Annotated[float | None, Section.MEMORY] = Field(
@@ -308,14 +296,16 @@ def from_json(value: object) -> object:
         return value
 
 
-class PoolSettings(BaseModel):
+class PoolSettings(SettingsModel):
     """The models, and the memory that they share."""
 
     model: Annotated[Texts, Section.MODEL] = Field(
         (), description=f"{MODEL} Several are loaded when requests name them."
     )
     served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
-    models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
+    models: Annotated[
+        tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json), Section.MODEL
+    ] = Field(
         (),
         description="In YAML: more models, each with a `model` and its own settings.",
     )
@@ -381,13 +371,11 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory."""
-        return replace(
-            model.engine,
-            model=model.model,
-            memory_bytes=memory_bytes,
-            disk=self.disk_cache_config(),
-        )
+        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory. A model
+        without a prefix cache has no prefixes to keep on disk.
+        """
+        disk = self.disk_cache_config() if model.engine.prefix_cache else None
+        return replace(model.engine, model=model.model, memory_bytes=memory_bytes, disk=disk)
 
     def _given_to_each(self) -> list[dict[str, Any]]:
         """The settings given for single models, in the order of `each_model`."""

@@ -12,7 +12,14 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.grammar.wire import Message, Report, ReportKind, read_report, request_frame
-from engine.grammar.worker import TURN_SECONDS, MemoryMeter, Worker, compile_grammar
+from engine.grammar.worker import (
+    TURN_SECONDS,
+    GrammarError,
+    MemoryMeter,
+    Worker,
+    compile_grammar,
+    probe,
+)
 from engine.process.sockets import FrameBuffer
 from tests.grammars import demo_tokenizer
 
@@ -224,3 +231,24 @@ def test_memory_that_is_taken_is_not_left() -> None:
     # New to the process: an allocator might give what it has had before.
     with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
         assert before - meter.bytes_left() >= len(taken)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json_schema", '{"$ref": "#"}', "no text matches it"),
+        ("lark", "start: start", "no text matches it"),
+        ("json_schema", '{"oneOf": [{}, {}]}', "oneOf constraints are not supported"),
+        (
+            "regex",
+            "(?=a)b",
+            'at 1(8): invalid regex "(?=a)b" (in regex): regex parse error: look-around, including '
+            "look-ahead and look-behind, is not supported",
+        ),
+        ("json_schema", '{"pattern": "("}', "regex parse error: unclosed group"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(kind: str, text: str, reason: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        probe(compile_grammar(demo_tokenizer(END), kind, text))
+    assert str(refused.value) == reason
