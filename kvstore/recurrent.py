@@ -1,13 +1,13 @@
-"""Recurrent layers: each lease has one running state, and copies are saved where others resume.
+"""Recurrent layers: each lease has one running state, and copies are saved for others to resume.
 
-A state stands for all tokens before it, so it serves at exactly its position. A saved state is
-attached to a block at `n` of its tokens: it stands for these `n` tokens and all before. States are
-saved where a prompt ends, at intervals within a long prompt, and where a prompt left what was
-cached.
+A state sums up all tokens before it, so a sequence can resume from it at exactly one position. A
+saved state is attached to a block at `n` of its tokens: it sums up these `n` tokens and all before.
+States are saved where a prompt ends, at intervals within a long prompt, and where a prompt diverged
+from what was cached.
 
-States that are saved in less precision than they are computed in (`RoundedGroup`) are saved at
-intervals only, in prompts and in answers. There every running state is rounded, too, whether or not
-it is saved. So a text does not depend on what of it was cached.
+A `RoundedGroup` saves states in less precision than the model computes them in. It saves them at
+intervals only, in prompts and in answers, and rounds each running state there as well, whether or
+not it is saved. So a text does not depend on how much of it was cached.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from kvstore.types import BlockId, SlotId
 
 
 class RecurrentState(GroupState):
-    """A lease's state: `slot` holds it as it is after the tokens of all steps planned so far."""
+    """A lease's state. `slot` has it as of the last planned token, once that step is computed."""
 
     group: "RecurrentGroup"
 
@@ -39,7 +39,7 @@ class RecurrentState(GroupState):
         self._checkpoints = checkpoints
         self._saving: deque[tuple[int, SlotId]] = deque()  # number of tokens, target of the copy
         self._snapshot: SlotId | None = None
-        self._is_new = True  # the slot is another than at the last `take_changes`
+        self._is_new = True  # since the last `take_changes` the slot is another
 
     def held_slots(self) -> Iterator[SlotId]:
         yield self.slot
@@ -48,7 +48,7 @@ class RecurrentState(GroupState):
             yield self._snapshot
 
     def take_changes(self) -> tuple[int, tuple[SlotId, ...]]:
-        """The table of a state has one entry."""
+        """The slot, as the only entry of a table, if it is another than at the last call."""
         is_new, self._is_new = self._is_new, False
         return 0, (self.slot,) if is_new else ()
 
@@ -74,10 +74,10 @@ class RecurrentState(GroupState):
         return self._saving[0][0] if self._saving else NEVER
 
     def can_snapshot(self, start: int, end: int) -> bool:
-        """Whether a snapshot is possible: not if the step saves a state, which would include the
-        draft tokens.
+        """Whether a snapshot is possible: not if the step saves or rounds the state, which would
+        include the draft tokens.
         """
-        if self._saving or self._next_checkpoint(start) <= end:
+        if self._saving or self._next_checkpoint(start - 1) <= end:
             return False
         return self.group.can_save
 
@@ -103,7 +103,7 @@ class RecurrentState(GroupState):
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
     ) -> None:
-        """The running state becomes a saved one, without what steps in flight add to it."""
+        """Save the running state where it is, without what steps in flight add to it."""
         slots = self.group.slots
         if block_tokens not in slots.attached_to(last_block):
             slots.attach(last_block, block_tokens, self.slot)
@@ -115,7 +115,7 @@ class RecurrentState(GroupState):
         return min((c for c in self._checkpoints if c > n_tokens), default=NEVER)
 
     def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
-        """Save the state after `n_tokens` tokens, if there is a checkpoint, and room for a copy."""
+        """Save the state after `n_tokens` tokens if that is a checkpoint and a slot is free."""
         if self._next_checkpoint(n_tokens - 1) == n_tokens:
             self._checkpoints.discard(n_tokens)
             if (target := self._copy(when, ops)) is not None:
@@ -130,12 +130,11 @@ class RecurrentState(GroupState):
 
 
 class RecurrentGroup(Group):
-    """The states: `n_running` slots are kept for leases, the others are for saved states.
-
-    A long prompt's state is saved every `interval_tokens` tokens.
+    """States of recurrent layers. `n_running` slots are kept for leases, `n_saved` are for saved
+    states. In a long prompt a state is saved every `interval_tokens` tokens.
     """
 
-    can_truncate = False  # a state cannot be rid of its last tokens
+    can_truncate = False  # the last tokens cannot be taken out of a state
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
         super().__init__("recurrent", n_running + n_saved, block_size)
@@ -145,7 +144,7 @@ class RecurrentGroup(Group):
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a slot for one more copy, which a lease holds until it is attached."""
+        """Whether a lease may take one more slot for a copy, to be saved or as a snapshot."""
         n_copies = self.slots.n_references - self.n_leases
         return n_copies < self._n_saved and self.slots.n_referenced < self.slots.n_slots
 
@@ -186,12 +185,16 @@ class RecurrentGroup(Group):
     def revoke(self, op: StorageOp) -> None:
         if isinstance(op, RollBackState | FillState):
             self.slots.detach(op.slot)
+        elif isinstance(op, CopyState):
+            self.slots.detach(op.target)
 
     def _resume(self, blocks: Sequence[BlockId], n_tokens: int, ops: list[StepOp]) -> SlotId:
-        """A copy of the state saved at `n_tokens`; the saved one itself if no slot is left."""
+        """A slot with a copy of the state saved at `n_tokens`. If leases use all slots, it is the
+        saved state's own slot, and that state is no longer cached.
+        """
         entry, offset = divmod(n_tokens - 1, self.block_size)
         saved = self.slots.attached_to(blocks[entry])[offset + 1]
-        self.slots.retain(saved)  # lest it be evicted for its own copy
+        self.slots.retain(saved)  # or it could be evicted to make room for its copy
         slot = self.slots.allocate()
         if slot is None:
             self.slots.detach(saved)
@@ -201,8 +204,8 @@ class RecurrentGroup(Group):
         return slot
 
     def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
-        """A new lease's state, which is saved at the prompt's end, with its last token and without,
-        and at every interval on the way.
+        """The state of a new lease, to be saved at every interval and at the end of the prompt,
+        with its last token and without.
         """
         checkpoints = set[int]()
         if self._n_saved:
@@ -213,15 +216,18 @@ class RecurrentGroup(Group):
 
 
 class RoundedState(RecurrentState):
-    """A state that is rounded at each interval, and saved there only."""
+    """A lease's state that is rounded at every interval, and saved nowhere else."""
+
+    def __init__(self, group: RecurrentGroup, slot: SlotId) -> None:
+        super().__init__(group, slot, checkpoints=set())
 
     def checkpoint(self, n_tokens: int) -> None:
-        """Later requests resume at intervals, wherever they leave what was cached."""
+        """Do nothing: all checkpoints are at intervals."""
 
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
     ) -> None:
-        """The running state has been saved where it was rounded, and has more digits now."""
+        """Do nothing: the running state is not rounded. It was saved at the last interval."""
 
     def _next_checkpoint(self, n_tokens: int) -> int:
         return next_multiple(n_tokens, self.group.interval_tokens)
@@ -233,14 +239,19 @@ class RoundedState(RecurrentState):
 
 
 class RoundedGroup(RecurrentGroup):
-    """States that are saved in less precision than they are computed in, and rounded every
-    `interval_tokens` tokens.
+    """States that are saved in less precision than the model computes them in. Each running state
+    is rounded, and saved if a slot is free, every `interval_tokens` tokens.
     """
 
+    @property
+    def resume_multiple(self) -> int:
+        """States are saved at multiples of the interval only."""
+        return self.interval_tokens
+
     def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
-        return RoundedState(self, slot, set())
+        return RoundedState(self, slot)
 
 
-def next_multiple(n: int, of: int) -> int:
-    """The first multiple of `of` that is larger than `n`."""
-    return n - n % of + of
+def next_multiple(n: int, divisor: int) -> int:
+    """The least multiple of `divisor` that is larger than `n`."""
+    return n - n % divisor + divisor

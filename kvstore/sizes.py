@@ -27,8 +27,8 @@ class WindowSize:
 class StateCounts:
     """Slots for states of recurrent layers: of running sequences, and saved to resume from.
 
-    `rounded_every`: states are rounded after so many tokens, and saved there only; None: they are
-    saved as they are.
+    `rounded_every`: the number of tokens after which states are rounded; they are saved there only.
+    None: states are saved as they are computed.
     """
 
     running: int

@@ -26,7 +26,7 @@ from engine.grammar.wire import (
     MEMORY_BYTES,
     Message,
     Report,
-    Said,
+    ReportKind,
     read_request,
     report_frame,
 )
@@ -250,7 +250,7 @@ class Worker:
         after that is the fault of a job.
         """
         probe(compile_grammar(self._tokenizer, "regex", "a"))
-        self._send(Report(Said.READY, bytes_left=self._memory.bytes_left()))
+        self._send(Report(ReportKind.READY, bytes_left=self._memory.bytes_left()))
         frames = FrameBuffer()
         while data := self._peer.recv(READ_BYTES):
             for body in frames.add(data):
@@ -280,11 +280,11 @@ class Worker:
             error = str(refusal)
             self._grammars.pop((job["kind"], job["text"]), None)
         seconds, left = self._clock() - began, self._memory.bytes_left()
-        return Report(Said.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error)
+        return Report(ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error)
 
     def _advance(self, job: Message) -> Report:
         began = self._clock()
-        said, error, n_tokens = Said.ADVANCED, "", 0
+        kind, error, n_tokens = ReportKind.ADVANCED, "", 0
         forced, mask = tuple[int, ...](), b""
         try:
             one = self._opened(job)
@@ -292,19 +292,20 @@ class Worker:
             is_there = self._accept(one, job["tokens"], began)
             n_tokens = one.n_tokens
             if one.is_complete:
-                said = Said.COMPLETE
+                kind = ReportKind.COMPLETE
             elif is_there and (job["tokens"] or "text" in job):
-                said, mask, forced = Said.MASK, one.mask(), one.forced()
+                kind, mask, forced = ReportKind.MASK, one.mask(), one.forced()
         except GrammarError as failure:
-            said, error = Said.FAILED, str(failure)
+            kind, error = ReportKind.FAILED, str(failure)
         walked = self._clock()
         masks, is_draft_complete = list[bytes](), False
-        if said is not Said.FAILED and said is not Said.COMPLETE and job["draft"] and is_there:
+        is_ended = kind in (ReportKind.FAILED, ReportKind.COMPLETE)
+        if not is_ended and job["draft"] and is_there:
             masks, is_draft_complete = one.ahead(
                 job["draft"], lambda: self._clock() - walked > TURN_SECONDS
             )
         return Report(
-            said,
+            kind,
             job["id"],
             n_tokens,
             walked - began,

@@ -252,8 +252,10 @@ class MlxRunner:
 
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
-        self._storage.execute(plan.ops_at(When.FIRST))
-        self._storage.states.begin_step()
+        try:
+            self._storage.execute(plan.ops_at(When.FIRST))
+        finally:  # or a later `RollBackState`, for this step, would undo the step before
+            self._storage.states.begin_step()
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
         else:

@@ -418,6 +418,18 @@ class TestRounded:
         assert isinstance(store.plan_draft(lease, 3), Refusal)
         assert store.plan_draft(lease, 2) is None
 
+    def test_a_draft_does_not_begin_where_a_state_is_rounded(self) -> None:
+        """The state would be rounded with the draft tokens, at the end of the step."""
+        store = self.store(n_saved=1)
+        other, lease = admit(store, run_of(50, 9)), admit(store, run_of(0, 7))
+        plan(store, other, 8)  # holds the only slot for a saved state
+        compute(store, lease)
+        lease.tokens.append(100)
+        [rounded] = plan(store, lease, 1)
+        assert isinstance(rounded[1], RoundState)
+        store.release(other)  # the same step has preempted it, so that there is a slot again
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+
 
 class TestDrafts:
     """A state cannot be rid of tokens: a snapshot is taken, and the lease returns to it."""
@@ -511,3 +523,19 @@ def test_the_snapshot_for_a_draft_comes_after_what_is_rolled_back(n_drafts: int)
     *rolled_back, (_, snapshot) = store.take_ops()
     assert isinstance(snapshot, CopyState)
     assert [type(op) for _, op in rolled_back] == [RollBackState]
+
+
+def test_a_failed_step_leaves_no_state_that_it_was_to_copy() -> None:
+    """A lease that is preempted in the plan that admits it donates a state that is not copied yet.
+    Meanwhile the saved state, from which it resumes, may have been evicted.
+    """
+    store = make_store(states(n_saved=0, n_running=2))
+    serve(store, run_of(0, 8))
+    resumed = admit(store, [*run_of(0, 8), 9])
+    assert resumed.cached_tokens == 8
+    other = admit(store, run_of(50, 8))  # takes the slot of the saved state
+    store.donate(resumed)
+    store.revoke(store.take_ops())
+    store.release(other)
+    assert store.probe(NS, Tokens([*run_of(0, 8), 9])) == 0
+    invariants.check_idle(store)

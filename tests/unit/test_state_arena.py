@@ -245,6 +245,6 @@ def test_rounded_states_take_half_the_memory() -> None:
         mx.eval(arena.unevaluated())
         mx.synchronize()
     arena.begin_step()
-    most = StateBytes(shape.bytes, half.bytes).of(counts)
+    most = StateBytes(shape.bytes, half.bytes).total(counts)
     assert mx.get_active_memory() - before <= most
     assert [values_of[0, 0].item() for values_of in arena.read([SlotId(3), SlotId(9)])[0]] == [3, 9]

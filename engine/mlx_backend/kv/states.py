@@ -1,16 +1,16 @@
-"""The states of recurrent layers, as MLX arrays: each slot refers to one row of a batch.
+"""The states of recurrent layers as MLX arrays: each slot refers to one row of a batch.
 
-Nobody changes an MLX array, so a batch of states that a forward returned is kept whole: the next
-forward of the same rows in the same order gets it back untouched. Copying a state extracts its row,
-because otherwise the copy would keep the whole batch in memory; if the row is alone in its batch,
-the copy is one more slot that refers to it. A row that no slot refers to stays with its batch until
-the batches take more memory than the arena may. Then the rows in use are copied into smaller
-batches. Once those have been evaluated, the slots hold no more than that. The states that the
-latest step replaced come on top, for a rollback, and may be one too many.
+MLX arrays do not change. So the batch of states that a forward returns is kept as it is, and the
+next forward of the same rows in the same order gets the same arrays.
 
-Where states are saved in less precision than the model computes them in, a state that was just
-rounded is stored as small as a saved one, which shares its memory; the next forward gets it in the
-model's own types.
+A copy of a state is a new batch of one row, since a second reference would keep the whole batch in
+memory. Only the one row of a batch is shared. Rows to which no slot refers stay in memory until all
+batches together take more than the arena may. Then the rows in use are copied to smaller batches.
+For a rollback, the states that the latest step has replaced are kept as well, beyond that limit.
+
+Where states are saved in less precision than the model computes them in, a state that has just been
+rounded is stored in the types of saved states, so a saved copy can share its memory. The next
+forward gets it in the model's own types.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,15 +47,15 @@ def state_bytes(shapes: Iterable[ArrayShape]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of one sequence's state as the model computes it, and as it is saved."""
+    """The size of one sequence's state as the model computes it, and as it is saved."""
 
     computed: int
     saved: int
 
     @property
     def running(self) -> int:
-        """The most for a running sequence: a draft's snapshot, which takes the place of a saved
-        state, is as large as the state itself.
+        """What to reserve for a running sequence: its state, and by how much the snapshot for a
+        draft is larger than the saved state whose slot it takes.
         """
         return 2 * self.computed - self.saved
 
@@ -64,14 +64,14 @@ class StateBytes:
         """Whether states are saved in less precision than the model computes them in."""
         return self.saved < self.computed
 
-    def of(self, counts: StateCounts) -> int:
-        """The most for so many running and saved states."""
+    def total(self, counts: StateCounts) -> int:
+        """What to reserve for all running and saved states."""
         return counts.running * self.running + counts.saved * self.saved
 
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """States of several slots, each array `[rows, *shape]`, and the row of each slot."""
+    """States of several slots: arrays `[rows, *shape]`, and by slot the index of its row."""
 
     arrays: list[mx.array]
     n_rows: int
@@ -82,7 +82,7 @@ class _Batch:
         return sum(array.nbytes for array in self.arrays)
 
     def rows(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states, in their order."""
+        """The states of these slots, in this order: arrays `[slots, *shape]`."""
         rows = [self.row_of[slot] for slot in slots]
         if rows == list(range(self.n_rows)):
             return self.arrays
@@ -91,25 +91,25 @@ class _Batch:
 
 
 class StateArena:
-    """States of equal shapes. A slot that was never written holds the initial state.
-
-    `shapes`: of a state's arrays as the model computes them. `saved_shapes`: as they are saved.
-    """
+    """States in numbered slots. A slot that was never written has the initial state, all zeros."""
 
     def __init__(
         self, shapes: Sequence[ArrayShape], saved_shapes: Sequence[ArrayShape], counts: StateCounts
     ) -> None:
+        """`shapes` are those of a state's arrays as the model computes them, `saved_shapes` those
+        of the same arrays as they are saved.
+        """
         self.shapes = tuple(shapes)
         self.saved_shapes = tuple(saved_shapes)
         self.n_slots = counts.total
-        self._most_bytes = StateBytes(state_bytes(shapes), state_bytes(saved_shapes)).of(counts)
+        self._most_bytes = StateBytes(state_bytes(shapes), state_bytes(saved_shapes)).total(counts)
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
         self._bytes = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
     def execute(self, op: ResetState | CopyState | RoundState | RollBackState) -> None:
-        """Raises IndexError for a slot that is not one of the arena's."""
+        """Carry out an op. Raises IndexError for a slot that the arena does not have."""
         for slot in (op.source, op.target) if isinstance(op, CopyState) else (op.slot,):
             if not 0 <= slot < self.n_slots:
                 raise IndexError(f"state {slot} is not one of the arena's {self.n_slots}")
@@ -126,16 +126,16 @@ class StateArena:
                 self._copy(source, target)
 
     def read(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states, one row each: arrays `[rows, *shape]`."""
+        """The states of these slots in the model's types: arrays `[slots, *shape]`."""
         return self._read(slots, self.shapes)
 
     def read_saved(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states as they are saved, one row each: arrays `[rows, *shape]`."""
+        """The states of these slots in the types of saved states: arrays `[slots, *shape]`."""
         return self._read(slots, self.saved_shapes)
 
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
-        """Let the slots hold the rows of `arrays`, which are as `read` or `read_saved` returns
-        them.
+        """Write the rows of `arrays` to these slots. The arrays have the shapes and types that
+        `read` or `read_saved` returns.
         """
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
@@ -147,11 +147,11 @@ class StateArena:
             self._compact()
 
     def begin_step(self) -> None:
-        """Writes from now on can be rolled back; earlier ones no longer can."""
+        """Begin a step: from now on a `RollBackState` undoes the writes after this call."""
         self._before_step.clear()
 
     def unevaluated(self) -> list[mx.array]:
-        """The arrays written since the last call, to be evaluated at once."""
+        """The arrays of states that are new since the last call, for the caller to evaluate."""
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
 
@@ -166,7 +166,7 @@ class StateArena:
     def _rows(
         self, batch: _Batch | None, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]
     ) -> list[mx.array]:
-        """States of one batch, or initial ones where there is none."""
+        """States of one batch, or initial states where there is no batch."""
         if batch is None:
             return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in shapes]
         return [
@@ -186,13 +186,13 @@ class StateArena:
     def _roll_back(self, slot: SlotId) -> None:
         before = self._before_step.pop(slot, None)
         if before is None:
-            return  # the step failed before it wrote this state
+            return  # the latest step has not written this state, perhaps because it failed
         arrays, row = before
         self._unbind(slot)
         self._bind([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 
     def _unbind(self, slot: SlotId) -> None:
-        """The slot holds the initial state from now on."""
+        """Let the slot refer to no batch: it has the initial state."""
         batch = self._batches.pop(slot, None)
         if batch is not None:
             del batch.row_of[slot]
@@ -200,14 +200,14 @@ class StateArena:
                 self._bytes -= batch.bytes
 
     def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
-        """Let these slots refer to the rows of a new batch."""
+        """Let slots that refer to no batch refer to the rows of a new one."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
         self._bytes += batch.bytes
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
     def _compact(self) -> None:
-        """Replace each batch with unused rows by one of the rows in use."""
+        """Replace each batch that has unused rows by a batch of its other rows."""
         for batch in tuple(dict.fromkeys(self._batches.values())):
             slot_of = {row: slot for slot, row in batch.row_of.items()}
             if len(slot_of) == batch.n_rows:
@@ -222,8 +222,8 @@ class StateArena:
 
 
 def _as_type(array: mx.array, dtype: mx.Dtype) -> mx.array:
-    """The array in another type, the same one if it has it. What float16 cannot hold becomes its
-    largest number, because infinity would spoil the state for good.
+    """The array in this type. Numbers beyond float16 become its largest, because an infinite one
+    would make all later states infinite or NaN.
     """
     if array.dtype == dtype:
         return array

@@ -64,7 +64,7 @@ class Footprint:
         states = 0
         if sizes.states is not None and self.state is not None:
             slots.append(self.state.saved)
-            states = self.state.of(sizes.states)
+            states = self.state.total(sizes.states)
         return StorageBytes(self.block_bytes, tuple(slots), arenas, states)
 
 
