@@ -4,6 +4,10 @@ A state stands for all tokens before it, so it serves at exactly its position. A
 attached to a block at `n` of its tokens: it stands for these `n` tokens and all before. States are
 saved where a prompt ends, at intervals within a long prompt, and where a prompt left what was
 cached.
+
+States that are saved in less precision than they are computed in (`RoundedGroup`) are saved at
+intervals only, in prompts and in answers. There every running state is rounded, too, whether or not
+it is saved. So a text does not depend on what of it was cached.
 """
 
 from collections import deque
@@ -14,6 +18,7 @@ from kvstore.ops import (
     FillState,
     ResetState,
     RollBackState,
+    RoundState,
     StepOp,
     StorageOp,
     When,
@@ -49,9 +54,10 @@ class RecurrentState(GroupState):
 
     def max_step_tokens(self, planned_tokens: int, n_tokens: int, sampled_position: int) -> int:
         """A step ends at a checkpoint, unless a state can be saved there before its decodes."""
-        end = planned_tokens + n_tokens
-        stops = (c for c in self._checkpoints if planned_tokens < c < end and c != sampled_position)
-        return min(stops, default=end) - planned_tokens
+        stop = self._next_checkpoint(planned_tokens)
+        if stop == sampled_position:
+            stop = self._next_checkpoint(stop)
+        return min(stop - planned_tokens, n_tokens)
 
     def checkpoint(self, n_tokens: int) -> None:
         self._checkpoints.add(n_tokens)
@@ -62,7 +68,7 @@ class RecurrentState(GroupState):
         self._save(planned.end, When.LAST, ops)
 
     def ready_tokens(self, planned_tokens: int) -> int:
-        return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
+        return self._next_checkpoint(planned_tokens) - 1
 
     def due_tokens(self) -> int:
         return self._saving[0][0] if self._saving else NEVER
@@ -71,7 +77,7 @@ class RecurrentState(GroupState):
         """Whether a snapshot is possible: not if the step saves a state, which would include the
         draft tokens.
         """
-        if self._saving or any(start < c <= end for c in self._checkpoints):
+        if self._saving or self._next_checkpoint(start) <= end:
             return False
         return self.group.can_save
 
@@ -104,9 +110,13 @@ class RecurrentState(GroupState):
             if ahead_tokens:
                 ops.append((When.FIRST, RollBackState(self.slot)))
 
+    def _next_checkpoint(self, n_tokens: int) -> int:
+        """The first number of tokens beyond `n_tokens` after which the state is to be saved."""
+        return min((c for c in self._checkpoints if c > n_tokens), default=NEVER)
+
     def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
         """Save the state after `n_tokens` tokens, if there is a checkpoint, and room for a copy."""
-        if n_tokens in self._checkpoints:
+        if self._next_checkpoint(n_tokens - 1) == n_tokens:
             self._checkpoints.discard(n_tokens)
             if (target := self._copy(when, ops)) is not None:
                 self._saving.append((n_tokens, target))
@@ -131,7 +141,7 @@ class RecurrentGroup(Group):
         super().__init__("recurrent", n_running + n_saved, block_size)
         self._n_running = n_running
         self._n_saved = n_saved
-        self._interval_tokens = interval_tokens
+        self.interval_tokens = interval_tokens
 
     @property
     def can_save(self) -> bool:
@@ -161,7 +171,7 @@ class RecurrentGroup(Group):
         assert slot is not None, "leases hold more states than were kept for them"
         if n_tokens == 0:
             ops.append((When.FIRST, ResetState(slot)))
-        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens))
+        return self._state(slot, n_tokens, end_tokens)
 
     def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         return self.slots.attached_to(block)
@@ -190,10 +200,47 @@ class RecurrentGroup(Group):
         ops.append((When.FIRST, CopyState(saved, slot)))
         return slot
 
-    def _checkpoints(self, n_tokens: int, end_tokens: int) -> set[int]:
-        """The prompt's end, with its last token and without, and every interval on the way."""
-        if self._n_saved == 0:
-            return set()
-        first = n_tokens - n_tokens % self._interval_tokens + self._interval_tokens
-        on_the_way = range(first, end_tokens - 1, self._interval_tokens)
-        return {end_tokens - 1, end_tokens, *on_the_way}
+    def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
+        """A new lease's state, which is saved at the prompt's end, with its last token and without,
+        and at every interval on the way.
+        """
+        checkpoints = set[int]()
+        if self._n_saved:
+            first = next_multiple(n_tokens, self.interval_tokens)
+            on_the_way = range(first, end_tokens - 1, self.interval_tokens)
+            checkpoints = {end_tokens - 1, end_tokens, *on_the_way}
+        return RecurrentState(self, slot, checkpoints)
+
+
+class RoundedState(RecurrentState):
+    """A state that is rounded at each interval, and saved there only."""
+
+    def checkpoint(self, n_tokens: int) -> None:
+        """Later requests resume at intervals, wherever they leave what was cached."""
+
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
+    ) -> None:
+        """The running state has been saved where it was rounded, and has more digits now."""
+
+    def _next_checkpoint(self, n_tokens: int) -> int:
+        return next_multiple(n_tokens, self.group.interval_tokens)
+
+    def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
+        if self._next_checkpoint(n_tokens - 1) == n_tokens:
+            ops.append((when, RoundState(self.slot)))
+        super()._save(n_tokens, when, ops)
+
+
+class RoundedGroup(RecurrentGroup):
+    """States that are saved in less precision than they are computed in, and rounded every
+    `interval_tokens` tokens.
+    """
+
+    def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
+        return RoundedState(self, slot, set())
+
+
+def next_multiple(n: int, of: int) -> int:
+    """The first multiple of `of` that is larger than `n`."""
+    return n - n % of + of

@@ -19,7 +19,7 @@ from server.terminal.flags import choices, value_text
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 YAML_HEAD = """\
-# Every setting with its default, written by `make reference` from server/settings/.
+# Every setting with its default, written by `make reference`.
 # A flag wins over a ROOTSTOCK_* variable, that over this file.
 """
 DOCS_HEAD = """\
@@ -31,7 +31,8 @@ the file. `--no-...` turns a switch off. Bytes may have a unit (`8GiB`, `512MB`)
 repeat the flag, separate by commas in a variable, or use a YAML list. `adapters` is a YAML mapping,
 or flags `--adapter NAME=FOLDER`. Unknown names are refused, also as variables.
 
-This table is written by `make reference` from `server/settings/`.
+This table is written by `make reference` from `server/settings/` and
+`engine/values/settings.py`.
 
 | setting | default | values | |
 | --- | --- | --- | --- |

@@ -8,10 +8,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.values.settings import Section
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.http.listening import is_loopback
-from server.settings.values import ENVIRONMENT_PREFIX, Section, Texts
+from server.settings.values import ENVIRONMENT_PREFIX, Texts
 
 
 class DaemonSettings(BaseModel):

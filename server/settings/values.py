@@ -1,28 +1,12 @@
 """The notation of setting values: lists of texts, adapters, and environment variables."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
-
-
-class Section(StrEnum):
-    """A section of `--help`, in the order in which they are shown. It stands in the annotation of
-    each setting in it; settings without one come first.
-    """
-
-    MODEL = "Model"
-    MEMORY = "Memory"
-    DISK_CACHE = "Disk cache"
-    NETWORK = "Network"
-    KEYS = "Keys"
-    LIMITS = "Limits"
-    COMPUTING = "Computing"
-
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
 CLIENT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CLIENT_API_KEY"

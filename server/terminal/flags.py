@@ -14,8 +14,8 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
+from engine.values.settings import Section
 from server.settings import Settings, SettingsError, load_settings
-from server.settings.values import Section
 from server.terminal.console import print_error
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings

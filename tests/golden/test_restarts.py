@@ -12,13 +12,13 @@ from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.mlx_backend.kv.storage import Storage
 from engine.values.request import Request, SamplingParams
-from engine.values.settings import DiskWrites
+from engine.values.settings import DiskWrites, KVFormat
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskLimits
 from kvstore.store import KVStore
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import random_tokens
-from tests.offline import OfflineDaemon, Room, Served
+from tests.offline import OfflineDaemon, Room, Served, load
 
 LIMIT_BYTES = 256 << 20
 SECONDS = 60.0
@@ -88,3 +88,17 @@ def test_a_restart_finds_what_memory_had(
     second.end()
     assert said == again == expected
     assert from_disk >= 0.97 * in_memory > 0
+
+
+def test_what_is_on_disk_in_one_format_is_read_in_no_other(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint, prompt = checkpoint_of("qwen3_q8"), random_tokens(90, seed=6)
+    answers = dict[KVFormat, list[int]]()
+    for is_known in (False, True):
+        for kv_format in (KVFormat.FULL, KVFormat.F16, KVFormat.Q8, KVFormat.K8V4):
+            daemon = Daemon(load(checkpoint, kv_format=kv_format), tmp_path)
+            said, from_disk = daemon.serve("asked", prompt)
+            daemon.end()
+            assert (from_disk > 0) is is_known
+            assert said == answers.setdefault(kv_format, said)

@@ -29,7 +29,7 @@ from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, install_output_head
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
-from engine.values.settings import EngineConfig
+from engine.values.settings import EngineConfig, KVFormat
 from kvstore.sizes import StorageSizes
 from measuring.random_checkpoint import CONFIGS, random_model
 from tests.checkpoints import Family, write_family
@@ -72,9 +72,12 @@ def head() -> OutputHead:
     return install_output_head(model, layout.vocab_size)
 
 
-def workspace(attention: Attention, rows: int, step_tokens: int) -> AttentionWorkspace:
+def workspace(
+    attention: Attention, rows: int, step_tokens: int, kv_format: KVFormat = KVFormat.FULL
+) -> AttentionWorkspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
-    return attention_workspace(config, narrow()[1], 0, HEADS, attention, FusedAttention.NONE)
+    layout = narrow()[1].stored_as(kv_format)
+    return attention_workspace(config, layout, 0, HEADS, attention, FusedAttention.NONE)
 
 
 def cached_model(
@@ -83,8 +86,10 @@ def cached_model(
     keys: int,
     most_keys: float = math.inf,
     batching: Batching = LADDER[0],
+    kv_format: KVFormat = KVFormat.FULL,
 ) -> CachedModel:
-    model, layout = narrow()
+    model, in_full = narrow()
+    layout = in_full.stored_as(kv_format)
     storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
     return CachedModel(model, layout, storage, Execution(batching, attention, head()), most_keys)
 
@@ -132,14 +137,15 @@ def peak_of(compute: Callable[[], None]) -> int:
 @pytest.mark.device
 @cpu_memory
 @pytest.mark.parametrize("attention", [Attention(), CascadeAttention()], ids=["g", "c"])
+@pytest.mark.parametrize("kv_format", [KVFormat.FULL, KVFormat.BF16, KVFormat.Q8, KVFormat.K8V4])
 @pytest.mark.parametrize(
     ("rows", "length", "keys"), [(16, 1, 1024), (1, 128, 4096), (4, 32, 2048), (3, 17, 1024)]
 )
 def test_a_forward_takes_no_more_than_is_reserved(
-    attention: Attention, rows: int, length: int, keys: int
+    attention: Attention, rows: int, length: int, keys: int, kv_format: KVFormat
 ) -> None:
-    model = cached_model(attention, rows, keys)
-    reserved = workspace(attention, rows, rows * length).bytes(keys)
+    model = cached_model(attention, rows, keys, kv_format=kv_format)
+    reserved = workspace(attention, rows, rows * length, kv_format).bytes(keys)
     assert peak_bytes(model, spans_of(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
 
 

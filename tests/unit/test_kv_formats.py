@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.kv import formats
 from engine.mlx_backend.kv import shape as shape_module
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
@@ -31,6 +32,16 @@ LARGEST_ERROR = {
 """Of a number of unit size."""
 
 A, B, C = BlockId(0), BlockId(1), BlockId(2)
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes in the order of a CPU, and of a GPU, where K and V share planes."""
+    device = getattr(mx, request.param)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+
+
+each_order = pytest.mark.usefixtures("device_order")
 
 
 def shape(
@@ -66,6 +77,7 @@ def get(arena: Arena, blocks: list[int]) -> list[np.ndarray]:
     return [np.array(array.astype(mx.float32)) for array in (layer.rotated(keys), values)]
 
 
+@each_order
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
 def test_what_is_written_is_read_as_nearly_as_the_format_allows(format: KVFormat, dim: int) -> None:
@@ -114,6 +126,7 @@ def test_what_is_no_number_becomes_none(format: KVFormat, unlike: float) -> None
         assert not np.isfinite(np.array(codec.decode(codec.encode(mx.array(vectors))))).any()
 
 
+@each_order
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> None:
     of = shape(format)
@@ -126,6 +139,7 @@ def test_a_vector_is_stored_alike_alone_and_among_others(format: KVFormat) -> No
         assert mx.array_equal(one, other)
 
 
+@each_order
 @pytest.mark.parametrize(
     ("format", "dtype", "dim", "share"),
     [
@@ -149,7 +163,8 @@ def test_a_token_takes_what_the_format_says(
     assert held == (5 + 2) * 8 * of.token_bytes
     assert arena.bytes == 5 * 8 * of.token_bytes
     assert full.read_bytes == full.token_bytes
-    assert of.read_bytes == full.token_bytes + (of.token_bytes if share < 1 else 0)
+    unpacked = dim * of.kv_heads if format is KVFormat.K8V4 else 0
+    assert of.read_bytes == full.token_bytes + (of.token_bytes + unpacked if share < 1 else 0)
 
 
 def test_latents_of_which_all_heads_are_made_stay_full() -> None:
@@ -185,6 +200,7 @@ def test_a_layout_says_which_layers_stay_full() -> None:
     assert layout.stored_as(KVFormat.Q8).stored_as(KVFormat.FULL).specs == layout.specs
 
 
+@each_order
 @pytest.mark.parametrize("format", ALL)
 def test_blocks_are_copied_moved_to_bytes_and_grown_as_they_are(format: KVFormat) -> None:
     of = shape(format)
@@ -208,17 +224,36 @@ def test_blocks_are_copied_moved_to_bytes_and_grown_as_they_are(format: KVFormat
         assert np.array_equal(found, whole)
 
 
+def name_of(of: LayerShape, block_size: int = 4) -> str:
+    layout = Layout((KVCacheSpec(of),), mx.float32, 10)
+    return Storage(layout, StorageSizes(2), block_size).kv_format
+
+
 def test_the_bytes_of_another_format_have_another_name() -> None:
-    names = {
-        Storage(Layout((KVCacheSpec(shape(format)),), mx.float32, 10), StorageSizes(2), 4).kv_format
-        for format in ALL
-    }
+    names = {name_of(shape(format)) for format in ALL}
     assert len(names) == len(ALL)
     assert "kv1 block=4 full=1*2x64float32+64float32 state=" in names
     order = " by channel" if is_cpu(DEVICE) else ""
     keys = f"2x64float32 as 8 bits with a scale for 64{order}"
     values = "64float32 as 4 bits with a scale for 64"
     assert f"kv1 block=4 full=1*{keys}+{values} state=" in names
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_bytes_that_mean_something_else_have_another_name(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another block size, dtype, size of groups, and the order of codes of another device."""
+    names = [name_of(shape(format)), name_of(shape(format), 8)]
+    names.append(name_of(shape(format, dtype=mx.bfloat16)))
+    for module, name, value in (
+        (formats, "_GROUPS", (32,)),
+        (mx, "default_device", lambda: mx.gpu if is_cpu(DEVICE) else mx.cpu),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, value)
+            names.append(name_of(shape(format)))
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("format", ALL)

@@ -41,8 +41,8 @@ def test_flag_beats_environment_beats_yaml_beats_default(
     monkeypatch.setenv("ROOTSTOCK_PORT", "2")
     monkeypatch.setenv("ROOTSTOCK_BLOCK_SIZE", "64")
     settings = load_settings({"config": config, "port": 3})
-    assert (settings.port, settings.block_size) == (3, 64)
-    assert (settings.max_running, settings.step_tokens) == (4, 512)
+    assert (settings.port, settings.engine.block_size) == (3, 64)
+    assert (settings.engine.max_running, settings.engine.step_tokens) == (4, 512)
 
 
 def test_the_config_file_can_be_named_by_the_environment(
@@ -63,7 +63,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     [("4GiB", 4 * 2**30), ("512MB", 512 * 10**6), ("1.5 KiB", 1536), ("7", 7), (123, 123)],
 )
 def test_byte_sizes(given: str | int, n_bytes: int) -> None:
-    assert load_settings({"kv_cache_bytes": given}).kv_cache_bytes == n_bytes
+    assert load_settings({"kv_cache_bytes": given}).engine.kv_cache_bytes == n_bytes
 
 
 def test_a_yaml_file_a_variable_and_flags_each_have_a_form_of_several_values(
@@ -136,6 +136,10 @@ def test_engine_config_takes_its_share() -> None:
     flags = {"model": ["m"], "kv_cache_bytes": "1MiB", **alike}
     assert config_of(flags) == EngineConfig(model="m", kv_cache_bytes=2**20, **alike)
     assert config_of(flags | {"max_model_len": "auto"}).max_model_len is None
+
+
+def test_settings_of_the_engine_have_the_defaults_that_the_engine_declares() -> None:
+    assert config_of({}) == EngineConfig(model="")
 
 
 def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:

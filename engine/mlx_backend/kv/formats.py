@@ -12,7 +12,7 @@ larger than the others; without the rotation they would take the precision of th
 Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,7 +27,8 @@ _GROUPS = (64, 32)
 _BITS = {KVFormat.Q8: (8, 8), KVFormat.K8V4: (8, 4)}
 """Bits of a number of K and of V. Keys need more: an error in a score changes all weights."""
 
-_HALF = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+HALF: Mapping[str, mx.Dtype] = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+"""The formats of K and V, and of saved states, that are numbers in half precision."""
 
 _ROTATABLE = (1, 12, 20, 28)
 """`mx.hadamard_transform` takes vectors of one of these times a power of two."""
@@ -129,7 +130,7 @@ def codecs(
     is_latent = kv_heads == 1 and dims[0] != dims[1]
     bits = (0, 0) if is_latent else _BITS.get(format, (0, 0))
     keys, values = (
-        _codec(dim, dtype, n_bits, _HALF.get(format, dtype))
+        _codec(dim, dtype, n_bits, HALF.get(format, dtype))
         for dim, dtype, n_bits in zip(dims, dtypes, bits, strict=True)
     )
     return keys, values

@@ -86,11 +86,13 @@ class LayerShape:
     @property
     def read_bytes(self) -> int:
         """Bytes of one token's K and V where attention has gathered them, with those from which
-        they were decoded.
+        they were decoded. Codes of 4 bits are unpacked in between, to a byte each.
         """
         decoded = self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
-        is_read_in_place = all(codec.is_plain for codec in self.codecs)
-        return decoded if is_read_in_place else decoded + self.token_bytes
+        if all(codec.is_plain for codec in self.codecs):
+            return decoded
+        unpacked = self.kv_heads * sum(codec.dim for codec in self.codecs if codec.bits == 4)
+        return decoded + self.token_bytes + unpacked
 
 
 def token_bytes(layers: Iterable[LayerShape]) -> int:

@@ -4,9 +4,13 @@ Nobody changes an MLX array, so a batch of states that a forward returned is kep
 forward of the same rows in the same order gets it back untouched. Copying a state extracts its row,
 because otherwise the copy would keep the whole batch in memory; if the row is alone in its batch,
 the copy is one more slot that refers to it. A row that no slot refers to stays with its batch until
-the batches have more rows than the arena has slots. Then the rows in use are copied into smaller
-batches. Once those have been evaluated, the slots hold at most `n_slots` states. The states that
-the latest step replaced come on top, for a rollback, and may be one too many.
+the batches take more memory than the arena may. Then the rows in use are copied into smaller
+batches. Once those have been evaluated, the slots hold no more than that. The states that the
+latest step replaced come on top, for a rollback, and may be one too many.
+
+Where states are saved in less precision than the model computes them in, a state that was just
+rounded is stored as small as a saved one, which shares its memory; the next forward gets it in the
+model's own types.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +20,11 @@ from math import prod
 
 import mlx.core as mx
 
-from kvstore.ops import CopyState, ResetState, RollBackState
+from kvstore.ops import CopyState, ResetState, RollBackState, RoundState
+from kvstore.sizes import StateCounts
 from kvstore.types import SlotId
+
+FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,30 @@ def state_bytes(shapes: Iterable[ArrayShape]) -> int:
     return sum(shape.bytes for shape in shapes)
 
 
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of one sequence's state as the model computes it, and as it is saved."""
+
+    computed: int
+    saved: int
+
+    @property
+    def running(self) -> int:
+        """The most for a running sequence: a draft's snapshot, which takes the place of a saved
+        state, is as large as the state itself.
+        """
+        return 2 * self.computed - self.saved
+
+    @property
+    def are_rounded(self) -> bool:
+        """Whether states are saved in less precision than the model computes them in."""
+        return self.saved < self.computed
+
+    def of(self, counts: StateCounts) -> int:
+        """The most for so many running and saved states."""
+        return counts.running * self.running + counts.saved * self.saved
+
+
 @dataclass(eq=False, slots=True)
 class _Batch:
     """States of several slots, each array `[rows, *shape]`, and the row of each slot."""
@@ -45,6 +76,10 @@ class _Batch:
     arrays: list[mx.array]
     n_rows: int
     row_of: dict[SlotId, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
     def rows(self, slots: Sequence[SlotId]) -> list[mx.array]:
         """The slots' states, in their order."""
@@ -56,17 +91,24 @@ class _Batch:
 
 
 class StateArena:
-    """`n_slots` states of equal shapes. A slot that was never written holds the initial state."""
+    """States of equal shapes. A slot that was never written holds the initial state.
 
-    def __init__(self, shapes: Sequence[ArrayShape], n_slots: int) -> None:
+    `shapes`: of a state's arrays as the model computes them. `saved_shapes`: as they are saved.
+    """
+
+    def __init__(
+        self, shapes: Sequence[ArrayShape], saved_shapes: Sequence[ArrayShape], counts: StateCounts
+    ) -> None:
         self.shapes = tuple(shapes)
-        self.n_slots = n_slots
+        self.saved_shapes = tuple(saved_shapes)
+        self.n_slots = counts.total
+        self._most_bytes = StateBytes(state_bytes(shapes), state_bytes(saved_shapes)).of(counts)
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
-        self._n_rows = 0  # of all batches
+        self._bytes = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
-    def execute(self, op: ResetState | CopyState | RollBackState) -> None:
+    def execute(self, op: ResetState | CopyState | RoundState | RollBackState) -> None:
         """Raises IndexError for a slot that is not one of the arena's."""
         for slot in (op.source, op.target) if isinstance(op, CopyState) else (op.slot,):
             if not 0 <= slot < self.n_slots:
@@ -74,6 +116,10 @@ class StateArena:
         match op:
             case ResetState(slot):
                 self._unbind(slot)
+            case RoundState(slot) if slot in self._batches:
+                rounded = self.read_saved([slot])
+                self._unbind(slot)
+                self._bind(rounded, [slot])
             case RollBackState(slot):
                 self._roll_back(slot)
             case CopyState(source, target) if source != target:
@@ -81,20 +127,23 @@ class StateArena:
 
     def read(self, slots: Sequence[SlotId]) -> list[mx.array]:
         """The slots' states, one row each: arrays `[rows, *shape]`."""
-        runs = [self._rows(batch, list(run)) for batch, run in groupby(slots, self._batches.get)]
-        if len(runs) == 1:
-            return runs[0]
-        return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
+        return self._read(slots, self.shapes)
+
+    def read_saved(self, slots: Sequence[SlotId]) -> list[mx.array]:
+        """The slots' states as they are saved, one row each: arrays `[rows, *shape]`."""
+        return self._read(slots, self.saved_shapes)
 
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
-        """Let the slots hold the rows of `arrays`, which are shaped as `read` returns them."""
+        """Let the slots hold the rows of `arrays`, which are as `read` or `read_saved` returns
+        them.
+        """
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
                 self._before_step.setdefault(slot, (batch.arrays, batch.row_of[slot]))
             self._unbind(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._bind([mx.contiguous(array) for array in arrays], slots)
-        if self._n_rows > self.n_slots:
+        if self._bytes > self._most_bytes:
             self._compact()
 
     def begin_step(self) -> None:
@@ -106,11 +155,24 @@ class StateArena:
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
 
-    def _rows(self, batch: _Batch | None, slots: Sequence[SlotId]) -> list[mx.array]:
+    def _read(self, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]) -> list[mx.array]:
+        runs = [
+            self._rows(batch, list(run), shapes) for batch, run in groupby(slots, self._batches.get)
+        ]
+        if len(runs) == 1:
+            return runs[0]
+        return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
+
+    def _rows(
+        self, batch: _Batch | None, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]
+    ) -> list[mx.array]:
         """States of one batch, or initial ones where there is none."""
         if batch is None:
-            return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in self.shapes]
-        return batch.rows(slots)
+            return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in shapes]
+        return [
+            _as_type(rows, shape.dtype)
+            for rows, shape in zip(batch.rows(slots), shapes, strict=True)
+        ]
 
     def _copy(self, source: SlotId, target: SlotId) -> None:
         self._unbind(target)
@@ -135,12 +197,12 @@ class StateArena:
         if batch is not None:
             del batch.row_of[slot]
             if not batch.row_of:
-                self._n_rows -= batch.n_rows
+                self._bytes -= batch.bytes
 
     def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
         """Let these slots refer to the rows of a new batch."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
-        self._n_rows += batch.n_rows
+        self._bytes += batch.bytes
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
@@ -155,5 +217,16 @@ class StateArena:
             for slot, row in batch.row_of.items():
                 kept.row_of[slot] = new_row[row]
                 self._batches[slot] = kept
-            self._n_rows += kept.n_rows - batch.n_rows
+            self._bytes += kept.bytes - batch.bytes
             self._unevaluated += kept.arrays
+
+
+def _as_type(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """The array in another type, the same one if it has it. What float16 cannot hold becomes its
+    largest number, because infinity would spoil the state for good.
+    """
+    if array.dtype == dtype:
+        return array
+    if dtype == mx.float16:
+        array = mx.clip(array, -FLOAT16_MAX, FLOAT16_MAX)
+    return array.astype(dtype)

@@ -1,7 +1,7 @@
-"""The check of a KV format at load: how far is what a model says from what it says with K and V as
-it computes them?
+"""The check of formats at load: how far is what a model says with K and V, or with saved states, in
+less precision from what it says with both as it computes them?
 
-A text is fed to the model in both ways, and the predictions of its next tokens are compared.
+A text is fed to the model in each way, and the predictions of its next tokens are compared.
 """
 
 from itertools import pairwise
@@ -24,7 +24,7 @@ from engine.mlx_backend.loading.selfcheck import (
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
-from engine.values.settings import KVFormat
+from engine.values.settings import EngineConfig, KVFormat, StateFormat
 
 TEXT = """\
 The library of a small town is open from nine to five, and on Thursdays until eight. Its oldest
@@ -56,15 +56,21 @@ MOST_DIVERGENCE = {
     KVFormat.Q8: 0.01,
     KVFormat.K8V4: 0.05,
 }
-"""The largest mean Kullback-Leibler divergence, in nats for each token, with which a format serves.
+"""The largest mean Kullback-Leibler divergence, in nats for each token, with which a format of K
+and V serves.
 
 The embedded model, of 3 M parameters, has 0.0011 with q8 and 0.24 with k8v4. It is more where the
 channels of keys differ so much in size that even their rotation does not help.
 """
 
+MOST_STATE_DIVERGENCE = 0.01
+"""The same for saved states. The check rounds them after every chunk, and in the answer after every
+token: far more often than they are rounded when they serve.
+"""
+
 
 class FormatQuality(NamedTuple):
-    """How predictions with stored K and V compare with those of the model's own, in full precision.
+    """How predictions in less precision compare with those of the model's own, in full.
 
     `divergence`: the mean Kullback-Leibler divergence, in nats for each token. `agreement`: the
     share of tokens for which the same next one is the likeliest.
@@ -73,20 +79,61 @@ class FormatQuality(NamedTuple):
     divergence: float
     agreement: float
 
+    @property
+    def words(self) -> str:
+        """What a line of the log says of it."""
+        return (
+            f"KL divergence {self.divergence:.2g} from full precision, "
+            f"{self.agreement:.1%} of likeliest tokens the same"
+        )
 
-def check_format(
-    loaded: LoadedModel, execution: Execution, wanted: KVFormat, report: Report
-) -> float | None:
-    """The card's `kv_divergence`, of the format in which the loaded model stores K and V; None if
-    that is in full, although another may be `wanted`. Reports either.
 
-    Raises ModelError where it is beyond MOST_DIVERGENCE, or the model does not run so.
+class Divergences(NamedTuple):
+    """The card's `kv_divergence` and `state_divergence`."""
+
+    kv: float | None
+    state: float | None
+
+
+def check_formats(
+    loaded: LoadedModel, execution: Execution, config: EngineConfig, report: Report
+) -> Divergences:
+    """The divergence of each format in which the loaded model stores K and V or saves states; None
+    where it does so in full, although another may be configured. Reports either.
+
+    Raises ModelError where one is beyond what is served, or the model does not run so.
     """
     layout = loaded.layout
-    if layout.is_stored_in_full:
-        if wanted not in (KVFormat.AUTO, KVFormat.FULL):
-            report(f"kv_format {wanted} changes nothing: K and V cannot be stored so")
-        return None
+    kv_divergence = state_divergence = None
+    if not layout.is_stored_in_full:
+        with_kv = layout.stored_as(layout.format)
+        setting, most = f"kv_format {layout.format}", MOST_DIVERGENCE[layout.format]
+        quality = _checked(loaded, execution, with_kv, setting, most)
+        report(f"KV cache in {layout.format_in_use}: {quality.words}")
+        kv_divergence = quality.divergence
+    elif config.kv_format not in (KVFormat.AUTO, KVFormat.FULL):
+        report(
+            f"kv_format {config.kv_format} makes none of this model's K and V smaller: all stays "
+            "full"
+        )
+    if layout.rounds_states:
+        with_states = layout.stored_as(KVFormat.FULL, layout.state_format)
+        setting = f"state_format {layout.state_format}"
+        quality = _checked(loaded, execution, with_states, setting, MOST_STATE_DIVERGENCE)
+        report(f"recurrent states saved in {layout.state_format}: {quality.words}")
+        state_divergence = quality.divergence
+    elif config.state_format not in (StateFormat.AUTO, StateFormat.FULL):
+        report(
+            f"state_format {config.state_format} makes none of this model's states smaller: all "
+            "stays full"
+        )
+    return Divergences(kv_divergence, state_divergence)
+
+
+def _checked(
+    loaded: LoadedModel, execution: Execution, layout: Layout, setting: str, most: float
+) -> FormatQuality:
+    """What a layout changes, by the `setting` that asks for it; ModelError for more than `most`."""
     encoded = loaded.tokenizer.encode(TEXT)
     tokens = [token for token in encoded if token < layout.vocab_size][:_MOST_TOKENS]
     row, steps = _probe(tokens)
@@ -95,24 +142,19 @@ def check_format(
         stored = logits_through_storage(loaded.model, layout, execution, [row], steps)
     except RUN_ERRORS as failure:
         raise ModelError(
-            f"the model does not run with kv_format {layout.format}: {failure}"
+            f"the model does not run with {setting}: {failure}; set it to auto"
         ) from failure
     quality = compare(full, stored.astype(mx.float32))
-    most = MOST_DIVERGENCE[layout.format]
     if not quality.divergence <= most:
         raise ModelError(
-            f"the setting kv_format is {layout.format}, which changes too much of what this model "
-            f"says: on a text of {len(tokens)} tokens its predictions differ by a KL divergence of "
-            f"{quality.divergence:.3g}, and at most {most} is served; set it to "
-            "auto, or to a larger format"
+            f"the setting {setting} changes too much of what this model says: on a text of "
+            f"{len(tokens)} tokens its predictions differ by a KL divergence of "
+            f"{quality.divergence:.3g}, and at most {most} is served; set it to auto, or to a "
+            "larger format"
         )
-    report(
-        f"KV cache in {layout.format_in_use}: KL divergence {quality.divergence:.2g} from full "
-        f"precision, {quality.agreement:.1%} of likeliest tokens the same"
-    )
     del full, stored
     mx.clear_cache()  # the check's buffers
-    return quality.divergence
+    return quality
 
 
 def compare(full: mx.array, stored: mx.array) -> FormatQuality:
@@ -126,10 +168,10 @@ def compare(full: mx.array, stored: mx.array) -> FormatQuality:
 
 
 def format_check_bytes(layout: Layout) -> int:
-    """The memory that the check of a layout's format takes at most, in addition to the weights; 0
+    """The memory that the check of a layout's formats takes at most, in addition to the weights; 0
     if there is none.
     """
-    if layout.is_stored_in_full:
+    if layout.is_stored_in_full and not layout.rounds_states:
         return 0
     row, steps = _probe([0] * _MOST_TOKENS)
     layout = layout.within(_MOST_TOKENS)

@@ -249,9 +249,15 @@ REPORT = MachineReport(
     advice="",
     mlx_version="1.2",
     mlx_lm_version="3.4",
-    card=replace(CARD, name="tiny", arena_tokens=123_456, kv_format="q8", max_context_tokens=4_096),
+    card=replace(
+        CARD,
+        name="tiny",
+        arena_tokens=123_456,
+        kv_format="q8",
+        model_context_tokens=131_072,
+        max_context_tokens=4_096,
+    ),
     memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27),
-    model_context_tokens=131_072,
 )
 
 

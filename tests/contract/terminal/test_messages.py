@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
+from engine.values.settings import Section
 from server.settings import Settings
-from server.settings.values import Section
 from server.terminal.cli import app
 from server.terminal.console import command_name
 from server.terminal.records import running_records
