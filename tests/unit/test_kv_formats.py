@@ -304,13 +304,14 @@ def test_rows_of_very_unlike_lengths_attend_each_to_their_own(format: KVFormat) 
     assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("format", [KVFormat.FULL, *QUANTIZED])
 @pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
-def test_attention_to_few_blocks_takes_no_memory_for_the_others(format: KVFormat) -> None:
-    arena = Arena([shape(format)], n_blocks=4096, block_size=32)
+def test_attention_to_few_blocks_takes_no_memory_for_the_others(format: KVFormat, dim: int) -> None:
+    arena = Arena([shape(format, dim)], n_blocks=4096, block_size=32)
     [layer] = arena.layers
     group = RowGroup([TokenSpan(40, 1, np.array([3, 9], np.uint32))], arena)
-    queries = mx.random.normal((1, 2, 1, 64))
+    queries = mx.random.normal((1, 2, 1, dim))
     plan = CascadeAttention().prepare(group)
     mx.eval(plan.attend(queries, layer))
     mx.reset_peak_memory()

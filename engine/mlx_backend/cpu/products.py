@@ -65,6 +65,8 @@ def value_sums(
         by_block = weights.astype(decoded.dtype).reshape(-1, n, size)
         weighted = mx.gather_mm(by_block, decoded, weight_ids, ids)
         return weighted.astype(mx.float32).sum(axis=1, keepdims=True)
+    if codec.groups > 1 and n <= MOST_IN_PLACE:
+        return _sums_in_place(weights, weight_ids, codec, values)
     codes, sums = values.rows(0), list[mx.array]()
     for group, scales in enumerate(_scales(codec, values)):
         own = (weights * scales).reshape(-1, n, size)
@@ -72,6 +74,35 @@ def value_sums(
         products = _code_products(own, weight_ids, codec, codes, values.ids, columns)
         sums.append(products.sum(axis=1, keepdims=True))
     return mx.concatenate(sums, axis=-1)
+
+
+def _sums_in_place(
+    weights: mx.array, weight_ids: mx.array, codec: Codec, values: StoredBlocks
+) -> mx.array:
+    """`value_sums` for few rows and vectors of several groups. Scales are read in place, too, so
+    that one product serves all groups. Codes count from 0 there: what those of zero add is
+    subtracted.
+    """
+    n, size = weights.shape[3:]
+    codes, scales = values.rows(0), values.rows(1)
+    _, biases = _unscaled(0, *scales.shape)
+    products = mx.gather_qmm(
+        weights.reshape(-1, n, size),
+        codes.view(mx.uint32),
+        scales,
+        biases,
+        weight_ids,
+        values.ids,
+        transpose=False,
+        group_size=codec.group,
+        bits=codec.bits,
+    )
+    offsets = [
+        (weights * own).sum(axis=1, keepdims=True).sum(axis=-1, keepdims=True)
+        for own in _scales(codec, values)
+    ]
+    of_zeros = codec.zero * mx.repeat(mx.concatenate(offsets, axis=-1), codec.group, axis=-1)
+    return products.sum(axis=1, keepdims=True) - of_zeros
 
 
 def _decoded(codec: Codec, blocks: StoredBlocks) -> tuple[mx.array, mx.array]:
@@ -115,15 +146,15 @@ def _code_products(
     bytes]`: float32 `[..., n, columns]`.
 
     `left_ids` and `ids`, `[...]`: pairs of a matrix and a block. `columns`: the codes of a line
-    that are wanted.
+    that are wanted; all of them, where a matrix has no more than MOST_IN_PLACE rows.
     """
     n_blocks, n_lines, n_bytes = codes.shape
     width = n_bytes * 8 // codec.bits
     n_columns = columns.stop - columns.start
     group = next((group for group in _IN_PLACE_GROUPS if width % group == 0), None)
-    if group is not None and left.shape[1] * width <= MOST_IN_PLACE * n_columns:
+    if group is not None and left.shape[1] <= MOST_IN_PLACE:
         scales, biases = _unscaled(codec.zero, n_blocks, n_lines, width // group)
-        products = mx.gather_qmm(
+        return mx.gather_qmm(
             left,
             codes.view(mx.uint32),
             scales,
@@ -134,7 +165,6 @@ def _code_products(
             group_size=group,
             bits=codec.bits,
         )
-        return products[..., columns]
     wanted_bytes = slice(columns.start * codec.bits // 8, columns.stop * codec.bits // 8)
     step, found = max(WIDENED // (n_lines * n_columns), 1), list[mx.array]()
     for start in range(0, ids.size, step):
