@@ -124,10 +124,13 @@ def _describe(items: Iterable[T], text: Callable[[T], str]) -> str:
 
 def _describe_layers(layers: Iterable[LayerShape]) -> str:
     """`24*8x128float16+128float16`: 24 layers of 8 KV heads of K and V."""
-    return _describe(
-        layers,
-        lambda layer: f"{layer.kv_heads}x" + "+".join(map(str, layer.codecs)),
-    )
+
+    def text(layer: LayerShape) -> str:
+        keys, values = layer.codecs
+        order = " by channel" if layer.heads.key_channels else ""
+        return f"{layer.kv_heads}x{keys}{order}+{values}"
+
+    return _describe(layers, text)
 
 
 def _kv_format(layout: Layout, block_size: int) -> str:
