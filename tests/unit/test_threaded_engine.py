@@ -396,6 +396,20 @@ async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.Mo
     assert (await victim)[-1].finish_reason is FinishReason.ERROR
 
 
+async def test_a_drain_ends_although_the_device_cannot_be_released() -> None:
+    parts = Parts()
+
+    def build(inbox: Inbox, deliver: Deliver) -> EngineParts:
+        return replace(parts.build(inbox, deliver), release_thread=lost)
+
+    def lost() -> None:
+        raise RuntimeError("the device is gone")
+
+    thread = EngineThread(build, deliver=lambda events: None, ended=lambda: None)
+    async with asyncio.timeout(PATIENCE):
+        await thread.drain(0.0)
+
+
 async def test_an_id_in_use_harms_nobody(setup: Setup) -> None:
     first = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()
