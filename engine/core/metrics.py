@@ -22,8 +22,10 @@ from engine.values.stats import (
 
 HIT_INTERVAL_SECONDS = 10.0
 HIT_WINDOWS_SECONDS = (60, 300, 900)
-MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 2
-"""An interval at each end of the longest window: it begins within one, and ends within one."""
+MOST_HIT_COUNTS = int(HIT_WINDOWS_SECONDS[-1] / HIT_INTERVAL_SECONDS) + 3
+"""An interval at each end of the longest window, which begins within one and ends within one. One
+more, because a reader's time may be a moment before the last admission.
+"""
 
 PACE_WINDOW = 16
 """Number of departures from the queue that its pace is computed from."""

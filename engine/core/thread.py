@@ -238,7 +238,10 @@ class EngineThread:
         finally:
             self._inbox.close()
             ended()
-            parts.release_thread()
+            try:
+                parts.release_thread()
+            except Exception:  # a drain waits for the end all the same
+                logger.exception("the device's memory of the engine thread cannot be released")
             self._ended.set_result(None)
 
 

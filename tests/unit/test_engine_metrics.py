@@ -114,6 +114,12 @@ def test_old_hits_leave_the_windows_without_another_admission() -> None:
     assert recent(hits, 9999) == [(0, 0)] * 3
 
 
+def test_a_reader_may_be_late_by_a_moment() -> None:
+    """It has read the clock, and then an admission has come."""
+    hits = noted((9.999, 0, 0), *((10.0 * n, n, n) for n in range(1, 92)))
+    assert [window.seconds for window in hits.recent(909.998)] == [60, 300, 900]
+
+
 def test_within_an_interval_the_last_count_stands() -> None:
     hits = noted((1000, 10, 1), (1004, 20, 2), (1009, 30, 3), (1065, 40, 4))
     assert recent(hits, 1069)[0] == (10, 1)

@@ -351,8 +351,8 @@ async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
     setup.runner.open()
-    events = await victim
-    assert events[-1].finish_reason is FinishReason.ERROR
+    with pytest.raises(EngineStopped):
+        await victim
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.collect(request("b"))
@@ -377,7 +377,8 @@ async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
     setup.runner.open()
-    assert [event.finish_reason for event in await victim] == [None, FinishReason.ERROR]
+    with pytest.raises(EngineStopped):
+        await victim
 
 
 async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +394,22 @@ async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.Mo
     monkeypatch.setattr(setup.harness.runner, "collect", lost)
     setup.runner.open()
     await drained
-    assert (await victim)[-1].finish_reason is FinishReason.ERROR
+    with pytest.raises(EngineStopped):
+        await victim
+
+
+async def test_a_drain_ends_although_the_device_cannot_be_released() -> None:
+    parts = Parts()
+
+    def build(inbox: Inbox, deliver: Deliver) -> EngineParts:
+        return replace(parts.build(inbox, deliver), release_thread=lost)
+
+    def lost() -> None:
+        raise RuntimeError("the device is gone")
+
+    thread = EngineThread(build, deliver=lambda events: None, ended=lambda: None)
+    async with asyncio.timeout(PATIENCE):
+        await thread.drain(0.0)
 
 
 async def test_an_id_in_use_harms_nobody(setup: Setup) -> None:
