@@ -77,7 +77,7 @@ class EventSink(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """The request was refused. No events come."""
+        """The request was refused, or its engine has stopped. No more events come."""
         ...
 
 

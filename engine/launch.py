@@ -16,12 +16,13 @@ from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ModelMemory
-from kvstore.disk.folder import new_daemon
+from kvstore.disk.folder import joined, new_daemon, wrap_errors
 from kvstore.disk.store import clear_unopened
 from kvstore.disk.types import DiskError
 
 __all__ = [
     "Checkpoint",
+    "check_directory",
     "clear_unloaded",
     "describe_machine",
     "fetch_repository",
@@ -61,6 +62,15 @@ def clear_unloaded(disk: DiskCacheConfig, fingerprint: str = "") -> int:
     prefix = f"{fingerprint} " if fingerprint else ""
     try:
         return clear_unopened(disk.directory, _this_daemon(), prefix)
+    except DiskError as error:
+        raise ModelError(str(error)) from error
+
+
+def check_directory(disk: DiskCacheConfig) -> None:
+    """Raise ModelError where another daemon uses the disk cache's directory, which is made."""
+    try:
+        with wrap_errors(disk.directory), joined(disk.directory, _this_daemon()):
+            return
     except DiskError as error:
         raise ModelError(str(error)) from error
 

@@ -4,10 +4,12 @@ A lease's prefix is *in flight* from when the lease begins until its blocks are 
 A queued prompt that shares it waits, so that the same tokens are not computed twice.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from math import lcm
 
 from kvstore.lease import Lease
+from kvstore.slots import Group
 from kvstore.tokens import Tokens, common_tokens
 from kvstore.types import Namespace
 
@@ -34,9 +36,17 @@ class InFlight:
     begun since it was last compared, or when its wait is over.
     """
 
-    def __init__(self, block_size: int, probe: Callable[[Namespace, Tokens], int]) -> None:
-        """`probe`: the number of a prompt's tokens that could be adopted; see `KVStore.probe`."""
+    def __init__(
+        self,
+        block_size: int,
+        groups: Sequence[Group],
+        probe: Callable[[Namespace, Tokens], int],
+    ) -> None:
+        """`groups`: in all of which a prompt must be able to resume. `probe`: the number of a
+        prompt's tokens that could be adopted; see `KVStore.probe`.
+        """
         self._block_size = block_size
+        self._resume_multiple = lcm(block_size, *(group.resume_multiple for group in groups))
         self._probe = probe
         # Of each lease, the number of its tokens that are in flight, those written included.
         self._by_first_block: dict[tuple[Namespace, bytes], dict[Lease, int]] = {}
@@ -116,8 +126,8 @@ class InFlight:
                 yield "a prefix in flight is listed under other tokens"
 
     def _shared_tokens(self, lease: Lease, end_tokens: int, prompt: QueuedPrompt) -> int:
-        """The tokens of their common prefix in whole blocks; 0 if the lease has already written
-        it.
+        """The tokens of their common prefix after which the prompt could resume; 0 if the lease has
+        already written these.
         """
         end = min(end_tokens, len(prompt.tokens) - 1)  # the last is never adopted
         start = self._whole(lease.written_tokens)
@@ -125,7 +135,8 @@ class InFlight:
         if stop > end or lease.tokens.packed(start, stop) != prompt.tokens.packed(start, stop):
             return 0
         common = common_tokens(lease.tokens.packed(0, end), prompt.tokens.packed(0, end))
-        return self._whole(common) if common >= stop else 0  # they may differ before that block
+        shared = common - common % self._resume_multiple
+        return shared if shared > lease.written_tokens else 0  # they may differ before that block
 
     def _key(self, run: Lease | QueuedPrompt) -> tuple[Namespace, bytes]:
         return run.namespace, run.tokens.packed(0, self._block_size)

@@ -115,14 +115,14 @@ def _node_problems(tree: RadixTree, block_bytes: int) -> Iterator[Finding]:
         if n_blocks != len(node.blocks) or is_root == bool(node.blocks):
             yield f"{edge}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
         if children and len(node.packed) % block_bytes:
-            yield f"{edge}: a tail with something behind it"
+            yield f"{edge}: a tail that has children"
         if any(child.parent is not node for child in children):
             yield f"{edge}: a child is not among its parent's children"
         firsts = [bytes(child.packed[:block_bytes]) for child in children]
         if any(left >= right for left, right in pairwise(firsts)):
             yield f"{edge}: children out of order"
         if any(right.startswith(left) for left, right in pairwise(firsts)):
-            yield f"{edge}: a tail beside a block that covers it"
+            yield f"{edge}: a tail next to a block that covers it"
         sums = (node.subtree_nodes, node.subtree_tokens, node.subtree_blocks)
         recounted = (
             sum((child.subtree_nodes for child in children), int(not is_root)),

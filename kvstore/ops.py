@@ -62,6 +62,13 @@ class CopyState:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundState:
+    """Round a state to the precision in which states are saved. Copies of it are as exact."""
+
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
 class RollBackState:
     """Undo all that the latest step wrote to a slot. Does nothing if it wrote nothing there."""
 
@@ -88,7 +95,7 @@ class ReadBlock:
     state: SlotId | None = None
 
 
-StorageOp = CopyBlock | FillBlock | ResetState | CopyState | RollBackState | FillState
+StorageOp = CopyBlock | FillBlock | ResetState | CopyState | RoundState | RollBackState | FillState
 
 StepOp: TypeAlias = tuple[When, StorageOp | ReadBlock]
 """An op and the phase of the step in which it is carried out."""

@@ -1,9 +1,13 @@
-"""Recurrent layers: each lease has one running state, and copies are saved where others resume.
+"""Recurrent layers: each lease has one running state, and copies are saved for others to resume.
 
-A state stands for all tokens before it, so it serves at exactly its position. A saved state is
-attached to a block at `n` of its tokens: it stands for these `n` tokens and all before. States are
-saved where a prompt ends, at intervals within a long prompt, and where a prompt left what was
-cached.
+A state sums up all tokens before it, so a sequence can resume from it at exactly one position. A
+saved state is attached to a block at `n` of its tokens: it sums up these `n` tokens and all before.
+States are saved where a prompt ends, at intervals within a long prompt, and where a prompt diverged
+from what was cached.
+
+A `RoundedGroup` saves states in less precision than the model computes them in. It saves them at
+intervals only, in prompts and in answers, and rounds each running state there as well, whether or
+not it is saved. So a text does not depend on how much of it was cached.
 """
 
 from collections import deque
@@ -14,6 +18,7 @@ from kvstore.ops import (
     FillState,
     ResetState,
     RollBackState,
+    RoundState,
     StepOp,
     StorageOp,
     When,
@@ -24,7 +29,7 @@ from kvstore.types import BlockId, SlotId
 
 
 class RecurrentState(GroupState):
-    """A lease's state: `slot` holds it as it is after the tokens of all steps planned so far."""
+    """A lease's state. `slot` has it as of the last planned token, once that step is computed."""
 
     group: "RecurrentGroup"
 
@@ -34,7 +39,7 @@ class RecurrentState(GroupState):
         self._checkpoints = checkpoints
         self._saving: deque[tuple[int, SlotId]] = deque()  # number of tokens, target of the copy
         self._snapshot: SlotId | None = None
-        self._is_new = True  # the slot is another than at the last `take_changes`
+        self._is_new = True  # since the last `take_changes` the slot is another
 
     def held_slots(self) -> Iterator[SlotId]:
         yield self.slot
@@ -43,15 +48,16 @@ class RecurrentState(GroupState):
             yield self._snapshot
 
     def take_changes(self) -> tuple[int, tuple[SlotId, ...]]:
-        """The table of a state has one entry."""
+        """The slot, as the only entry of a table, if it is another than at the last call."""
         is_new, self._is_new = self._is_new, False
         return 0, (self.slot,) if is_new else ()
 
     def max_step_tokens(self, planned_tokens: int, n_tokens: int, sampled_position: int) -> int:
         """A step ends at a checkpoint, unless a state can be saved there before its decodes."""
-        end = planned_tokens + n_tokens
-        stops = (c for c in self._checkpoints if planned_tokens < c < end and c != sampled_position)
-        return min(stops, default=end) - planned_tokens
+        stop = self._next_checkpoint(planned_tokens)
+        if stop == sampled_position:
+            stop = self._next_checkpoint(stop)
+        return min(stop - planned_tokens, n_tokens)
 
     def checkpoint(self, n_tokens: int) -> None:
         self._checkpoints.add(n_tokens)
@@ -62,16 +68,16 @@ class RecurrentState(GroupState):
         self._save(planned.end, When.LAST, ops)
 
     def ready_tokens(self, planned_tokens: int) -> int:
-        return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
+        return self._next_checkpoint(planned_tokens) - 1
 
     def due_tokens(self) -> int:
         return self._saving[0][0] if self._saving else NEVER
 
     def can_snapshot(self, start: int, end: int) -> bool:
-        """Whether a snapshot is possible: not if the step saves a state, which would include the
-        draft tokens.
+        """Whether a snapshot is possible: not if the step saves or rounds the state, which would
+        include the draft tokens.
         """
-        if self._saving or any(start < c <= end for c in self._checkpoints):
+        if self._saving or self._next_checkpoint(start - 1) <= end:
             return False
         return self.group.can_save
 
@@ -97,16 +103,20 @@ class RecurrentState(GroupState):
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
     ) -> None:
-        """The running state becomes a saved one, without what steps in flight add to it."""
+        """Save the running state where it is, without what steps in flight add to it."""
         slots = self.group.slots
         if block_tokens not in slots.attached_to(last_block):
             slots.attach(last_block, block_tokens, self.slot)
             if ahead_tokens:
                 ops.append((When.FIRST, RollBackState(self.slot)))
 
+    def _next_checkpoint(self, n_tokens: int) -> int:
+        """The first number of tokens beyond `n_tokens` after which the state is to be saved."""
+        return min((c for c in self._checkpoints if c > n_tokens), default=NEVER)
+
     def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
-        """Save the state after `n_tokens` tokens, if there is a checkpoint, and room for a copy."""
-        if n_tokens in self._checkpoints:
+        """Save the state after `n_tokens` tokens if that is a checkpoint and a slot is free."""
+        if self._next_checkpoint(n_tokens - 1) == n_tokens:
             self._checkpoints.discard(n_tokens)
             if (target := self._copy(when, ops)) is not None:
                 self._saving.append((n_tokens, target))
@@ -120,22 +130,21 @@ class RecurrentState(GroupState):
 
 
 class RecurrentGroup(Group):
-    """The states: `n_running` slots are kept for leases, the others are for saved states.
-
-    A long prompt's state is saved every `interval_tokens` tokens.
+    """States of recurrent layers. `n_running` slots are kept for leases, `n_saved` are for saved
+    states. In a long prompt a state is saved every `interval_tokens` tokens.
     """
 
-    can_truncate = False  # a state cannot be rid of its last tokens
+    can_truncate = False  # the last tokens cannot be taken out of a state
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
         super().__init__("recurrent", n_running + n_saved, block_size)
         self._n_running = n_running
         self._n_saved = n_saved
-        self._interval_tokens = interval_tokens
+        self.interval_tokens = interval_tokens
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a slot for one more copy, which a lease holds until it is attached."""
+        """Whether a lease may take one more slot for a copy, to be saved or as a snapshot."""
         n_copies = self.slots.n_references - self.n_leases
         return n_copies < self._n_saved and self.slots.n_referenced < self.slots.n_slots
 
@@ -161,7 +170,7 @@ class RecurrentGroup(Group):
         assert slot is not None, "leases hold more states than were kept for them"
         if n_tokens == 0:
             ops.append((When.FIRST, ResetState(slot)))
-        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens))
+        return self._state(slot, n_tokens, end_tokens)
 
     def resume_offsets(self, block: BlockId) -> Collection[int] | None:
         return self.slots.attached_to(block)
@@ -176,12 +185,16 @@ class RecurrentGroup(Group):
     def revoke(self, op: StorageOp) -> None:
         if isinstance(op, RollBackState | FillState):
             self.slots.detach(op.slot)
+        elif isinstance(op, CopyState):
+            self.slots.detach(op.target)
 
     def _resume(self, blocks: Sequence[BlockId], n_tokens: int, ops: list[StepOp]) -> SlotId:
-        """A copy of the state saved at `n_tokens`; the saved one itself if no slot is left."""
+        """A slot with a copy of the state saved at `n_tokens`. If leases use all slots, it is the
+        saved state's own slot, and that state is no longer cached.
+        """
         entry, offset = divmod(n_tokens - 1, self.block_size)
         saved = self.slots.attached_to(blocks[entry])[offset + 1]
-        self.slots.retain(saved)  # lest it be evicted for its own copy
+        self.slots.retain(saved)  # or it could be evicted to make room for its copy
         slot = self.slots.allocate()
         if slot is None:
             self.slots.detach(saved)
@@ -190,10 +203,55 @@ class RecurrentGroup(Group):
         ops.append((When.FIRST, CopyState(saved, slot)))
         return slot
 
-    def _checkpoints(self, n_tokens: int, end_tokens: int) -> set[int]:
-        """The prompt's end, with its last token and without, and every interval on the way."""
-        if self._n_saved == 0:
-            return set()
-        first = n_tokens - n_tokens % self._interval_tokens + self._interval_tokens
-        on_the_way = range(first, end_tokens - 1, self._interval_tokens)
-        return {end_tokens - 1, end_tokens, *on_the_way}
+    def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
+        """The state of a new lease, to be saved at every interval and at the end of the prompt,
+        with its last token and without.
+        """
+        checkpoints = set[int]()
+        if self._n_saved:
+            first = next_multiple(n_tokens, self.interval_tokens)
+            on_the_way = range(first, end_tokens - 1, self.interval_tokens)
+            checkpoints = {end_tokens - 1, end_tokens, *on_the_way}
+        return RecurrentState(self, slot, checkpoints)
+
+
+class RoundedState(RecurrentState):
+    """A lease's state that is rounded at every interval, and saved nowhere else."""
+
+    def __init__(self, group: RecurrentGroup, slot: SlotId) -> None:
+        super().__init__(group, slot, checkpoints=set())
+
+    def checkpoint(self, n_tokens: int) -> None:
+        """Do nothing: all checkpoints are at intervals."""
+
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int, ops: list[StepOp]
+    ) -> None:
+        """Do nothing: the running state is not rounded. It was saved at the last interval."""
+
+    def _next_checkpoint(self, n_tokens: int) -> int:
+        return next_multiple(n_tokens, self.group.interval_tokens)
+
+    def _save(self, n_tokens: int, when: When, ops: list[StepOp]) -> None:
+        if self._next_checkpoint(n_tokens - 1) == n_tokens:
+            ops.append((when, RoundState(self.slot)))
+        super()._save(n_tokens, when, ops)
+
+
+class RoundedGroup(RecurrentGroup):
+    """States that are saved in less precision than the model computes them in. Each running state
+    is rounded, and saved if a slot is free, every `interval_tokens` tokens.
+    """
+
+    @property
+    def resume_multiple(self) -> int:
+        """States are saved at multiples of the interval only."""
+        return self.interval_tokens
+
+    def _state(self, slot: SlotId, n_tokens: int, end_tokens: int) -> RecurrentState:
+        return RoundedState(self, slot)
+
+
+def next_multiple(n: int, divisor: int) -> int:
+    """The least multiple of `divisor` that is larger than `n`."""
+    return n - n % divisor + divisor

@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 
 from kvstore.pool import blocks_for
-from kvstore.recurrent import RecurrentGroup
+from kvstore.recurrent import RecurrentGroup, RoundedGroup
 from kvstore.slots import Group
 from kvstore.window import WindowGroup
 
 CHECKPOINT_TOKENS = 512
-"""Distance between the saved states of a long prompt, rounded up to the end of a block."""
+"""The least number of tokens between the saved states of a long prompt.
+
+Where states are rounded the texts depend on it, so with another one disk caches need a new `FORMAT`
+(`storage.py` of the backend).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +25,15 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class StateCounts:
-    """Slots for states of recurrent layers: of running sequences, and saved to resume from."""
+    """Slots for states of recurrent layers: of running sequences, and saved to resume from.
+
+    `rounded_every`: the number of tokens after which states are rounded; they are saved there only.
+    None: states are saved as they are computed.
+    """
 
     running: int
     saved: int
+    rounded_every: int | None = None
 
     @property
     def total(self) -> int:
@@ -58,8 +67,14 @@ def build_groups(sizes: StorageSizes, block_size: int, step_tokens: int) -> tupl
         WindowGroup(index, size.window, size.n_slots, block_size, step_tokens)
         for index, size in enumerate(sizes.windows)
     ]
-    if sizes.states is not None:
-        interval_tokens = blocks_for(CHECKPOINT_TOKENS, block_size) * block_size
-        states = sizes.states
-        groups.append(RecurrentGroup(states.running, states.saved, block_size, interval_tokens))
+    if (states := sizes.states) is not None:
+        kind, interval = RecurrentGroup, checkpoint_interval(block_size)
+        if states.rounded_every is not None:
+            kind, interval = RoundedGroup, states.rounded_every
+        groups.append(kind(states.running, states.saved, block_size, interval))
     return tuple(groups)
+
+
+def checkpoint_interval(block_size: int) -> int:
+    """The tokens from one saved state of a long prompt to the next: whole blocks."""
+    return blocks_for(CHECKPOINT_TOKENS, block_size) * block_size

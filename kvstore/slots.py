@@ -30,7 +30,7 @@ class GroupStats:
     held: int  # used by leases
     saved: int  # by sharing: uses beyond the first of each slot
     evictions: int
-    unresumable_tokens: int  # matched by prompts, and computed again for want of a slot
+    unresumable_tokens: int  # matched by prompts, and computed again because a slot was missing
 
 
 class SlotPool:
@@ -295,6 +295,11 @@ class Group(ABC):
         self.slots = SlotPool(n_slots)
         self.block_size = block_size
         self.n_leases = 0
+
+    @property
+    def resume_multiple(self) -> int:
+        """Of a running lease's tokens, others can resume after multiples of this number only."""
+        return 1
 
     @abstractmethod
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:

@@ -61,7 +61,7 @@ class KVStore:
         self.can_truncate: Final = all(group.can_truncate for group in groups)
         """Whether rejected draft tokens are overwritten; else their lease returns to a snapshot."""
         self.counters: Final = StoreCounters()
-        self.in_flight: Final = None if tree is None else InFlight(block_size, self.probe)
+        self.in_flight: Final = None if tree is None else InFlight(block_size, groups, self.probe)
         self.leases: Final = set[Lease]()  # those that have not been released
         self._ops: list[StepOp] = []
 
@@ -213,7 +213,7 @@ class KVStore:
         available = self.available_blocks - n_pinned
         if (needed := n_fresh + n_copied + spare_blocks) > available:
             return Refusal(needed, available)
-        self.pool.retain(match.blocks)  # before anything is evicted, lest it be these
+        self.pool.retain(match.blocks)  # before anything is evicted, or it could be these
         fresh = self._allocate(n_fresh)
         if isinstance(fresh, Refusal):
             self._release(match.blocks)

@@ -54,9 +54,6 @@ CHOICE_SECONDS = 120.0
 have to be built for.
 """
 
-MAX_TOKENS = 2048
-"""More than any row of a measurement generates."""
-
 _GREEDY = SamplingParams(temperature=0.0)
 
 _PREFILL_TOKENS = 512
@@ -157,7 +154,8 @@ class EngineHarness:
     """
 
     def __init__(self, config: EngineConfig, rows: int, row_tokens: int) -> None:
-        """Load the configured model, with room for `rows` rows of `row_tokens` tokens.
+        """Load the configured model, with room for `rows` rows of `row_tokens` tokens, or of the
+        longest context that the model and the configuration allow if that is less.
 
         Raises ModelError.
         """
@@ -169,6 +167,7 @@ class EngineHarness:
             config, max_running=max(rows, 1), max_prompt_share=1.0, speculate="off", disk=None
         )
         layout = opened.loaded.layout
+        row_tokens = min(row_tokens, config.max_model_len or opened.loaded.max_context_tokens)
         config = replace(config, kv_cache_bytes=_kv_bytes(config, layout, rows, row_tokens))
         backend = assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
         self._events: list[OutputEvent] = []
@@ -201,9 +200,9 @@ class EngineHarness:
         """The length of each row's prompt: `most`, and up to a block less."""
         return [max(most - APART_TOKENS * row % self._block_size, 1) for row in range(rows)]
 
-    def begin(self, rows: int, prompt_tokens: int, max_tokens: int = MAX_TOKENS) -> None:
+    def begin(self, rows: int, prompt_tokens: int, max_tokens: int) -> None:
         """Abort all requests and submit `rows` new ones, whose prompts have `row_tokens`. Returns
-        when each has a token.
+        when each has a token. Each generates `max_tokens` tokens.
 
         Raises RuntimeError if one fails.
         """
@@ -309,12 +308,19 @@ class StepTimes:
     decode: str
 
 
+def generated_tokens(most_rounds: int) -> int:
+    """The tokens that each row must be able to generate for `most_rounds` rounds: those of the
+    rounds that are not counted, too, and some of steps that were launched ahead.
+    """
+    return STEPS * (WARM_UP_ROUNDS + most_rounds + 2)
+
+
 def step_cases(config: MeasureConfig) -> Cases:
     """A decode step of the engine and of the bare model, for every number of rows and every context
     that the model supports. Raises ModelError.
     """
     sizes = config.sizes
-    max_tokens = STEPS * (WARM_UP_ROUNDS + sizes.rounds + 2)
+    max_tokens = generated_tokens(sizes.rounds)
     row_tokens = max(sizes.step_contexts) + max_tokens
     engine = EngineHarness(config.engine, max(sizes.rows), row_tokens)
 
@@ -417,7 +423,7 @@ def memory_cases(config: MeasureConfig) -> Cases:
     longest_prompt = engine.card.max_sequence_tokens - _MEMORY_MAX_TOKENS
     return {
         f"{n} x {tokens:,}": partial(measure, n, tokens)
-        for n, tokens in ((1, longest_prompt), (rows, prompt_tokens))
+        for n, tokens in ((1, longest_prompt), (rows, min(prompt_tokens, longest_prompt)))
     }
 
 
@@ -432,7 +438,7 @@ def command_buffer_cases(config: MeasureConfig, device: mx.Device | None = None)
         raise NotApplicable("MLX has no command buffers on a CPU")
     sizes = config.sizes
     context_tokens = min(sizes.step_contexts)
-    max_tokens = STEPS * (WARM_UP_ROUNDS + sizes.rounds + 2)
+    max_tokens = generated_tokens(sizes.rounds)
     engine = EngineHarness(config.engine, max(sizes.rows), context_tokens + max_tokens)
 
     def step_ms(rows: int) -> float:

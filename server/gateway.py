@@ -164,10 +164,11 @@ class Gateway:
         def complete() -> None:
             if connection is None:
                 return
-            if connection.is_crowded and scope["path"] not in ALWAYS_ANSWERED:
+            client = request_record(scope).client
+            if connection.is_full_for(client) and scope["path"] not in ALWAYS_ANSWERED:
                 message = "The server answers as many requests as it has connections for."
                 raise busy(503, message, "overloaded", RETRY_AFTER_SECONDS)
-            connection.request_complete()
+            connection.request_complete(client)
 
         settings = self._settings
         body = ArrivingBody(

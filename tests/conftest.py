@@ -4,10 +4,12 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from engine.mlx_backend.cpu.blas import load_blas
 from tests.polling import WAIT_SECONDS
@@ -19,8 +21,26 @@ load_blas()
 
 load_profile()
 
-# Clients of httpx give up after 5 s by default, which a busy machine needs for a short answer.
-DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = WAIT_SECONDS
+
+class PatientClient(httpx.Client):
+    """A client whose requests time out after WAIT_SECONDS unless it has a `timeout`. httpx's own
+    default is 5 s, which a busy machine needs for a short answer.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"timeout": WAIT_SECONDS, **options})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> Iterator[None]:
+    """Make WAIT_SECONDS the default time-out of `httpx.Client` and of httpx's functions, for which
+    httpx has no setting.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(httpx, "Client", PatientClient)
+        for name in ("delete", "get", "post", "put", "stream"):
+            patched.setattr(httpx, name, partial(getattr(httpx, name), timeout=WAIT_SECONDS))
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,9 @@
-"""What may follow along a draft, from what may follow token by token."""
+"""Stand-ins for grammar processes: questions that wait for answers, and answers along a draft."""
 
 from collections.abc import Callable
 
+from engine.core.step import SequenceId
+from engine.grammar.masks import mask_words
 from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
 
 
@@ -18,3 +20,30 @@ def told_ahead(
         if not isinstance(said, Allowed):
             break
     return tuple(answers)
+
+
+class PendingQuestions:
+    """The questions to grammar processes that have no answer yet. A subclass adds `wait`, which
+    answers some of them.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.n_words = mask_words(vocab_size)
+        self.asked: dict[SequenceId, Matcher] = {}
+        self.drafted: dict[SequenceId, LookAhead] = {}
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        self.asked[sequence] = matcher
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        if question.matcher.answer is None:
+            self.ask(sequence, client, question.matcher)
+        self.drafted[sequence] = question
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
+        self.asked = {one: matcher for one, matcher in self.asked.items() if is_live(one)}
+        self.drafted = {one: draft for one, draft in self.drafted.items() if is_live(one)}
+
+    def close(self) -> None:
+        self.asked.clear()
+        self.drafted.clear()

@@ -31,7 +31,7 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
-from engine.values.settings import AdapterConfig, KVFormat
+from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from kvstore import invariants
 from kvstore.pool import BlockPool
 from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize, build_groups
@@ -61,9 +61,16 @@ def load(
     memory_bytes: int = 1 << 30,
     adapters: Sequence[AdapterConfig] = (),
     kv_format: KVFormat = KVFormat.AUTO,
+    state_format: StateFormat = StateFormat.AUTO,
 ) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
-    loaded = open_model(checkpoint, memory_bytes, adapter_configs=adapters, kv_format=kv_format)
+    loaded = open_model(
+        checkpoint,
+        memory_bytes,
+        adapter_configs=adapters,
+        kv_format=kv_format,
+        state_format=state_format,
+    )
     execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
     return Served(loaded, execution)
 
@@ -81,6 +88,7 @@ class Room:
     step_tokens: int = 32
     spare: int = 24
     first_blocks: int | None = None  # for which memory is taken at first; None: all
+    rounded_every: int = 16  # tokens, where states are saved in less precision
 
     def sizes(self, layout: Layout) -> StorageSizes:
         return StorageSizes(
@@ -89,7 +97,11 @@ class Room:
                 WindowSize(window, (self.max_running + self.spare) * self._lease_slots(window))
                 for window in layout.windows
             ),
-            StateCounts(self.max_running, self.spare) if layout.states else None,
+            StateCounts(
+                self.max_running, self.spare, self.rounded_every if layout.rounds_states else None
+            )
+            if layout.states
+            else None,
         )
 
     def _lease_slots(self, window: int) -> int:

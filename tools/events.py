@@ -1,4 +1,4 @@
-"""The events of one engine request, without a server."""
+"""Runs a request on an engine without a server, and yields its events."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,7 @@ from engine.values.request import Request
 
 
 class EventQueue:
-    """An EventSink from which one task takes the events of one request."""
+    """An EventSink for one request, whose events one task reads."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[OutputEvent | BaseException] = asyncio.Queue()

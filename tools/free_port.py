@@ -1,8 +1,8 @@
-"""`python tools/free_port.py PORT [OPTION ...]`: may the daemon have its port?
+"""`python tools/free_port.py PORT [OPTION ...]`: checks that the daemon's port is free.
 
-`make serve` asks before it installs anything, with the interpreter of the system and no package.
-PORT is what `make serve PORT=` was given, or empty; the options are those of `rootstock serve`.
-The daemon tries the port again, as its configuration says: a file of `--config` is not read here.
+`make serve` runs it before it installs anything, with the system's interpreter and no packages.
+PORT is the value of `make serve PORT=`, or empty; the options are those of `rootstock serve`. A
+file of `--config` is not read here: the daemon checks the port that it names.
 """
 
 import os
@@ -14,7 +14,7 @@ DEFAULT_PORT = 8000
 
 
 def main() -> None:
-    """Exit with a message where another program has the port."""
+    """Exit with a message if another program has the port."""
     port = asked_port(sys.argv[1], sys.argv[2:], os.environ)
     if port and is_taken(port):
         free = next(other for other in range(port + 1, port + 1000) if not is_taken(other))
@@ -25,8 +25,8 @@ def main() -> None:
 
 
 def asked_port(port: str, options: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """The port that the daemon will take: of make, of an option, of the environment, its own. None
-    where that is for it to find out, or to refuse.
+    """The port that the daemon will listen on: of make, else of an option, the environment, or its
+    default. None if a YAML file may set it, or if it is not valid, which the daemon reports.
     """
     named = port or _option(options) or environment.get("ROOTSTOCK_PORT", "")
     if not named:
@@ -44,7 +44,7 @@ def _option(options: Sequence[str]) -> str:
 
 
 def is_taken(port: int) -> bool:
-    """Whether a program listens on the loopback's port."""
+    """Whether a program listens on this port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

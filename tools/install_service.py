@@ -1,4 +1,4 @@
-"""Makes the daemon of this clone a service of this user, and starts it: `make install-service`."""
+"""`make install-service`: makes the daemon of this clone a service of this user, and starts it."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """The manager of services of one platform: where it reads them, how it quotes, its commands."""
+    """A platform's service manager: its file for the service, how it quotes, and its commands."""
 
     check: tuple[str, ...]  # a command that fails where the manager does not run
     template: str  # in configs/
@@ -32,6 +32,7 @@ class Manager:
 
 
 def systemd(home: Path) -> Manager:
+    """systemd's manager of the user with this home."""
     systemctl = ("systemctl", "--user")
     return Manager(
         check=(*systemctl, "show-environment"),
@@ -52,6 +53,7 @@ def systemd(home: Path) -> Manager:
 
 
 def launchd(home: Path) -> Manager:
+    """launchd for the user with this home, on macOS."""
     target = home / "Library/LaunchAgents/rootstock.plist"
     domain = f"gui/{os.getuid()}"
     # `bootout` fails where no earlier one runs, and returns before that one has drained.
@@ -77,7 +79,7 @@ MANAGERS: Mapping[str, Callable[[Path], Manager]] = {"linux": systemd, "darwin":
 
 
 def install(manager: Manager, home: Path, command: Path, run: Run, say: Say) -> None:
-    """Write the service, and its settings where there are none; then start it."""
+    """Write the service's file, and a YAML file of settings if there is none; then start it."""
     config = home / ".config/rootstock/rootstock.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     if not config.exists():
@@ -125,6 +127,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def main() -> None:
+    """Install the service, or exit with the reason why that is not possible."""
     if sys.platform not in MANAGERS:
         sys.exit(f"there is no service to install on {sys.platform}")
     home = Path.home()

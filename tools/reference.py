@@ -2,24 +2,26 @@
 from the tables of `/metrics`: `make reference`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from annotated_types import Ge, Gt, Le
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from engine.values.settings import Section
 from engine.values.stats import DISK_FAULTS
 from server.metrics.metrics import HTTP, SAMPLE_SUFFIXES, Row
 from server.metrics.tables import TABLES, vllm_tables
 from server.settings import Settings
-from server.terminal.flags import choices, value_text
+from server.terminal.flags import choices, section_of, value_text
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 YAML_HEAD = """\
-# Every setting with its default, written by `make reference` from server/settings/.
+# Every setting with its default, written by `make reference`.
 # A flag wins over a ROOTSTOCK_* variable, that over this file.
 """
 DOCS_HEAD = """\
@@ -31,11 +33,17 @@ the file. `--no-...` turns a switch off. Bytes may have a unit (`8GiB`, `512MB`)
 repeat the flag, separate by commas in a variable, or use a YAML list. `adapters` is a YAML mapping,
 or flags `--adapter NAME=FOLDER`. Unknown names are refused, also as variables.
 
-This table is written by `make reference` from `server/settings/`.
+This page is written by `make reference` from `server/settings/` and `engine/values/settings.py`.
+"""
+SETTINGS_TABLE = """
+## {section}
 
 | setting | default | values | |
 | --- | --- | --- | --- |
 """
+GENERAL = "General"
+"""The heading of the settings that are in no section of `--help`."""
+
 METRICS_HEAD = """\
 # Metrics
 
@@ -73,10 +81,10 @@ METRICS_TABLE = """\
 
 
 def reference() -> dict[Path, str]:
-    """What each file that is written from the code shall hold."""
+    """The text of each file that is generated from the code."""
     return {
         ROOT / "configs/default.yaml": YAML_HEAD + "".join(_yaml()),
-        ROOT / "docs/settings.md": DOCS_HEAD + "".join(_rows()),
+        ROOT / "docs/settings.md": DOCS_HEAD + "".join(_tables()),
         ROOT / "docs/metrics.md": _metrics(),
     }
 
@@ -104,15 +112,33 @@ def _series(row: Row[Any]) -> str:
     return f"{name}{suffix}" + (f"{{{labels}}}" if labels else "")
 
 
+def _sections() -> Iterator[tuple[str, Mapping[str, FieldInfo]]]:
+    """The headings in the order of `--help`, and the settings below each."""
+    for section in (None, *Section):
+        fields = Settings.model_fields.items()
+        yield (
+            section or GENERAL,
+            {name: field for name, field in fields if section_of(name) is section},
+        )
+
+
 def _yaml() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
-        if name != "config":  # the file itself
-            comment = fill(f"# {field.description}", WIDTH, subsequent_indent="# ")
-            yield f"\n{comment}\n{name}: {value_text(field.default)}\n"
+    for heading, fields in _sections():
+        yield f"\n\n# {heading}\n# {'-' * len(heading)}\n"
+        for name, field in fields.items():
+            if name != "config":  # the file itself
+                comment = fill(f"# {field.description}", WIDTH, subsequent_indent="# ")
+                yield f"\n{comment}\n{name}: {value_text(field.default)}\n"
 
 
-def _rows() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
+def _tables() -> Iterator[str]:
+    for heading, fields in _sections():
+        yield SETTINGS_TABLE.format(section=heading)
+        yield from _rows(fields)
+
+
+def _rows(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    for name, field in fields.items():
         default = "" if field.default in (None, "", (), {}) else f"`{value_text(field.default)}`"
         values = ", ".join(choices(field)) or " ".join(_limits(field))
         yield f"| `{name}` | {default} | {values} | {field.description} |\n"
@@ -123,6 +149,8 @@ def _limits(field: FieldInfo) -> Iterator[str]:
         match limit:
             case Gt(lowest):
                 yield f"above {lowest}"
+            case Ge(int(lowest)) if field.annotation is ByteSize:
+                yield f"from {value_text(ByteSize(lowest))}"
             case Ge(lowest):
                 yield f"from {lowest}"
             case Le(highest):
@@ -130,6 +158,7 @@ def _limits(field: FieldInfo) -> Iterator[str]:
 
 
 def main() -> None:
+    """Write the files."""
     for path, text in reference().items():
         path.write_text(text, "utf-8")
         print(f"wrote {path.relative_to(ROOT)}")

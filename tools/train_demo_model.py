@@ -1,8 +1,8 @@
 """Trains a demonstration model for Rootstock, and scores it.
 
-python -m tools.train_demo_model train      from nothing; goes on if interrupted
-python -m tools.train_demo_model refine     from the weights that ship; goes on if interrupted
-python -m tools.train_demo_model score      the held-out prompts, through the daemon's engine
+python -m tools.train_demo_model train      from random weights; resumes if interrupted
+python -m tools.train_demo_model refine     from the weights that ship; resumes if interrupted
+python -m tools.train_demo_model score      on the held-out prompts, through the daemon's engine
 """
 
 import os
@@ -28,7 +28,7 @@ _SAVE_EVERY = 25
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Directory = Annotated[Path, typer.Option(help="The checkpoint directory.")]
-State = Annotated[Path, typer.Option(help="Where an interrupted run goes on.")]
+State = Annotated[Path, typer.Option(help="The file from which an interrupted run resumes.")]
 Steps = Annotated[int, typer.Option(min=200)]
 
 
@@ -39,7 +39,7 @@ def train(
     steps: Steps = 5000,
     seed: int = 0,
 ) -> None:
-    """Train from nothing, or go on; then write the checkpoint, score it and write its README."""
+    """Train from random weights, or resume; then write the checkpoint and its scores."""
     load_blas()
     from tools.demo_model.course import from_nothing  # noqa: PLC0415 - MLX comes after the BLAS
 
@@ -48,13 +48,17 @@ def train(
 
 @app.command()
 def refine(
-    source: Annotated[Path, typer.Option("--from", help="Whose weights and tokenizer.")] = SHIPPED,
+    source: Annotated[
+        Path, typer.Option("--from", help="The checkpoint to train further.")
+    ] = SHIPPED,
     directory: Directory = TRAINED,
     state: State = Path("build/demo-model-refined-state.safetensors"),
     steps: Steps = 2220,
     seed: int = 0,
 ) -> None:
-    """Train a checkpoint further on today's facts and tasks, or go on; then as `train`."""
+    """Train a checkpoint further on the present facts and tasks, or resume; then write the new
+    checkpoint and its scores.
+    """
     load_blas()
     from tools.demo_model.course import from_checkpoint  # noqa: PLC0415
 
@@ -63,7 +67,7 @@ def refine(
 
 @app.command()
 def score(directory: Directory = TRAINED, seed: int = 0) -> None:
-    """Ask the held-out prompts and write the scores into the model's README."""
+    """Score a checkpoint on the held-out prompts, and write the scores into its README."""
     from tools.demo_model.publish import write_readme  # noqa: PLC0415
     from tools.demo_model.score import score_checkpoint  # noqa: PLC0415
 
@@ -81,7 +85,7 @@ def score(directory: Directory = TRAINED, seed: int = 0) -> None:
 
 
 def _follow(course: "Course", state: Path, directory: Path) -> None:
-    """Train to the end of the course, saving the state on the way."""
+    """Train to the end of the course, and save the state now and then."""
     from tools.demo_model.publish import write_checkpoint  # noqa: PLC0415
 
     trainer = course.trainer

@@ -105,7 +105,7 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
         yield f"shared_tokens is {shared_tokens}; it must be 0 or more", "shared_tokens"
     if request.pooling is not None:
         if not limits.pools:
-            yield "this model's hidden states are not to be had", "pooling"
+            yield "this model's hidden states cannot be read", "pooling"
         if request.max_tokens or request.n != 1 or request.prompt_logprobs is not None:
             yield (
                 "a prompt that is pooled is neither answered nor scored: max_tokens must be 0, "

@@ -256,7 +256,8 @@ def open_disk_cache(
         daemon=config.daemon,
         model=backend.card.name,
     )
-    kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
+    is_enough = n_tokens >= backend.card.max_sequence_tokens
+    kept = "prompts whole" if is_enough else f"of a prompt its first {n_tokens:,} tokens"
     report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")
     return DiskCache(
         disk,

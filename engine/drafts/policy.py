@@ -267,9 +267,10 @@ class DraftPolicy:
             draft = proposer.draft(count)
             if draft is None or max(draft.tokens) >= limits.vocab_size:
                 continue  # a grammar may have tokens that the model does not have
-            n_tokens = lease.max_step_tokens(len(draft.tokens))
+            # One less: a draft may be rejected, so it ends before a state is to be saved.
+            n_tokens = lease.max_step_tokens(len(draft.tokens) + 1) - 1
             if n_tokens < 1:
-                continue  # a sliding window has room only for the decode's own token
+                continue
             start = lease.planned_tokens - 1
             if self._store.plan_draft(lease, n_tokens) is None:
                 sequence.draft_source = draft.source

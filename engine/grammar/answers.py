@@ -26,7 +26,7 @@ from engine.grammar.matcher import (
 )
 from engine.grammar.pool import GrammarPool
 from engine.grammar.queue import TRIAL_SECONDS, Loss, Outcome, Session
-from engine.grammar.wire import Report, Said
+from engine.grammar.wire import Report, ReportKind
 from engine.values.request import Grammar
 
 ALLOWED_SECONDS = 2.0
@@ -129,8 +129,8 @@ def _digest(grammar: Grammar) -> bytes:
 
 
 @dataclass(eq=False, slots=True)
-class _Followed:
-    """A sequence's matcher, and its session in the pool. The last draft to be followed is
+class _SequenceMatcher:
+    """A sequence's matcher and its session in the pool. The last draft that was asked about is
     `drafted`.
     """
 
@@ -154,7 +154,7 @@ class MatcherAnswers:
         self._pool = pool
         self._observe = observe
         self._clock = clock
-        self._followed: dict[SequenceId, _Followed] = {}
+        self._matchers: dict[SequenceId, _SequenceMatcher] = {}
         self._arrived: SimpleQueue[tuple[SequenceId, Session, Outcome, LookAhead | None]] = (
             SimpleQueue()
         )
@@ -166,7 +166,7 @@ class MatcherAnswers:
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
-        one = self._followed.get(sequence)
+        one = self._matchers.get(sequence)
         if one is not None and one.matcher is not matcher:
             self._drop(sequence)
             one = None
@@ -185,7 +185,7 @@ class MatcherAnswers:
         """
         matcher = question.matcher
         self.ask(sequence, client, matcher)
-        one = self._followed.get(sequence)
+        one = self._matchers.get(sequence)
         is_done = isinstance(matcher.answer, Complete | Refused | Unanswerable)
         if one is None or is_done or not question.tokens or _is_spent(matcher):
             question.answers = ()
@@ -196,7 +196,7 @@ class MatcherAnswers:
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         """Forget the matchers of sequences that are over."""
-        for sequence in [one for one in self._followed if not is_live(one)]:
+        for sequence in [one for one in self._matchers if not is_live(one)]:
             self._drop(sequence)
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
@@ -231,18 +231,18 @@ class MatcherAnswers:
             trial_seconds=matcher.trial_seconds,
             tokens=list(matcher.tokens),
         )
-        self._followed[sequence] = _Followed(matcher, session, self._clock())
+        self._matchers[sequence] = _SequenceMatcher(matcher, session, self._clock())
         self._pool.submit(session)
 
     def _drop(self, sequence: SequenceId) -> None:
-        one = self._followed.pop(sequence)
+        one = self._matchers.pop(sequence)
         self._pool.withdraw(one.session)
         _give_up(one.drafted)
 
     def _take(
         self, sequence: SequenceId, session: Session, outcome: Outcome, draft: LookAhead | None
     ) -> None:
-        one = self._followed.get(sequence)
+        one = self._matchers.get(sequence)
         if one is None or one.session is not session:
             return  # it is over
         match outcome:
@@ -259,7 +259,7 @@ class MatcherAnswers:
                 one.matcher.answer = one.matcher.answer or NOBODY_ANSWERS
                 self._drop(sequence)
 
-    def _take_report(self, one: _Followed, report: Report, draft: LookAhead | None) -> None:
+    def _take_report(self, one: _SequenceMatcher, report: Report, draft: LookAhead | None) -> None:
         matcher = one.matcher
         if draft is not None:
             masks = np.frombuffer(report.draft_masks, dtype=np.int32).reshape(-1, self.n_words)
@@ -268,8 +268,8 @@ class MatcherAnswers:
                 (*map(Allowed, masks), *ends) if draft.answers is None else draft.answers
             )
             matcher.draft_seconds += report.draft_seconds
-        is_present = report.n_tokens == len(matcher.tokens) or report.said is Said.FAILED
-        if report.said is Said.ADVANCED or not is_present or matcher.answer is not None:
+        is_present = report.n_tokens == len(matcher.tokens) or report.kind is ReportKind.FAILED
+        if report.kind is ReportKind.ADVANCED or not is_present or matcher.answer is not None:
             return  # an answer stays: a step may have chosen from it
         self._observe(self._clock() - one.asked)
         if not one.is_opening:
@@ -279,10 +279,10 @@ class MatcherAnswers:
 
 
 def _answer(report: Report) -> Answer:
-    match report.said:
-        case Said.MASK:
+    match report.kind:
+        case ReportKind.MASK:
             return Allowed(np.frombuffer(report.mask, dtype=np.int32), report.forced)
-        case Said.COMPLETE:
+        case ReportKind.COMPLETE:
             return Complete()
         case _:
             return Refused(report.error)

@@ -43,15 +43,20 @@ def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words
 
 
 def _allow(words: Masks, token_id: int) -> None:
-    """Ignores tokens that the model does not have: a row without any other then fails alone."""
+    """Set the token's bit. Ignores a token that the model does not have: a row without any other
+    then fails alone.
+    """
     if token_id < WORD_TOKENS * len(words):
         words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
 def _ban(words: Masks, tokens: Sequence[int]) -> None:
-    """Clears the tokens' bits, unless no bit would be left."""
+    """Clear the tokens' bits, unless no bit would be left. Ignores tokens that the model does not
+    have: a checkpoint may name such an end token.
+    """
     left = words.view(np.uint32).copy()
     for token_id in tokens:
-        left[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+        if 0 <= token_id < WORD_TOKENS * len(words):
+            left[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
     if left.any():
         words[:] = left.view(np.int32)

@@ -26,7 +26,7 @@ from engine.grammar.queue import (
     Session,
     Worker,
 )
-from engine.grammar.wire import EXCEPTION_EXIT, MEMORY_BYTES, Message, Report, Said
+from engine.grammar.wire import EXCEPTION_EXIT, MEMORY_BYTES, Message, Report, ReportKind
 from engine.process.sockets import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class GrammarPool:
         return IDLE_SECONDS if n_running else None
 
     def _exchange(self) -> None:
-        """Take in what all processes have said, then send what may run now."""
+        """Take in what all processes have sent, then send what may run now."""
         if self._is_closed:
             return
         for worker in tuple(self._workers):
@@ -285,7 +285,7 @@ class GrammarPool:
         """Raises ProtocolError."""
         now = self._clock()
         if not worker.is_ready:
-            if report.said is not Said.READY:
+            if report.kind is not ReportKind.READY:
                 raise ProtocolError("a report before it is ready")
             worker.is_ready, worker.since = True, now
             worker.first_bytes_left = worker.bytes_left = report.bytes_left
@@ -302,7 +302,7 @@ class GrammarPool:
         session.job = None
         if not report.error:
             worker.remember(session.grammar)
-        is_partial = report.said is Said.ADVANCED and report.n_tokens < job.n_tokens
+        is_partial = report.kind is ReportKind.ADVANCED and report.n_tokens < job.n_tokens
         if worker.kept_for is session and not is_partial:
             worker.kept_for, session.runs_alone = None, False
         if session.is_trial:
@@ -312,7 +312,7 @@ class GrammarPool:
         if not job.opens:
             session.slowest_seconds = max(session.slowest_seconds, report.seconds)
         session.n_accepted = report.n_tokens
-        if report.said is not Said.ADVANCED:
+        if report.kind is not ReportKind.ADVANCED:
             session.n_answered = report.n_tokens
         if is_partial:
             self._queue.add(session)  # the rest is for another turn
@@ -320,8 +320,8 @@ class GrammarPool:
         is_followed = job.draft is not None and session.draft is job.draft
         session.draft = None if is_followed else session.draft
         session.done(report, job.draft)
-        is_behind = report.n_tokens < len(session.tokens) and report.said is not Said.FAILED
-        if session.worker is worker and (is_behind or session.draft is not None):
+        has_more = report.n_tokens < len(session.tokens) and report.kind is not ReportKind.FAILED
+        if session.worker is worker and (has_more or session.draft is not None):
             self._queue.add(session)
 
     def _check(self, worker: Worker, report: Report) -> None:
@@ -329,13 +329,15 @@ class GrammarPool:
         if not worker.jobs or report.number != worker.jobs[0].session.number:
             raise ProtocolError("a report on no job")
         job, mask_bytes = worker.jobs[0], 4 * self.n_words
-        if (report.said is Said.VERDICT) != job.session.is_trial or report.said is Said.READY:
+        if (
+            report.kind is ReportKind.VERDICT
+        ) != job.session.is_trial or report.kind is ReportKind.READY:
             raise ProtocolError("a report that is no answer")
-        if report.said is Said.MASK and len(report.mask) != mask_bytes:
+        if report.kind is ReportKind.MASK and len(report.mask) != mask_bytes:
             raise ProtocolError(f"a mask of {len(report.mask)} bytes")
         if len(report.draft_masks) % mask_bytes or max(report.forced, default=0) >= 8 * mask_bytes:
             raise ProtocolError("masks of another length, or tokens beyond it")
-        is_whole = report.said in {Said.MASK, Said.COMPLETE}
+        is_whole = report.kind in {ReportKind.MASK, ReportKind.COMPLETE}
         if report.n_tokens > job.n_tokens or (is_whole and report.n_tokens < job.n_tokens):
             raise ProtocolError("a report on other tokens")
 

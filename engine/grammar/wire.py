@@ -33,7 +33,7 @@ The first two may take `seconds` of processor time. They are done and answered i
 """
 
 
-class Said(IntEnum):
+class ReportKind(IntEnum):
     """The kind of a report."""
 
     READY = 1  # the worker has started, and has compiled a grammar
@@ -55,7 +55,7 @@ class Report:
     them. `seconds` and `draft_seconds` are processor time, `bytes_left` of the worker's memory.
     """
 
-    said: Said
+    kind: ReportKind
     number: int = 0
     n_tokens: int = 0
     seconds: float = 0.0
@@ -79,7 +79,7 @@ def read_request(body: bytes) -> Message:
 
 def report_frame(report: Report) -> bytes:
     header = _HEADER.pack(
-        report.said,
+        report.kind,
         report.number,
         report.n_tokens,
         report.seconds,
@@ -98,7 +98,7 @@ def report_frame(report: Report) -> bytes:
 def read_report(body: bytes) -> Report:
     """Raises ProtocolError."""
     try:
-        said, number, n_tokens, seconds, draft_seconds, bytes_left, is_draft_complete, *lengths = (
+        kind, number, n_tokens, seconds, draft_seconds, bytes_left, is_draft_complete, *lengths = (
             _HEADER.unpack_from(body)
         )
         n_forced, n_mask_bytes, n_draft_bytes = lengths
@@ -108,7 +108,7 @@ def read_report(body: bytes) -> Report:
         if error_at > len(body) or not 0.0 <= seconds + draft_seconds < math.inf:
             raise ProtocolError("a report that is cut short, or took no time that there is")
         return Report(
-            Said(said),
+            ReportKind(kind),
             number,
             n_tokens,
             seconds,

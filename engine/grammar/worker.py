@@ -7,6 +7,7 @@ the daemon but the wire format, and no MLX.
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -25,7 +26,7 @@ from engine.grammar.wire import (
     MEMORY_BYTES,
     Message,
     Report,
-    Said,
+    ReportKind,
     read_request,
     report_frame,
 )
@@ -67,6 +68,10 @@ LIMITS = LLParserLimits(
 processor time does."""
 
 
+_ADVICE = re.compile(r"[.;] (Enable '|either increase limits).*")
+"""In an error of llguidance: which of its own settings would help."""
+
+
 class GrammarError(ValueError):
     """The grammar is wrong, not supported, too costly, or cannot be followed, in words for a
     client.
@@ -81,10 +86,10 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     try:
         source = _source(kind, text)
     except (ValueError, RecursionError) as error:  # half a character; nested too deeply
-        raise GrammarError(_first_line(str(error))) from error
+        raise GrammarError(_reason(str(error))) from error
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise GrammarError(_first_line(matcher.get_error()))
+        raise GrammarError(_reason(matcher.get_error()))
     return matcher
 
 
@@ -97,7 +102,7 @@ def probe(matcher: LLMatcher) -> None:
     for _ in range(PROBED_STEPS):
         mask = int.from_bytes(walker.compute_bitmask(), "little")
         if walker.is_error():
-            raise GrammarError(_first_line(walker.get_error()))
+            raise GrammarError(_reason(walker.get_error()))
         if walker.is_stopped() or not mask:
             return
         walker.consume_token(mask.bit_length() - 1)  # the last is seldom the end
@@ -122,10 +127,16 @@ def _source(kind: str, text: str) -> str:
     raise ValueError(f"no such kind of grammar: {kind}")
 
 
-def _first_line(message: str) -> str:
-    """The part of an error that a client gets."""
-    lines = message.strip().splitlines() or ["it cannot be compiled"]
-    return lines[0][:MAX_MESSAGE_CHARACTERS]
+def _reason(message: str) -> str:
+    """The part of llguidance's error that a client gets: its first line, with what is wrong with a
+    regular expression, and without advice on settings that no client has.
+    """
+    first, *others = message.strip().splitlines() or ["it cannot be compiled"]
+    problems = [line for line in others if line.startswith("error: ")]  # of the regex-syntax crate
+    found = " ".join([first, *(line.removeprefix("error: ") for line in problems[:1])])
+    if found == "NoExtensionBias":
+        found = "no text matches it"
+    return _ADVICE.sub("", found)[:MAX_MESSAGE_CHARACTERS]
 
 
 class OpenMatcher:
@@ -191,7 +202,7 @@ def _mask(matcher: LLMatcher, mask_bytes: int) -> bytes:
     """Raises GrammarError."""
     bits = matcher.compute_bitmask()[:mask_bytes]  # it has a word more
     if matcher.is_error() or not any(bits):
-        why = _first_line(matcher.get_error() or "it allows no token")
+        why = _reason(matcher.get_error() or "it allows no token")
         raise GrammarError(f"it cannot be followed: {why}")
     return bits
 
@@ -239,7 +250,7 @@ class Worker:
         after that is the fault of a job.
         """
         probe(compile_grammar(self._tokenizer, "regex", "a"))
-        self._send(Report(Said.READY, bytes_left=self._memory.bytes_left()))
+        self._send(Report(ReportKind.READY, bytes_left=self._memory.bytes_left()))
         frames = FrameBuffer()
         while data := self._peer.recv(READ_BYTES):
             for body in frames.add(data):
@@ -269,11 +280,11 @@ class Worker:
             error = str(refusal)
             self._grammars.pop((job["kind"], job["text"]), None)
         seconds, left = self._clock() - began, self._memory.bytes_left()
-        return Report(Said.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error)
+        return Report(ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error)
 
     def _advance(self, job: Message) -> Report:
         began = self._clock()
-        said, error, n_tokens = Said.ADVANCED, "", 0
+        kind, error, n_tokens = ReportKind.ADVANCED, "", 0
         forced, mask = tuple[int, ...](), b""
         try:
             one = self._opened(job)
@@ -281,19 +292,20 @@ class Worker:
             is_there = self._accept(one, job["tokens"], began)
             n_tokens = one.n_tokens
             if one.is_complete:
-                said = Said.COMPLETE
+                kind = ReportKind.COMPLETE
             elif is_there and (job["tokens"] or "text" in job):
-                said, mask, forced = Said.MASK, one.mask(), one.forced()
+                kind, mask, forced = ReportKind.MASK, one.mask(), one.forced()
         except GrammarError as failure:
-            said, error = Said.FAILED, str(failure)
+            kind, error = ReportKind.FAILED, str(failure)
         walked = self._clock()
         masks, is_draft_complete = list[bytes](), False
-        if said is not Said.FAILED and said is not Said.COMPLETE and job["draft"] and is_there:
+        is_ended = kind in (ReportKind.FAILED, ReportKind.COMPLETE)
+        if not is_ended and job["draft"] and is_there:
             masks, is_draft_complete = one.ahead(
                 job["draft"], lambda: self._clock() - walked > TURN_SECONDS
             )
         return Report(
-            said,
+            kind,
             job["id"],
             n_tokens,
             walked - began,

@@ -20,7 +20,7 @@ from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_bu
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.loading.format_check import check_format, format_check_bytes
+from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -107,7 +107,14 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
     """Open a model that is to be served with this configuration. Raises ModelError."""
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
-    loaded = open_model(checkpoint, machine.left_bytes, purpose, config.adapters, config.kv_format)
+    loaded = open_model(
+        checkpoint,
+        machine.left_bytes,
+        purpose,
+        config.adapters,
+        config.kv_format,
+        config.state_format,
+    )
     return OpenedModel(
         checkpoint, loaded, attentions(config.attention, loaded), machine, used_bytes
     )
@@ -125,7 +132,7 @@ def assemble_opened(
         mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
     execution = load_weights(loaded, opened.attentions, report)
-    kv_divergence = check_format(loaded, execution, config.kv_format, report)
+    divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
@@ -158,7 +165,8 @@ def assemble_opened(
 
     card = replace(
         _planned_card(config, opened, plan, blas),
-        kv_divergence=kv_divergence,
+        kv_divergence=divergences.kv,
+        state_divergence=divergences.state,
         sampling=sampling,
         template=template_kind(loaded.tokenizer, pooled.template),
         embedder=pooled.embedder,
@@ -195,6 +203,7 @@ def _planned_card(
         name=config.model or DEFAULT_NAME,
         fingerprint=loaded.fingerprint,
         vocab_size=layout.vocab_size,
+        model_context_tokens=loaded.max_context_tokens,
         max_context_tokens=plan.context_tokens,
         eos_token_ids=loaded.eos_token_ids,
         kv_bytes_per_token=token_bytes(layout.full_layers),
@@ -207,6 +216,7 @@ def _planned_card(
         adapters=loaded.adapters,
         generates=loaded.purpose.generates,
         kv_format=layout.format_in_use,
+        state_format=str(layout.state_format) if layout.states else "",
     )
 
 
@@ -329,7 +339,6 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             report,
             card=_planned_card(config, opened, plan, blas),
             memory=plan.memory,
-            model_context_tokens=opened.loaded.max_context_tokens,
         )
     except Exception as error:  # the words that `load_backend` would have
         problem = str(error) if isinstance(error, ModelError) else one_line(error)

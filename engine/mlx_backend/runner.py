@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
@@ -145,8 +145,9 @@ class MlxRunner:
         self._pooler = pooler
         self._decode_path = decode
         self._meter = meter
+        self._sampling: Callable[[], AbstractContextManager[None]] = nullcontext
         if decode is not None:
-            sampler.draw_with = decode.draw
+            sampler.draw_with, self._sampling = decode.draw, decode.sampling
         self._batch = Batch(model.n_groups)
         self._in_flight: deque[_SubmittedStep] = deque()
 
@@ -251,8 +252,10 @@ class MlxRunner:
 
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
-        self._storage.execute(plan.ops_at(When.FIRST))
-        self._storage.states.begin_step()
+        try:
+            self._storage.execute(plan.ops_at(When.FIRST))
+        finally:  # or a later `RollBackState`, for this step, would undo the step before
+            self._storage.states.begin_step()
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
         else:
@@ -348,7 +351,8 @@ class MlxRunner:
             arrays = list(computed.fences)
             if following := prefill.score.next_tokens[first : first + part.n_tokens]:
                 logits = computed.logits[: len(following)]
-                scores.append(self._sampler.score(logits, following, prefill.score.n_top))
+                with self._sampling():
+                    scores.append(self._sampler.score(logits, following, prefill.score.n_top))
                 arrays += scores[-1].arrays()
             yield step.pending(arrays, computed.first_layer)
 
@@ -357,9 +361,10 @@ class MlxRunner:
         draws = step.draws
         if masks.sequence_ids:
             draws.limit(masks)
-        drawn = step.drawn = self._sampler.sample(
-            draws.logits(), draws.states(), masks.masks, draws.masked(masks)
-        )
+        with self._sampling():
+            drawn = step.drawn = self._sampler.sample(
+                draws.logits(), draws.states(), masks.masks, draws.masked(masks)
+            )
         try:
             mx.async_eval(drawn.arrays())
         except Exception as error:

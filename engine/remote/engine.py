@@ -24,7 +24,7 @@ from engine.process.child import ChildProcess
 from engine.remote.connection import Call, Connection, P, R
 from engine.remote.host import Calls
 from engine.values.model import ModelCard, Tokenizer
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason, Request
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, RequestInfo, SequenceCounts
@@ -137,23 +137,15 @@ class RemoteSubmission:
         self._sink.fail(error)
 
     def engine_stopped(self) -> None:
-        """End each sequence that a stopped engine has left unfinished. A request that it has not
-        accepted waits for its refusal.
+        """Fail the request if a stopped engine has left a sequence of it unfinished. A request that
+        the engine has not accepted waits for its refusal.
         """
         self._has_engine_stopped = True
-        if not self._is_accepted:
+        if not self._is_accepted or not self._live:
             return
-        usage = Usage(len(self.request.prompt), 0, 0)
-        for index in tuple(self._live):
-            self.take(
-                OutputEvent(
-                    request_id=self.request.id,
-                    index=index,
-                    finish_reason=FinishReason.ERROR,
-                    usage=usage,
-                    error="the engine has stopped",
-                )
-            )
+        self._engine.counters.finished(FinishReason.ERROR, len(self._live))
+        self._live.clear()
+        self._sink.fail(EngineStopped("the engine has stopped"))
 
     def end(self) -> None:
         """See `engine.api.Submission`."""

@@ -102,6 +102,7 @@ class ModelCard:
         ),
     ]
     vocab_size: int
+    model_context_tokens: Annotated[int, Fact("The longest context that the checkpoint supports.")]
     max_context_tokens: Annotated[
         int,
         Fact("The model's context, or `max_model_len` or what fits into memory if that is less."),
@@ -136,6 +137,18 @@ class ModelCard:
             "precision, in nats for each token, on a text at load. Null where K and V are stored "
             "as the model computes them."
         ),
+    ] = None
+    state_format: Annotated[
+        str,
+        Fact(
+            "How recurrent states are saved; empty for a model without.",
+            label="saved states",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
+    state_divergence: Annotated[
+        float | None,
+        Fact("What `state_format` changes, measured as `kv_divergence`. Null for `full`."),
     ] = None
     batching: Annotated[
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")

@@ -3,16 +3,24 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from kvstore.disk.types import LEAST_BYTES
 
 DEFAULT_NAME = "rootstock-demo"
 """The name of the embedded model."""
+
+LEAST_DISK_BYTES = LEAST_BYTES
+"""The fewest bytes of a disk cache, whose index alone may need a few MiB."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """The format of log lines of the server and its engines, which share one standard error."""
 
 
 class KVFormat(StrEnum):
-    """How K and V are stored. Recurrent states are always stored as the model computes them."""
+    """How K and V are stored."""
 
     AUTO = "auto"  # full
     FULL = "full"  # as the model computes them
@@ -20,6 +28,15 @@ class KVFormat(StrEnum):
     BF16 = "bf16"  # bfloat16, where the model computes in float32
     Q8 = "q8"  # 8 bits for each number
     K8V4 = "k8v4"  # 8 bits for each number of K, 4 for each of V
+
+
+class StateFormat(StrEnum):
+    """How recurrent states are saved, in memory and on disk."""
+
+    AUTO = "auto"  # full
+    FULL = "full"  # as the model computes them
+    F16 = "f16"  # float16, where the model computes in float32
+    BF16 = "bf16"  # bfloat16, where the model computes in float32
 
 
 class DiskWrites(StrEnum):
@@ -35,7 +52,7 @@ class DiskCacheConfig:
     """A folder for KV that the arena evicts. The engines of one daemon share it, and its limits."""
 
     directory: Path
-    max_bytes: int  # of all files together; at least 16 MiB
+    max_bytes: int  # of all files together; at least LEAST_DISK_BYTES
     write: DiskWrites = DiskWrites.SELECTIVE
     daily_bytes: int | None = None  # the most that is written in a day of UTC; None: no limit
     shutdown_seconds: float = 10.0  # for writing what is still to be, at the end
@@ -51,27 +68,175 @@ class AdapterConfig:
     directory: Path
 
 
+class Section(StrEnum):
+    """A section of `rootstock serve --help`, in the order in which they are shown."""
+
+    MODEL = "Model"
+    MEMORY = "Memory"
+    DISK_CACHE = "Disk cache"
+    NETWORK = "Network"
+    KEYS = "Keys"
+    LIMITS = "Limits"
+    COMPUTING = "Computing"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Makes a field of EngineConfig a setting of the server, with a flag, a variable and a name in
+    YAML. It stands in the field's annotation, next to the limits of its value.
+    """
+
+    section: Section
+    description: str
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All settings of the engine. Validated by the server's settings."""
+    """All that configures an engine. The server validates the fields that have a Setting, and
+    computes the others.
+    """
 
     model: str  # a directory, a Hugging Face repository, or "" for the embedded default
     memory_bytes: int | None = None  # for all that it takes; None: what the machine has left
-    kv_cache_bytes: int | None = None  # None: a share of what the machine has left
-    kv_format: KVFormat = KVFormat.AUTO
-    max_model_len: int | None = None  # tokens of a sequence; None: as many as fit, of the model's
-    block_size: int = 32  # tokens
-    max_running: int = 32  # sequences computed in one step
-    max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free
-    step_tokens: int = 512  # tokens computed in one step
-    max_prompt_share: float = 0.75  # of a step's time next to decodes; 1: no limit
-    prefix_cache: bool = True
-    speculate: str = "auto"  # "auto" or "off": whether tokens are drafted, where that pays
-    decode: str = "auto"  # "auto" or "eager": whether steady decodes are compiled where that pays
-    attention: str = "auto"  # "auto", "gather" or "cascade"
-    state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
-    generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
-    pooling: str = "auto"  # "auto", "last", "mean" or "first": how texts are embedded
-    reranker: str = "auto"  # "auto" or "yes-no"
     disk: DiskCacheConfig | None = None
     adapters: tuple[AdapterConfig, ...] = ()  # no two of one name
+
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Setting(
+            Section.MODEL,
+            "Sampling defaults: auto uses the model's generation_config.json, none temperature 1.",
+        ),
+    ] = "auto"
+    kv_cache_bytes: Annotated[
+        int | None,
+        Gt(0),
+        Setting(
+            Section.MEMORY,
+            "Size of the KV arena, such as 8GiB, allocated at start. Unset: a share of the free "
+            "memory.",
+        ),
+    ] = None
+    kv_format: Annotated[
+        KVFormat,
+        Setting(
+            Section.MEMORY,
+            "How K and V are stored. full, which auto is: as the model computes them. q8: 8 bits a "
+            "number, for nearly twice the tokens of half precision. k8v4: 8 bits for K and 4 for "
+            "V. f16, bf16: half precision, where the model computes in float32. What a format "
+            "changes is measured at load, and too much is refused.",
+        ),
+    ] = KVFormat.AUTO
+    state_format: Annotated[
+        StateFormat,
+        Setting(
+            Section.MEMORY,
+            "How states of recurrent layers are saved. full, which auto is: as the model computes "
+            "them. f16, bf16: in half precision, for twice as many; prompts are then resumed from "
+            "every 512th token only. What that changes is measured at load, and too much is "
+            "refused.",
+        ),
+    ] = StateFormat.AUTO
+    state_cache_bytes: Annotated[
+        int | None,
+        Ge(0),
+        Setting(
+            Section.MEMORY,
+            "Memory for saved states of recurrent layers. Unset: a quarter of the arena, or what "
+            "is useful.",
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Ge(1),
+        Setting(
+            Section.MODEL,
+            "Most tokens of prompt and answer. Unset, or auto: the model's context, or what fits "
+            "into memory.",
+        ),
+    ] = None
+    block_size: Annotated[
+        int,
+        Ge(1),
+        Le(1024),
+        Setting(Section.COMPUTING, "Tokens in one block of the KV cache."),
+    ] = 32
+    max_running: Annotated[
+        int,
+        Ge(1),
+        Le(1024),
+        Setting(Section.LIMITS, "Sequences computed together in one step."),
+    ] = 32
+    max_waiting: Annotated[
+        int,
+        Ge(1),
+        Le(1_000_000),
+        Setting(
+            Section.LIMITS,
+            "Queue length in sequences, beyond which requests get a 429. One client may queue as "
+            "many as there are free places.",
+        ),
+    ] = 1024
+    step_tokens: Annotated[
+        int,
+        Ge(1),
+        Le(1_000_000),
+        Setting(Section.COMPUTING, "Most tokens computed in one step."),
+    ] = 512
+    max_prompt_share: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        Setting(
+            Section.COMPUTING,
+            "Share of a step's time that prompts may take next to decodes; 0.75 makes a step at "
+            "most four times as long. Smaller: steadier streams. 1: only step_tokens limits.",
+        ),
+    ] = 0.75
+    prefix_cache: Annotated[
+        bool,
+        Setting(
+            Section.MEMORY, "Share KV between prompts with a common prefix, and between turns."
+        ),
+    ] = True
+    speculate: Annotated[
+        Literal["auto", "off"],
+        Setting(
+            Section.COMPUTING,
+            "Draft tokens and verify several in one step where that is predicted to be faster. "
+            "Answers do not change.",
+        ),
+    ] = "auto"
+    decode: Annotated[
+        Literal["auto", "eager"],
+        Setting(
+            Section.COMPUTING,
+            "auto compiles decode steps if that is faster when measured at load; eager never "
+            "compiles.",
+        ),
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "gather", "cascade"],
+        Setting(
+            Section.COMPUTING,
+            "How attention reads the blocks; auto is cascade on a CPU (the only device that has "
+            "it), else gather.",
+        ),
+    ] = "auto"
+    pooling: Annotated[
+        Literal["auto", "last", "mean", "first"],
+        Setting(
+            Section.MODEL,
+            "Which hidden states form an embedding: the last token's, the first's or the mean; "
+            "auto follows the checkpoint's sentence-transformers files, without which a model does "
+            "not embed.",
+        ),
+    ] = "auto"
+    reranker: Annotated[
+        Literal["auto", "yes-no"],
+        Setting(
+            Section.MODEL,
+            "yes-no serves a generator as a reranker by the logits of these two words; auto "
+            "reranks with sequence-classification checkpoints only.",
+        ),
+    ] = "auto"

@@ -350,4 +350,3 @@ class MachineReport:
     problem: str = ""  # why the model cannot be served here; "" when it can
     card: ModelCard | None = None  # as far as it is known before the weights are read
     memory: ModelMemory | None = None  # what the model will take
-    model_context_tokens: int = 0  # the model's own context

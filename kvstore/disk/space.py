@@ -48,10 +48,12 @@ class ColdFile(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Measured:
-    """A folder: its extents by name, with bytes and last use, and the bytes of all else in it."""
+class _FolderFiles:
+    """The files of a folder when it was last measured. `extents`: by name, the bytes and the last
+    use in nanoseconds of Unix time; `other_bytes`: of all other files.
+    """
 
-    changed_ns: int = -1  # the folder's mtime then; 0: to be measured again; -1: never was
+    changed_ns: int = -1  # the folder's mtime; 0: to be measured again; -1: not measured yet
     other_bytes: int = 0
     extents: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -73,7 +75,7 @@ class Space:
         self._directory = directory
         self._folder = folder
         self._limits = limits
-        self._measured: dict[Path, _Measured] = {folder: _Measured()}
+        self._measured: dict[Path, _FolderFiles] = {folder: _FolderFiles()}
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
         self.own_bytes = 0  # of this process's folder, as last measured; any thread may read it
         self.used_bytes = 0  # of the folders of all models, as last measured
@@ -90,18 +92,20 @@ class Space:
 
     def forget(self) -> None:
         """Have the next `refresh` measure all folders: people may have changed files in place."""
-        self._measured = {self._folder: _Measured()}
+        self._measured = {self._folder: _FolderFiles()}
 
     def refresh(self) -> None:
         """Measure what may have changed since this process last held the write lock."""
         known = self._measured
-        self._measured = {path: known.get(path, _Measured()) for path in folders(self._directory)}
+        self._measured = {
+            path: known.get(path, _FolderFiles()) for path in folders(self._directory)
+        }
         self._measured.setdefault(self._folder, known[self._folder])
         for folder, measured in self._measured.items():
             try:
                 self._measure(folder, measured)
             except (FileNotFoundError, PermissionError):  # removed, or of another user
-                self._measured[folder] = _Measured()
+                self._measured[folder] = _FolderFiles()
         self._add_up()
 
     def own_names(self) -> set[str]:
@@ -178,7 +182,7 @@ class Space:
         own.changed_ns = self._files.changed_ns(self._folder)
         self._add_up()
 
-    def _measure(self, folder: Path, measured: _Measured) -> None:
+    def _measure(self, folder: Path, measured: _FolderFiles) -> None:
         changed_ns = self._files.changed_ns(folder)
         if changed_ns == measured.changed_ns:
             return

@@ -192,7 +192,7 @@ class DiskStore:
 
         It ends when as many entries have been delivered as there are hashes, or with a ReadFailure.
         Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead, or
-        what it is told to `keep_ahead`.
+        the bytes of its last `keep_ahead`.
         """
         return self._readers.read(hashes, deliver)
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _QueuedExtent:
     """A pending extent with its data. `since`: a monotonic time in seconds."""
 
     extent: CatalogExtent
@@ -70,14 +70,14 @@ class Writer:
         self._counters = counters
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue = deque[_Waiting]()
-        self._last = dict[Digest, _Waiting]()  # by the hash of the last entry
-        self._at_work: _Waiting | None = None
+        self._queue = deque[_QueuedExtent]()
+        self._last = dict[Digest, _QueuedExtent]()  # by the hash of the last entry
+        self._at_work: _QueuedExtent | None = None
         self._doomed = list[str]()  # files to be deleted
         self._n_bytes = 0  # reserved, waiting or being written
         self._allowance = 0.0  # the most that `_n_bytes` may be
         self._longest_path = 0
-        self._undeleted = list[str]()  # those of them that the thread has taken
+        self._undeleted = list[str]()  # files that the thread is to delete
         self._is_working = False
         self._upkeep_at = 0.0
         self._wants_upkeep = True
@@ -251,7 +251,7 @@ class Writer:
             return 0.0
         return self._queue[0].since + JOIN_SECONDS - monotonic()
 
-    def _write(self, waiting: _Waiting) -> None:
+    def _write(self, waiting: _QueuedExtent) -> None:
         extent = waiting.extent
         self._catalog.touch(extent.hashes[-1], self.now_ns())
         header, encoded = encode(extent.root, extent.parent, waiting.entries)
@@ -268,10 +268,11 @@ class Writer:
         self._counters.written_bytes += waiting.n_bytes
         if self._catalog.publish(extent, name, header):
             self._counters.written_entries += len(header.entries)
-        else:
-            self._space.delete(name)
+        else:  # it was removed while it was written
+            self._undeleted.append(name)
         self.fault = None
         self._allow()
+        self._delete()
 
     def _make_room(self, n_bytes: int, extent: CatalogExtent) -> bool:
         """Evict until the extent fits, and return whether it does. Nothing is evicted while other
@@ -378,7 +379,7 @@ class Writer:
             or waiting.n_bytes + entry.n_bytes > self._limits.extent_bytes
             or waiting.entries[-1].n_tokens != entry.n_tokens
         ):
-            waiting = _Waiting(extent, monotonic())
+            waiting = _QueuedExtent(extent, monotonic())
             self._queue.append(waiting)
         else:
             del self._last[extent.parent]
@@ -397,7 +398,7 @@ class Writer:
             self._complete(waiting)
         self._changed.notify_all()
 
-    def _complete(self, waiting: _Waiting) -> None:
+    def _complete(self, waiting: _QueuedExtent) -> None:
         """Close the extent: nothing is appended to it any more."""
         last = waiting.extent.hashes[-1]
         if self._last.get(last) is waiting:

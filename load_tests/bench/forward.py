@@ -23,7 +23,7 @@ from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
 from load_tests.shapes import Shape
-from measuring.engine_step import MAX_TOKENS, EngineHarness, StepTimes, step_times
+from measuring.engine_step import EngineHarness, StepTimes, generated_tokens, step_times
 
 ROWS = (1, 8, 16, 32)
 CONTEXTS = (256,)
@@ -67,13 +67,14 @@ def main(
     context: Annotated[list[int] | None, typer.Option(min=2, help="Of a prompt: 256")] = None,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Measure each number of rows behind each context."""
+    """Measure each number of rows after each context."""
     conditions = observe(0, (), load_blas().name or "the system's")
     rows, context = rows or list(ROWS), context or list(CONTEXTS)
-    row_tokens = max(context) + MAX_TOKENS
-    engine = EngineHarness(EngineConfig(str(checkpoint(shape))), max(rows), row_tokens)
+    max_tokens = generated_tokens(rounds)
+    config = EngineConfig(str(checkpoint(shape)))
+    engine = EngineHarness(config, max(rows), max(context) + max_tokens)
     all_found = [
-        Found(n, tokens, step_times(engine, n, tokens, rounds, MAX_TOKENS))
+        Found(n, tokens, step_times(engine, n, tokens, rounds, max_tokens))
         for tokens in context
         for n in rows
     ]

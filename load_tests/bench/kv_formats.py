@@ -26,7 +26,7 @@ from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
 from load_tests.shapes import Shape
-from measuring.engine_step import MAX_TOKENS, STEPS, EngineHarness
+from measuring.engine_step import STEPS, EngineHarness, generated_tokens
 
 PEER_BITS = 8
 PROMPTS, PROMPT_TOKENS, TURNS = 16, 512, 3
@@ -44,11 +44,17 @@ class Subject:
 
 
 def subjects(
-    engines: dict[KVFormat, EngineHarness], rows: int, context: int, tokens: list[int]
+    engines: dict[KVFormat, EngineHarness],
+    rows: int,
+    context: int,
+    max_tokens: int,
+    tokens: list[int],
 ) -> Iterator[Subject]:
-    """Each engine, with rows of new prompts; of one row, mlx-lm's cache in 8 bits, too."""
+    """Each engine, with rows of new prompts of `context` tokens; for one row, mlx-lm's cache in 8
+    bits, too. `tokens` are the text whose predictions are compared.
+    """
     for format, engine in engines.items():
-        engine.begin(rows, context)
+        engine.begin(rows, context, max_tokens)
         card = engine.card
         yield Subject(format, card.kv_bytes_per_token, card.kv_divergence, engine.decode_seconds)
     bare = next(iter(engines.values())).bare
@@ -94,12 +100,12 @@ def reuse_table(config: EngineConfig, formats: list[KVFormat]) -> Table:
     lines, first_bytes = [], 0
     for format in formats:
         own = replace(config, kv_format=format)
-        row_tokens = PROMPTS * PROMPT_TOKENS // 2
-        engine = EngineHarness(own, 1, row_tokens)
+        engine = EngineHarness(own, PROMPTS // 2, PROMPT_TOKENS)
         bytes_per_token = engine.card.kv_bytes_per_token
         first_bytes = first_bytes or bytes_per_token
         if bytes_per_token != first_bytes:
-            engine = EngineHarness(own, 1, row_tokens * first_bytes // bytes_per_token)
+            row_tokens = PROMPT_TOKENS * first_bytes // bytes_per_token
+            engine = EngineHarness(own, PROMPTS // 2, row_tokens)
         prompts = [engine.unique_prompt(PROMPT_TOKENS) for _ in range(PROMPTS)]
         began = time.perf_counter()
         for _ in range(TURNS):
@@ -124,7 +130,8 @@ def main(
     rows, context = rows or [1, 8], context or [1024, 4096]
     formats = formats or [KVFormat.FULL, KVFormat.Q8]
     config, console = EngineConfig(str(checkpoint(shape))), Console(width=110)
-    row_tokens = max(context) + MAX_TOKENS
+    max_tokens = generated_tokens(rounds)
+    row_tokens = max(context) + max_tokens
     engines = {
         format: EngineHarness(replace(config, kv_format=format), max(rows), row_tokens)
         for format in formats
@@ -132,7 +139,7 @@ def main(
     text = load_tokenizer(checkpoint(shape)).encode(TEXT)
     for tokens in context:
         for n in rows:
-            measured = list(subjects(engines, n, tokens, text))
+            measured = list(subjects(engines, n, tokens, max_tokens, text))
             console.print(step_table(measured, n, tokens, rounds).rich())
     engines.clear()
     console.print(reuse_table(config, formats).rich())

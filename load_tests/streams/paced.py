@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 import typer
-from pydantic import ByteSize
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import Report
@@ -38,7 +37,7 @@ from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
 from engine.values.settings import EngineConfig
 from server.http.listening import listening
-from server.settings import Settings
+from server.settings import load_settings
 from server.terminal.serve import serve_models
 
 STREAM_BYTES = 4 * 2**20
@@ -101,11 +100,13 @@ def load(
 
 def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
     """Serve until SIGTERM."""
-    settings = Settings(
-        port=port,
-        max_running=rows,
-        kv_cache_bytes=ByteSize(rows * STREAM_BYTES),
-        drain_timeout_seconds=0,
+    settings = load_settings(
+        {
+            "port": port,
+            "max_running": rows,
+            "kv_cache_bytes": rows * STREAM_BYTES,
+            "drain_timeout_seconds": 0,
+        }
     )
     process = partial(start_child, "load_tests.streams.paced_engine", str(tokens_per_second), word)
     with (

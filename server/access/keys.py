@@ -20,6 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.validation import plain_message
+
 MAX_KEYS = 1024  # each request is compared with all of them
 KEY_PREFIX = "sk-rootstock-"  # some clients want `sk-`; scanners for leaked secrets want more
 KEY_BYTES = 32
@@ -118,7 +120,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         first = error.errors(include_url=False, include_input=False)[0]
         index, *place = first["loc"]
         at = "".join(f"{part}: " for part in place)
-        raise KeyFileError(f"{path}, key {int(index) + 1}: {at}{first['msg']}") from None
+        raise KeyFileError(f"{path}, key {int(index) + 1}: {at}{plain_message(first)}") from None
     if any(key.name == API_KEY_NAME for key in keys):
         raise KeyFileError(f"{path}: the name {API_KEY_NAME} is that of the setting's own key")
     for field in ("name", "sha256"):

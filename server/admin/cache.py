@@ -37,8 +37,6 @@ router = Endpoints(prefix="/admin/cache")
 tree_router = Endpoints(prefix="/admin/cache")
 """Left out with `--no-dashboard`."""
 
-_NONE_LOADED = "No model is loaded."
-
 TEXT_TOKENS = 4096
 """How much of a node is shown as text."""
 
@@ -100,9 +98,9 @@ async def clear_cache(
     what: What = (Clearable.KV,),
 ) -> ClearResponse:
     """Clear the cache of one model, or without `model` of every model, including the disk cache of
-    models that are not loaded. Blocks that live sequences hold stay with them; only their index is
-    forgotten. Replays and stored responses are kept unless `what` names them; they have neither
-    namespaces nor tiers, and responses are of all models.
+    models that are not loaded; these have nothing in memory. Blocks that live sequences hold stay
+    with them; only their index is forgotten. Replays and stored responses are kept unless `what`
+    names them; they have neither namespaces nor tiers, and responses are of all models.
     """
     _check_scope(namespace, tiers, what)
     known = [service.models.find(model)] if model else list(service.models.known.values())
@@ -113,8 +111,6 @@ async def clear_cache(
         disk = service.settings.disk_cache_config()
         if disk is not None and namespace is None and CacheTier.DISK in chosen_tiers:
             disk_bytes = await _clear_unloaded(disk, known[0] if model else None)
-        elif not loaded:
-            raise not_loaded(f"The model '{model}' is not loaded." if model else _NONE_LOADED)
         clears = (_clear(each, namespace, chosen_tiers) for each in loaded)
         cleared = await asyncio.gather(*clears)
         failures = [each.failure for each in cleared if each.failure is not None]

@@ -205,9 +205,10 @@ async def handle_wrong_method(request: Request, error: Exception) -> Response:
     """Exception handler for 405. Lists all methods of the path: the router would list those of one
     route, and each method here is a route of its own.
     """
-    allowed = [method for method in METHODS if _is_served({**request.scope, "method": method})]
-    headers = {"Allow": ", ".join(allowed)}
-    return error_response(request.scope, HTTPException(405, headers=headers))
+    methods = [method for method in METHODS if _is_served({**request.scope, "method": method})]
+    allowed = ", ".join(methods)
+    message = f"This path is served for {allowed}, not for {request.method}."
+    return error_response(request.scope, HTTPException(405, message, {"Allow": allowed}))
 
 
 def _is_served(scope: Scope) -> bool:

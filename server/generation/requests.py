@@ -26,7 +26,7 @@ from server.generation.request_fields import (
     Structure,
 )
 from server.record import RequestRecord
-from server.settings.models import ConversationSettings
+from server.settings.models import ModelSettings
 from server.workers import Workers
 
 
@@ -46,9 +46,12 @@ class ModelAlias:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
+    """A model under one of its names, with its settings, engine, tokenizer threads, formats and
+    replays.
+    """
 
     alias: ModelAlias
+    settings: ModelSettings
     engine: Engine
     prompts: PromptEncoder
     planner: AnswerPlanner
@@ -86,7 +89,7 @@ def model_aliases(names: Sequence[str], adapters: Iterable[str]) -> tuple[ModelA
 def served_models(
     names: Iterable[ModelAlias],
     engine: Engine,
-    settings: ConversationSettings,
+    settings: ModelSettings,
     replays: Mapping[str, Replays],
     workers: Workers,
 ) -> Mapping[str, ServedModel]:
@@ -98,7 +101,7 @@ def served_models(
     prefixes = CommonPrefixTracker()
     return {
         alias.name: ServedModel(
-            alias, engine, prompts, planner, replays[alias.adapter], prefixes, workers
+            alias, settings, engine, prompts, planner, replays[alias.adapter], prefixes, workers
         )
         for alias in names
     }

@@ -11,6 +11,7 @@ import logging
 import resource
 import subprocess
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 RESERVED_DESCRIPTORS = 128  # the model's files, the log, and connections that are just closing
 OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -41,19 +42,30 @@ class ConnectionLimits:
     @property
     def max_answering(self) -> int:
         """Below `max_connections`, so that `/health` is always answered."""
-        return self.max_connections - max(1, self.max_connections // 16)
+        return self.max_connections - self._n_reserved
+
+    @property
+    def max_answering_small(self) -> int:
+        """The same for clients that have less than their share of the connections."""
+        return self.max_connections - self._n_reserved + self._n_reserved // 2
+
+    @property
+    def _n_reserved(self) -> int:
+        return max(1, self.max_connections // 16)
 
 
 class Connections:
-    """All open connections. Beyond `max_connections`, the connection that has waited longest for
-    its client's request is closed; a connection whose client waits for the server is never closed
-    for another.
+    """All open connections. Beyond `max_connections`, a connection that waits for its client's
+    request is closed: of the address that has most of them, the one that has waited longest. A
+    connection whose client waits for the server is never closed for another.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._waiting: dict[Connection, None] = {}  # for their client, the longest first
-        self._answering: set[Connection] = set()
+        self._n_waiting = Counter[str]()  # by address
+        self._answering: dict[Connection, str] = {}  # with their clients
+        self._n_answering = Counter[str]()  # by client
 
     def guarding(self, make_inner: ProtocolFactory) -> ProtocolFactory:
         """The protocol, wrapped in a Connection."""
@@ -65,28 +77,45 @@ class Connections:
 
         return make
 
-    @property
-    def is_crowded(self) -> bool:
-        return len(self._answering) >= self.limits.max_answering
+    def is_full_for(self, client: str) -> bool:
+        """Whether another request of the client has to be refused."""
+        limits, n_answering = self.limits, len(self._answering)
+        if n_answering < limits.max_answering:
+            return False
+        n_clients = len(self._n_answering.keys() | {client})
+        has_its_share = self._n_answering[client] >= limits.max_answering // n_clients
+        return has_its_share or n_answering >= limits.max_answering_small
 
     def add(self, connection: "Connection") -> None:
-        self._waiting[connection] = None
+        self.waits_for_client(connection)
         if len(self._waiting) + len(self._answering) > self.limits.max_connections:
-            longest = next(iter(self._waiting))
+            most = max(self._n_waiting.values())
+            longest = next(one for one in self._waiting if self._n_waiting[one.address] == most)
             self.remove(longest)
             longest.close()
 
     def waits_for_client(self, connection: "Connection") -> None:
         self.remove(connection)
         self._waiting[connection] = None
+        self._n_waiting[connection.address] += 1
 
-    def waits_for_server(self, connection: "Connection") -> None:
+    def waits_for_server(self, connection: "Connection", client: str) -> None:
         self.remove(connection)
-        self._answering.add(connection)
+        self._answering[connection] = client
+        self._n_answering[client] += 1
 
     def remove(self, connection: "Connection") -> None:
-        self._waiting.pop(connection, None)
-        self._answering.discard(connection)
+        if connection in self._waiting:
+            del self._waiting[connection]
+            _take_one(self._n_waiting, connection.address)
+        elif connection in self._answering:
+            _take_one(self._n_answering, self._answering.pop(connection))
+
+
+def _take_one(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
 
 
 class Connection(asyncio.Protocol):
@@ -102,6 +131,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._limits = connections.limits
         self._inner = make_inner({"connection": self})
+        self.address = ""  # of the client, without its port
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._closed = False
@@ -116,6 +146,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if peer := transport.get_extra_info("peername"):
+            self.address = peer[0]
         # With no room to spare "paused" means that something is unsent, and nothing is added to
         # it: if it does not shrink the client does not read.
         self._transport.set_write_buffer_limits(high=0)
@@ -150,10 +182,9 @@ class Connection(asyncio.Protocol):
 
     # Called by the gateway.
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether as many requests are in progress as are allowed."""
-        return self._connections.is_crowded
+    def is_full_for(self, client: str) -> bool:
+        """Whether as many requests are in progress as are allowed, for one more of the client."""
+        return self._connections.is_full_for(client)
 
     def request_began(self) -> None:
         self._requests += 1
@@ -161,10 +192,10 @@ class Connection(asyncio.Protocol):
         if not self._closed and self._requests == 1:
             self._connections.waits_for_client(self)
 
-    def request_complete(self) -> None:
+    def request_complete(self, client: str) -> None:
         """Head and body have come: from here on the client waits for the server."""
         if not self._closed:
-            self._connections.waits_for_server(self)
+            self._connections.waits_for_server(self, client)
 
     def request_ended(self) -> None:
         self._requests -= 1
@@ -298,6 +329,7 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     _head_bytes = 0  # that have come since a head was complete, or a piece of a body
+    _running: RequestResponseCycle | None = None  # `cycle` is the latest, sent ahead perhaps
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -311,12 +343,21 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Also ends the cycles of the protocol with its parser and its last request, which would
-        keep both until a full garbage collection.
+        """Tell the running request, where the client has sent others ahead; uvicorn tells the
+        latest one alone. Also ends the cycles of the protocol with its parser and its last request,
+        which would keep both until a full garbage collection.
         """
+        if self._running is not None:
+            self._running.disconnected = not self._running.response_complete
+            self._running.message_event.set()
+            self._running = None
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]
         del self.parser
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0

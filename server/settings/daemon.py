@@ -5,20 +5,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.values.settings import Section
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.access.web import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.http.listening import is_loopback
-from server.settings.values import ENVIRONMENT_PREFIX, Section, Texts
+from server.settings.values import ENVIRONMENT_PREFIX, FROM_HOME, SettingsModel, Texts
 
 
-class DaemonSettings(BaseModel):
+class DaemonSettings(SettingsModel):
     """Settings that are the same for all models."""
 
     host: Annotated[str, Section.NETWORK] = Field(
         "127.0.0.1",
+        min_length=1,
         description="Address to listen on. One that other machines can reach needs API keys.",
     )
     port: Annotated[int, Section.NETWORK] = Field(
@@ -29,7 +31,7 @@ class DaemonSettings(BaseModel):
         description="An API key that may do everything. ROOTSTOCK_API_KEY keeps it out of the "
         "process list.",
     )
-    api_keys_file: Annotated[Path | None, Section.KEYS] = Field(
+    api_keys_file: Annotated[Path | None, FROM_HOME, Section.KEYS] = Field(
         None,
         description="YAML file of keys (SHA-256), roles and limits; `rootstock key NAME` makes an"
         " entry.",
@@ -153,9 +155,13 @@ class DaemonSettings(BaseModel):
     @classmethod
     def _host_can_be_looked_up(cls, host: str) -> str:
         try:
+            if ":" in host:
+                ipaddress.IPv6Address(host.strip("[]"))
             host.encode("idna")
-        except UnicodeError:
-            raise PydanticCustomError("host", "must be an address or the name of a host") from None
+        except ValueError:
+            raise PydanticCustomError(
+                "host", "must be an address or the name of a host, without a port"
+            ) from None
         return host
 
     @field_validator("api_key")

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -23,137 +24,70 @@ from pydantic_settings import NoDecode
 
 from engine.values.settings import (
     DEFAULT_NAME,
+    LEAST_DISK_BYTES,
     AdapterConfig,
     DiskCacheConfig,
     DiskWrites,
     EngineConfig,
-    KVFormat,
+    Section,
+    Setting,
 )
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
-from server.settings.values import Adapters, Section, Texts
+from server.settings.values import FROM_HOME, Adapters, SettingsModel, Texts
 
 MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
 
-LEAST_DISK_BYTES = 16 * 1024**2
-"""The disk cache takes no fewer: its index alone may need a few MiB."""
+_DISK = DiskCacheConfig(directory=Path(), max_bytes=LEAST_DISK_BYTES)
+"""Declares the defaults of the disk cache."""
 
-_ENGINE = EngineConfig(model="")
-"""Declares the defaults of the engine's settings."""
+_WITH_UNIT = {int: ByteSize, int | None: ByteSize | None}
+"""The types of numbers of bytes, and the types that also take a text such as 8GiB."""
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
-class EngineSettings(BaseModel):
-    """Settings of the engine of a model."""
+def _with_engine_settings(model: type[_Model]) -> type[_Model]:
+    """Extend a model by a field for each field of EngineConfig that has a Setting: of the same
+    name, type, limits and default.
+    """
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    added: dict[str, Any] = {}
+    for field in fields(EngineConfig):
+        match get_args(hints[field.name]):
+            case kind, *limits, Setting(section, description):
+                kind = _WITH_UNIT[kind] if field.name.endswith("_bytes") else kind
+                default = Field(field.default, description=description)
+                added[field.name] = Annotated[kind, *limits, section], default
+    return create_model(
+        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **added
+    )
+
+
+@_with_engine_settings
+class EngineSettings(SettingsModel):
+    """Settings of the engine of a model: `adapters`, and those that EngineConfig declares."""
 
     adapters: Annotated[Adapters, Section.MODEL] = Field(
         {},
         description="LoRA folders of mlx-lm by name; the API serves each as MODEL:ADAPTER.",
     )
-    generation_config: Annotated[Literal["auto", "none"], Section.MODEL] = Field(
-        "auto",
-        description="Sampling defaults: auto uses the model's generation_config.json, none "
-        "temperature 1.",
-    )
-    kv_cache_bytes: Annotated[ByteSize | None, Section.MEMORY] = Field(
-        None,
-        gt=0,
-        description="Size of the KV arena, such as 8GiB, allocated at start. Unset: a share of "
-        "the free memory.",
-    )
-    kv_format: Annotated[KVFormat, Section.MEMORY] = Field(
-        _ENGINE.kv_format,
-        description="How K and V are stored. full, which auto is: as the model computes them. q8: "
-        "8 bits a number, for nearly twice the tokens of half precision. k8v4: 8 bits for K and 4 "
-        "for V. f16, bf16: half precision, where the model computes in float32. What a format "
-        "changes is measured at load, and too much is refused.",
-    )
-    state_cache_bytes: Annotated[ByteSize | None, Section.MEMORY] = Field(
-        None,
-        ge=0,
-        description="Memory for saved states of recurrent layers. Unset: a quarter of the arena, "
-        "or what is useful.",
-    )
-    max_model_len: Annotated[Annotated[int, Field(ge=1)] | None, Section.MODEL] = Field(
-        None,
-        description="Most tokens of prompt and answer. Unset, or auto: the model's context, or "
-        "what fits into memory.",
-    )
-    block_size: Annotated[int, Section.COMPUTING] = Field(
-        _ENGINE.block_size, ge=1, le=1024, description="Tokens in one block of the KV cache."
-    )
-    max_running: Annotated[int, Section.LIMITS] = Field(
-        _ENGINE.max_running,
-        ge=1,
-        le=1024,
-        description="Sequences computed together in one step.",
-    )
-    max_waiting: Annotated[int, Section.LIMITS] = Field(
-        _ENGINE.max_waiting,
-        ge=1,
-        le=1_000_000,
-        description="Queue length in sequences, beyond which requests get a 429. One client may "
-        "queue as many as there are free places.",
-    )
-    step_tokens: Annotated[int, Section.COMPUTING] = Field(
-        _ENGINE.step_tokens,
-        ge=1,
-        le=1_000_000,
-        description="Most tokens computed in one step.",
-    )
-    max_prompt_share: Annotated[float, Section.COMPUTING] = Field(
-        _ENGINE.max_prompt_share,
-        ge=0,
-        le=1,
-        description="Share of a step's time that prompts may take next to decodes; 0.75 makes a "
-        "step at most four times as long. Smaller: steadier streams. 1: only "
-        "step_tokens limits.",
-    )
-    prefix_cache: Annotated[bool, Section.MEMORY] = Field(
-        _ENGINE.prefix_cache,
-        description="Share KV between prompts with a common prefix, and between turns.",
-    )
-    speculate: Annotated[Literal["auto", "off"], Section.COMPUTING] = Field(
-        "auto",
-        description="Draft tokens and verify several in one step where that is predicted to be "
-        "faster. Answers do not change.",
-    )
-    decode: Annotated[Literal["auto", "eager"], Section.COMPUTING] = Field(
-        "auto",
-        description="auto compiles decode steps if that is faster when measured at load; eager "
-        "never compiles.",
-    )
-    attention: Annotated[Literal["auto", "gather", "cascade"], Section.COMPUTING] = Field(
-        "auto",
-        description="How attention reads the blocks; auto is cascade on a CPU (the only device "
-        "that has it), else gather.",
-    )
 
-    pooling: Annotated[Literal["auto", "last", "mean", "first"], Section.MODEL] = Field(
-        "auto",
-        description="Which hidden states form an embedding: the last token's, the first's or the "
-        "mean; auto follows the checkpoint's sentence-transformers files, without "
-        "which a model does not embed.",
-    )
-    reranker: Annotated[Literal["auto", "yes-no"], Section.MODEL] = Field(
-        "auto",
-        description="yes-no serves a generator as a reranker by the logits of these two words; "
-        "auto reranks with sequence-classification checkpoints only.",
-    )
-
-    @field_validator("max_model_len", mode="before")
+    # Without `check_fields` the fields that are added may be validated
+    @field_validator("max_model_len", mode="before", check_fields=False)
     @classmethod
     def _auto_is_unset(cls, value: object) -> object:
         return None if value == "auto" else value
 
-    @field_validator("speculate", mode="before")
+    @field_validator("speculate", mode="before", check_fields=False)
     @classmethod
     def _off_without_quotes(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads `off` as false
 
     @model_validator(mode="after")
     def _one_purpose(self) -> Self:
-        if self.pooling != "auto" and self.reranker != "auto":
+        if self.engine.pooling != "auto" and self.engine.reranker != "auto":
             raise PydanticCustomError(
                 "reranker", "reranker: a model that reranks does not embed; set no pooling"
             )
@@ -161,28 +95,29 @@ class EngineSettings(BaseModel):
 
     @model_validator(mode="after")
     def _step_holds_every_running_sequence(self) -> Self:
-        if self.step_tokens < self.max_running:
+        if self.engine.step_tokens < self.engine.max_running:
             raise PydanticCustomError(
                 "step_tokens",
                 "step_tokens: must be at least max_running ({max_running}), because every "
                 "running sequence computes a token in a step",
-                {"max_running": self.max_running},
+                {"max_running": self.engine.max_running},
             )
         return self
 
-    def engine_config(self, model: str, disk: DiskCacheConfig | None) -> EngineConfig:
-        """The configuration of one model's engine. It has every one of these settings, by the same
-        name.
+    @property
+    def engine(self) -> EngineConfig:
+        """The configuration of an engine with these settings. It names no model and has no disk
+        cache and no memory limit: `ModelsSettings.config_of` adds these.
         """
         own: dict[str, Any] = {name: getattr(self, name) for name in EngineSettings.model_fields}
         own["adapters"] = tuple(starmap(AdapterConfig, self.adapters.items()))
-        return EngineConfig(model=model, disk=disk, **own)
+        return EngineConfig(model="", **own)
 
 
 class DiskCacheSettings(EngineSettings):
     """The disk cache, which outlives evictions and restarts."""
 
-    disk_cache: Annotated[Path | None, Section.DISK_CACHE] = Field(
+    disk_cache: Annotated[Path | None, FROM_HOME, Section.DISK_CACHE] = Field(
         None,
         description="Directory on a fast disk for KV that outlives evictions and restarts, "
         "created if missing. Models share it; one daemon uses it at a time.",
@@ -193,7 +128,7 @@ class DiskCacheSettings(EngineSettings):
         description="Limit of the directory for all models, as du counts.",
     )
     disk_cache_write: Annotated[DiskWrites, Section.DISK_CACHE] = Field(
-        DiskWrites.SELECTIVE,
+        _DISK.write,
         description="selective: long prefixes that are shared, idle or about to be evicted; all: "
         "every computed block; exit: nothing before shutdown.",
     )
@@ -204,29 +139,20 @@ class DiskCacheSettings(EngineSettings):
         "limit.",
     )
     disk_cache_shutdown_seconds: Annotated[float, Section.DISK_CACHE] = Field(
-        10.0,
+        _DISK.shutdown_seconds,
         ge=0,
         le=3600,
         description="Time for writing the rest at shutdown, after running requests have ended.",
     )
     disk_cache_salted: Annotated[bool, Section.DISK_CACHE] = Field(
-        False,
+        _DISK.salted,
         description="Also write prompts with a cache_salt, and those of keys that do not share "
         "the cache.",
     )
 
-    @field_validator("disk_cache")
-    @classmethod
-    def _home_is_known(cls, directory: Path | None) -> Path | None:
-        """A shell knows what ~ is; a YAML file and a unit of systemd do not."""
-        try:
-            return None if directory is None else directory.expanduser()
-        except RuntimeError:
-            raise PydanticCustomError("directory", "begins with a home that is not known") from None
-
     @model_validator(mode="after")
     def _there_are_prefixes_to_keep(self) -> Self:
-        if self.disk_cache is not None and not self.prefix_cache:
+        if self.disk_cache is not None and not self.engine.prefix_cache:
             raise PydanticCustomError(
                 "disk_cache",
                 "disk_cache: needs the prefix cache, which is turned off (--no-prefix-cache, or "
@@ -248,7 +174,7 @@ class DiskCacheSettings(EngineSettings):
         )
 
 
-class ConversationSettings(BaseModel):
+class ConversationSettings(SettingsModel):
     """Settings of chat prompts and of the parsing of answers."""
 
     tool_parser: Annotated[str, Section.MODEL] = Field(
@@ -276,7 +202,7 @@ class ConversationSettings(BaseModel):
         " and prevents sharing.",
     )
 
-    warm_prompts: Annotated[Path | None, Section.MEMORY] = Field(
+    warm_prompts: Annotated[Path | None, FROM_HOME, Section.MEMORY] = Field(
         None,
         description="File of prompts to compute after loading while the engine is idle. A list in"
         " JSON or YAML, or JSON lines (.jsonl).",
@@ -285,13 +211,9 @@ class ConversationSettings(BaseModel):
     @field_validator("warm_prompts")
     @classmethod
     def _file_of_prompts(cls, path: Path | None) -> Path | None:
-        if path is None:
-            return None
         try:
-            path = path.expanduser()
-            read_prompts(path)
-        except RuntimeError:
-            raise PydanticCustomError("file", "begins with a home that is not known") from None
+            if path is not None:
+                read_prompts(path)
         except PromptFileError as error:
             raise PydanticCustomError("file", "{problem}", {"problem": str(error)}) from None
         return path
@@ -315,7 +237,7 @@ class ConversationSettings(BaseModel):
         return name
 
 
-class ResidencySettings(BaseModel):
+class ResidencySettings(SettingsModel):
     """When a model is in memory."""
 
     ttl_seconds: Annotated[float | None, Section.MEMORY] = Field(
@@ -374,14 +296,16 @@ def from_json(value: object) -> object:
         return value
 
 
-class PoolSettings(BaseModel):
+class PoolSettings(SettingsModel):
     """The models, and the memory that they share."""
 
     model: Annotated[Texts, Section.MODEL] = Field(
         (), description=f"{MODEL} Several are loaded when requests name them."
     )
     served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
-    models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
+    models: Annotated[
+        tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json), Section.MODEL
+    ] = Field(
         (),
         description="In YAML: more models, each with a `model` and its own settings.",
     )
@@ -401,6 +325,8 @@ class PoolSettings(BaseModel):
 
 # Of several bases the last has the first fields
 class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings, PoolSettings):
+    """The settings of all models: shared ones, and those of the entries of `models`."""
+
     @model_validator(mode="after")
     def _a_name_is_of_one_model(self) -> Self:
         if self.served_model_name and len(self.model) + len(self.models) > 1:
@@ -445,9 +371,11 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return ModelSettings.model_validate(self.model_dump(include=shared) | given)
 
     def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
-        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory."""
-        config = model.engine_config(model.model, self.disk_cache_config())
-        return replace(config, memory_bytes=memory_bytes)
+        """An engine's configuration. It uses at most `memory_bytes`; None: the free memory. A model
+        without a prefix cache has no prefixes to keep on disk.
+        """
+        disk = self.disk_cache_config() if model.engine.prefix_cache else None
+        return replace(model.engine, model=model.model, memory_bytes=memory_bytes, disk=disk)
 
     def _given_to_each(self) -> list[dict[str, Any]]:
         """The settings given for single models, in the order of `each_model`."""

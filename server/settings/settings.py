@@ -1,14 +1,14 @@
 """All settings as one, read from flags, environment and YAML, and their error messages."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -18,46 +18,23 @@ from pydantic_settings import (
 
 from server.settings.daemon import DaemonSettings
 from server.settings.models import ModelSettings, ModelsSettings, from_json
-from server.settings.values import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, variable_of
+from server.settings.values import (
+    CLIENT_KEY_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    SettingsModel,
+    variable_of,
+    with_home,
+)
+from server.validation import plain_message
 
 SECRET = "api_key"
 """The setting whose value is never shown."""
 
+ENTRY = "must be a mapping such as {model: models/tiny}"
+"""What is said of an entry of `models` that is none."""
+
 LONGEST_VALUE = 80
 """Characters of a refused value that are shown."""
-
-_SIZE = "must be a size such as 8GiB, 512MB or 1048576"
-_INTEGER = "must be an integer"
-_NUMBER = "must be a number"
-_BOOLEAN = "must be true or false"
-
-MESSAGES = {
-    "bool_parsing": _BOOLEAN,
-    "bool_type": _BOOLEAN,
-    "byte_size": _SIZE,
-    "byte_size_unit": _SIZE,
-    "dict_type": "must be a mapping",
-    "enum": "must be {expected}",
-    "float_parsing": _NUMBER,
-    "float_type": _NUMBER,
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "int_from_float": _INTEGER,
-    "int_parsing": _INTEGER,
-    "int_parsing_size": "must be an integer of fewer digits",
-    "int_type": _INTEGER,
-    "invalid_key": "must be the name of a setting",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "model_type": "must be a mapping such as {{model: models/tiny}}",
-    "path_type": "must be a path",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string_too_long": "must have a length of at most {max_length}",
-    "string_too_short": "must have a length of at least {min_length}",
-    "string_type": "must be a text",
-    "tuple_type": "must be a list",
-}
-"""Replacements of pydantic's messages, by the type of the error."""
 
 YAML_HINTS = {
     "mapping values are not allowed here": "is the line indented too far, or a text with a colon "
@@ -74,7 +51,7 @@ class SettingsError(Exception):
     """The settings cannot be used. The text has one line for each setting at fault."""
 
 
-class GeneralSettings(BaseModel):
+class GeneralSettings(SettingsModel):
     """The YAML file and the log level. They come first in `--help` and in the reference."""
 
     config: Path | None = Field(None, description="A YAML file with any of these settings.")
@@ -144,10 +121,29 @@ def _unknown_variable(name: str) -> str:
     return f"{variable_of(name)}: there is no such setting{hint}"
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, and refuses a mapping that has a name twice. PyYAML's own loader takes the last
+    value.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"{key.value} is there twice", problem_mark=key.start_mark
+                    )
+                names.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file. Raises SettingsError unless it maps names to values."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.load(with_home(path).read_text("utf-8"), _Loader)
+    except PydanticCustomError as error:
+        raise SettingsError(f"config: {path} {error.message()}") from None
     except OSError as error:
         raise SettingsError(f"config: cannot read {path.absolute()}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -203,7 +199,8 @@ def _line(error: ErrorDetails, models: object) -> str:
     if error["type"] in Settings.model_fields and error["msg"].startswith(f"{error['type']}: "):
         # A rule among several settings: its message begins with the one to change
         return f"{place}.{error['msg']}" if place else error["msg"]
-    return f"{place}: {_message(error)}{_given(error)}"
+    message = ENTRY if error["type"] == "model_type" else plain_message(error)
+    return f"{place}: {message}{_given(error)}"
 
 
 def _unknown(loc: tuple[int | str, ...], models: object) -> str:
@@ -242,17 +239,6 @@ def _place(loc: tuple[int | str, ...]) -> str:
         elif part != "[key]":  # pydantic's mark of an error in a key; the key itself is before it
             place += f".{part}" if place else part
     return place
-
-
-def _message(error: ErrorDetails) -> str:
-    if error["type"] in MESSAGES:
-        limits = {
-            name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, value in error.get("ctx", {}).items()
-        }
-        return MESSAGES[error["type"]].format_map(limits)
-    message = error["msg"].removeprefix("Input should ").removeprefix("String should ")
-    return message if message == error["msg"] else f"must {message}"
 
 
 def _given(error: ErrorDetails) -> str:

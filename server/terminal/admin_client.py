@@ -30,6 +30,7 @@ from server.terminal.client import (
     http_client,
     one_line,
     open_response,
+    parse_url,
 )
 from server.terminal.console import NotFound, NotLoaded, TerminalError, printable
 
@@ -57,22 +58,29 @@ class Admin:
     http: httpx.Client
 
     def cache_stats(self, model: str | None = None) -> CacheStatsResponse:
+        """The counters of a loaded model's cache."""
         return self._fetch(CacheStatsResponse, "GET", _path("cache/stats", model=model))
 
     def clear_cache(
         self, tiers: str | None = None, what: str | None = None, model: str | None = None
     ) -> ClearResponse:
+        """Clear the cache of a model, or of each. `tiers` and `what` are texts with commas; None is
+        both tiers, and the KV alone.
+        """
         path = _path("cache/clear", tiers=tiers, what=what, model=model)
         return self._fetch(ClearResponse, "POST", path)
 
     def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
+        """The number of a prompt's tokens that are cached."""
         return self._fetch(ProbeResponse, "POST", "cache/probe", body)
 
     def models(self) -> PooledModels:
+        """All models of the daemon, and their memory."""
         with _explained(NO_MODELS):
             return self._fetch(PooledModels, "GET", "models")
 
     def requests(self) -> list[LiveRequest]:
+        """The requests that run or wait."""
         return self._fetch(LiveRequests, "GET", "requests").requests
 
     def picture(self, model: str | None = None) -> CacheTree:
@@ -103,8 +111,10 @@ class Admin:
 
 @contextmanager
 def admin_client(endpoint: Endpoint) -> Iterator[Admin]:
-    """A client of the daemon whose /v1 is at the endpoint."""
-    root = endpoint.base_url.rstrip("/").removesuffix("/v1")
+    """A client of the daemon whose /v1 is at the endpoint. Raises TerminalError for an invalid
+    URL.
+    """
+    root = str(parse_url(endpoint.base_url)).rstrip("/").removesuffix("/v1")
     with http_client(Endpoint(f"{root}/admin", endpoint.api_key), TIMEOUT) as http:
         yield Admin(http)
 

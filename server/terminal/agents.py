@@ -37,6 +37,7 @@ class Target:
 
     @property
     def root_url(self) -> str:
+        """The base URL without /v1."""
         return self.base_url.removesuffix("/v1")
 
     @property

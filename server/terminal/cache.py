@@ -11,11 +11,10 @@ from engine.values.stats import DiskCacheStats, MemoryStats
 from kvstore.disk import store as disk_store
 from kvstore.disk.store import FolderCheck
 from kvstore.disk.types import DiskError
-from server.schemas import CacheStatsResponse, ClearResponse, Remembered
-from server.terminal.admin_client import Admin, loaded_model, recent_text
+from server.schemas import CacheStatsResponse, Remembered
+from server.terminal.admin_client import loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (
-    NotLoaded,
     bytes_text,
     counted,
     errors_printed,
@@ -120,7 +119,9 @@ def clear(
         _clear_directory(directory, others)
         return
     with daemon_at(url, api_key, model) as (daemon, _):
-        cleared = _cleared(daemon, tiers, what, model)
+        cleared = daemon.clear_cache(tiers, what, model)
+    if not cleared.models and KINDS[0] in (what or KINDS[0]).split(","):
+        typer.echo(printable(f"{model or 'every model'}: not loaded, so nothing is in memory"))
     for one in cleared.models:
         freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
         typer.echo(printable(f"{one.id}: {freed if one.failure is None else one.failure}"))
@@ -208,17 +209,6 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     with errors_printed(DiskError):
         n_bytes = disk_store.clear(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
-
-
-def _cleared(
-    daemon: Admin, tiers: str | None, what: str | None, model: str | None
-) -> ClearResponse:
-    """Clear the named model, or else each model. Raises NotLoaded where nothing can be cleared."""
-    try:
-        return daemon.clear_cache(tiers, what, model)
-    except NotLoaded:
-        loaded_model(daemon, model)  # raises NotLoaded with what is loaded, or what loads it
-        raise
 
 
 def _remembered_text(remembered: Remembered) -> str:

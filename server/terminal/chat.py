@@ -53,6 +53,7 @@ KEYS = {
     "Alt-Enter": "break the line; Enter sends",
     "Ctrl-R": "search earlier input",
     "Ctrl-C": "during an answer: stop it, and keep its text",
+    "Ctrl-Z": "suspend the chat; fg continues it",
 }
 HELP = "\n".join(
     [f"{name:11}{about}" for name, about in {**COMMANDS, **KEYS}.items()]

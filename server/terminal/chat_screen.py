@@ -208,6 +208,7 @@ def line_reader(commands: Mapping[str, str], history: History) -> Callable[[], s
         completer=WordCompleter(list(commands), sentence=True, meta_dict=dict(commands)),
         complete_while_typing=command_begun,
         reserve_space_for_menu=len(commands),
+        enable_suspend=True,  # Ctrl-Z
     )
     return session.prompt
 

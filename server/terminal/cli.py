@@ -96,7 +96,7 @@ class _Imported(UserDict[str, Any]):
 
 app = typer.Typer(
     cls=CommandsOnDemand,
-    help="Serve language models with MLX behind the APIs of OpenAI and Anthropic.",
+    help="Serve language models on MLX, with the APIs of OpenAI, Anthropic and Ollama.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # tables cut the names of flags short

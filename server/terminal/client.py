@@ -118,6 +118,7 @@ class Answer:
     last_at: float = 0.0  # the last piece, or the finish, whose token may have no text
 
     def add(self, chunk: Chunk, now: float) -> None:
+        """Add a chunk that arrived at `now`."""
         self.text += chunk.text
         if chunk.text or chunk.reasoning:
             if self.pieces == 0:
@@ -177,6 +178,7 @@ class ChatClient:
 
     @property
     def base_url(self) -> str:
+        """The server's base URL, as users see it."""
         return shown_url(self.http.base_url)
 
     def stream(self, messages: Sequence[Message]) -> Generator[Chunk]:

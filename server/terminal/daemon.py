@@ -121,10 +121,14 @@ def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
 
 
 def _names(pool: PooledModels) -> str:
-    """All names of the only model; several models have a table instead."""
+    """All names of the only model, and its state if it is not loaded; several models have a table
+    instead.
+    """
     if len(pool.models) > 1:
         return ""
-    return ", ".join((pool.models[0].id, *pool.models[0].aliases))
+    [model] = pool.models
+    state = "" if model.state is State.READY else f" ({model.state})"
+    return ", ".join((model.id, *model.aliases)) + state
 
 
 def _budget(pool: PooledModels) -> str:

@@ -14,18 +14,35 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
+from engine.values.settings import Section
 from server.settings import Settings, SettingsError, load_settings
-from server.settings.values import Section
 from server.terminal.console import print_error
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
+VLLM_FLAGS = {
+    "--enable-lora": "--adapter",
+    "--enable-prefix-caching": "--prefix-cache, which is the default",
+    "--enforce-eager": "--decode eager",
+    "--gpu-memory-utilization": "--memory-budget, a size such as 24GiB",
+    "--kv-cache-dtype": "--kv-format",
+    "--kv-cache-memory-bytes": "--kv-cache-bytes",
+    "--lora-modules": "--adapter",
+    "--max-num-batched-tokens": "--step-tokens",
+    "--max-num-seqs": "--max-running",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--runner": "--pooling",
+    "--speculative-config": "--speculate",
+    "--tool-call-parser": "--tool-parser",
+}
+"""Flags of vLLM, and those that do the same here: https://docs.vllm.ai/en/stable/cli/serve/"""
+
 UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 class SettingsCommand(TyperCommand):
-    """A command with options for settings: help has them in sections. It takes no arguments, and
-    says what a model's name without its option should be.
+    """A command with options for settings: help has them in sections. It takes no arguments. Errors
+    tell the option for a model's name without one, and for a flag of vLLM.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -34,13 +51,16 @@ class SettingsCommand(TyperCommand):
             shown = [
                 record
                 for name, record in records.items()
-                if record is not None and _section(name) is section
+                if record is not None and section_of(name) is section
             ]
             if shown:
                 with formatter.section(section or "Options"):
                     formatter.write_dl(shown)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for flag_name in (arg.partition("=")[0] for arg in args):
+            if flag_name in VLLM_FLAGS:
+                ctx.fail(f"{flag_name} is a flag of vLLM; here it is {VLLM_FLAGS[flag_name]}")
         ctx.allow_extra_args = True
         if extra := super().parse_args(ctx, args):
             name = shlex.quote(extra[0])
@@ -90,6 +110,13 @@ def settings_or_exit(flags: dict[str, Any]) -> Settings:
         raise typer.Exit(USAGE_ERROR) from None
 
 
+def section_of(name: str) -> Section | None:
+    """The section of an option; None for those that are no settings, or in no section."""
+    field = Settings.model_fields.get(name)
+    marks = field.metadata if field is not None else ()
+    return next((mark for mark in marks if isinstance(mark, Section)), None)
+
+
 def value_text(value: object) -> str:
     """A setting's value in YAML."""
     if isinstance(value, ByteSize):
@@ -113,13 +140,6 @@ def flag(name: str, field: FieldInfo) -> str:
     """The flag of a field. A mapping's flag takes one entry at a time, so its name is singular."""
     given = name.removesuffix("s") if _kind(field) is Mapping else name
     return f"--{given.replace('_', '-')}"
-
-
-def _section(name: str) -> Section | None:
-    """The section of an option; None for those that are no settings, or in no section."""
-    field = Settings.model_fields.get(name)
-    marks = field.metadata if field is not None else ()
-    return next((mark for mark in marks if isinstance(mark, Section)), None)
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:

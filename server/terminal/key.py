@@ -1,4 +1,4 @@
-"""`rootstock key`: makes a key, and the entry for the file of keys."""
+"""`rootstock key`: makes an API key, and its entry for the file of keys."""
 
 from typing import Annotated
 
@@ -8,17 +8,18 @@ from pydantic_core import ErrorDetails
 
 from server.access.keys import ApiKey, Role, digest_of, entry_text, new_secret
 from server.terminal.cli import command
+from server.validation import plain_message
 
 
 @command
 def key(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Its owner: letters, digits, . _ @ and -.")
+        str, typer.Argument(metavar="NAME", help="The key's name: letters, digits, . _ @ and -.")
     ],
-    role: Annotated[Role, typer.Option(help="user may use the models, admin also /admin.")] = (
-        Role.USER
-    ),
-    concurrency: Annotated[int | None, typer.Option(help="Most requests at a time.")] = None,
+    role: Annotated[
+        Role, typer.Option(help="user may use the models, admin also the routes of /admin.")
+    ] = Role.USER,
+    concurrency: Annotated[int | None, typer.Option(help="Most concurrent requests.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Most requests a minute.")] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Most tokens of prompts and answers a minute.")
@@ -46,4 +47,4 @@ def key(
 def _bad_parameter(error: ErrorDetails) -> typer.BadParameter:
     field = str(error["loc"][0])
     hint = "NAME" if field == "name" else f"--{field.replace('_', '-')}"
-    return typer.BadParameter(f"{error['msg']}, not {error['input']!r}", param_hint=hint)
+    return typer.BadParameter(f"{plain_message(error)}, not {error['input']!r}", param_hint=hint)

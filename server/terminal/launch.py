@@ -46,24 +46,31 @@ def launch(
         ),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="For the agent, after `--`.")
+        list[str] | None, typer.Argument(help="Arguments of the agent, after `--`.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="As the server lists it; without, its first one.")
+        str | None, typer.Option(help="A model that the server lists. Default: its first one.")
     ] = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
     print_only: Annotated[
-        bool, typer.Option("--print", help="Show it as lines for a shell, and start nothing.")
+        bool,
+        typer.Option(
+            "--print", help="Print the shell commands that do the same, and start nothing."
+        ),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option(help="Also where the model's context is too short, or it can call no tools."),
+        typer.Option(
+            "--force",
+            help="Start even if the model's context is too short, or it can call no tools.",
+        ),
     ] = False,
 ) -> None:
     """Start a coding agent on the running daemon.
 
-    It gets its variables and arguments for this one time; its own files are left alone.
+    The agent gets the server and the model by variables and arguments of this one process. Its own
+    files are not changed.
     """
     with errors_printed():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}), model)

@@ -17,7 +17,7 @@ from anyio import create_task_group
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import ModelError
-from engine.launch import launch, local_checkpoint
+from engine.launch import check_directory, launch, local_checkpoint
 from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
 from server.http.listening import base_url, listening
@@ -102,7 +102,8 @@ def _disk_cache_problems(settings: Settings) -> Iterator[str]:
     """Why the disk cache cannot be used, as far as it shows without a model. The folder is made. A
     disk that is fuller than the settings assume is logged.
     """
-    if (folder := settings.disk_cache) is None:
+    folder, disk = settings.disk_cache, settings.disk_cache_config()
+    if folder is None or disk is None:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,6 +118,10 @@ def _disk_cache_problems(settings: Settings) -> Iterator[str]:
             "disk that you may write to"
         )
     else:
+        try:
+            check_directory(disk)
+        except ModelError as error:
+            yield str(error)
         if room_bytes < settings.disk_cache_bytes:
             log.warning(
                 "disk_cache: the disk of %s has room for %s, less than disk_cache_bytes, %s",

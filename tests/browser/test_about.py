@@ -8,11 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 from pydantic import SecretStr
 
 from engine.values.model import ModelCard, facts_of
-from server.settings import Settings
+from server.settings import Settings, load_settings
 from server.terminal.agents import AGENTS
 from server.terminal.console import command_name
 from tests.browser.conftest import Serve, Visit
@@ -157,15 +157,45 @@ def test_a_users_key_shows_how_to_connect_and_nothing_of_the_daemon(
     expect(page.locator("#daemon")).to_have_count(0)
 
 
+def context_of(panel: Locator) -> Locator:
+    """The line of the model's context."""
+    return panel.locator(".facts > div").filter(has_text="Context")
+
+
+@pytest.mark.parametrize(
+    ("max_context_tokens", "arena_tokens", "limit"),
+    [
+        (4096, 8192, "max_model_len or memory"),
+        (32_768, 4096, "the KV cache"),
+        (8192, 4096, "the KV cache"),
+    ],
+)
+def test_the_panel_says_what_shortens_the_context(
+    visit: Visit, serve: Serve, max_context_tokens: int, arena_tokens: int, limit: str
+) -> None:
+    card = replace(
+        CARD,
+        model_context_tokens=32_768,
+        max_context_tokens=max_context_tokens,
+        arena_tokens=arena_tokens,
+    )
+    page = visit(serve(FakeEngine(card=card), Settings(port=0)))
+    panel = page.get_by_role("region", name="This daemon")
+    text = f"Context4,096 tokens of the model's 32,768, limited by {limit}"
+    expect(context_of(panel)).to_have_text(text)
+
+
 def test_the_panel_tells_model_context_dtype_memory_and_settings(
     visit: Visit, serve: Serve
 ) -> None:
     card = replace(CARD, batching="padded rows, since not joined rows")
-    url = serve(FakeEngine(card=card), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
+    settings = load_settings({"port": 0, "step_tokens": 64, "max_body_bytes": 1 << 20})
+    url = serve(FakeEngine(card=card), settings)
     page = visit(url)
     panel = page.get_by_role("region", name="This daemon")
     for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):
         expect(panel.locator(".facts")).to_contain_text(said)
+    expect(context_of(panel)).to_have_text("Context512 tokens the model's own")
     batching = panel.locator(".facts > div").filter(has_text="Batching")
     expect(batching).to_have_text(f"Batching{card.batching}")
     expect(batching).to_have_attribute("title", facts_of(ModelCard)["batching"].description)

@@ -58,6 +58,7 @@ CARD = ModelCard(
     name="test/bytes",
     fingerprint="fp_bytes",
     vocab_size=VOCAB_SIZE,
+    model_context_tokens=512,
     max_context_tokens=512,
     eos_token_ids=frozenset({END_OF_TEXT}),
     kv_bytes_per_token=1024,

@@ -3,6 +3,7 @@ computed and not read has a bound.
 """
 
 import json
+import logging
 import select
 import socket
 from collections.abc import Iterator
@@ -179,6 +180,18 @@ def test_a_client_that_reads_on_is_kept() -> None:
         lines = takewhile(lambda line: line != b"data: [DONE]\n", received)
         assert sum(line.count(b'"token":"x"') for line in lines) == 450
         received.close()
+
+
+def test_a_client_that_sends_requests_ahead_and_leaves_is_no_error(
+    base_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300
+    for _ in range(8):
+        with connected(base_url) as connection:
+            connection.sendall(ahead)
+            connection.recv(1)
+        assert is_healthy(base_url)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_silent_connections_make_room_for_those_that_speak() -> None:

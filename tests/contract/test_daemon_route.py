@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from engine.values.model import ModelCard, Place, facts_of
 from server.schemas import fact_lines
-from server.settings import Settings
+from server.settings import Settings, load_settings
 from server.terminal.agents import AGENTS
 from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
 from tests.contract.daemon import running
@@ -60,12 +60,13 @@ def test_facts_without_a_value_have_no_line() -> None:
 
 
 def test_it_tells_every_setting_and_which_were_changed() -> None:
-    with running(FakeEngine(), Settings(port=0, step_tokens=64, cors_origin=("app://*",))) as url:
+    given = {"port": 0, "step_tokens": 64, "cors_origin": ("app://*",)}
+    with running(FakeEngine(), load_settings(given)) as url:
         settings = httpx.get(f"{url}/admin/daemon").json()["settings"]
     assert {setting["name"] for setting in settings} == set(Settings.model_fields)
     assert all(setting["description"] for setting in settings)
     changed = {each["name"]: each["value"] for each in settings if not each["is_default"]}
-    assert changed == {"port": 0, "step_tokens": 64, "cors_origin": ["app://*"]}
+    assert changed == given | {"cors_origin": ["app://*"]}
 
 
 def test_no_key_is_ever_told(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_of_a_prompt_larger_than_the_cache_the_beginning_is_kept(
     assert lives.serve(PROMPT) == [352]
 
 
+def test_a_limit_beyond_the_longest_prompt_is_reported_as_none(model: Path, tmp_path: Path) -> None:
+    lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=512 * MIB))
+    assert lives.serve() == []
+    assert lives.said[-1] == f"disk cache: {tmp_path}, at most 512 MiB, prompts whole"
+
+
 def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)

@@ -392,7 +392,7 @@ def test_unknown_url_and_method(http: httpx.Client) -> None:
 def test_what_may_be_got_may_be_asked_for_its_head(http: httpx.Client, path: str) -> None:
     answer = http.delete(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
-    assert error_of(answer)["message"] == "Method Not Allowed"
+    assert error_of(answer)["message"] == "This path is served for GET, HEAD, not for DELETE."
 
 
 def test_request_id_is_the_servers_own(http: httpx.Client) -> None:

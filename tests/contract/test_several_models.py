@@ -19,7 +19,7 @@ from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.stats import EngineStats, Latency, RequestInfo
 from server.models import hub, registry
 from server.models.registry import ModelRegistry
-from server.settings import Settings
+from server.settings import Settings, load_settings
 from server.settings.models import ModelSettings
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
@@ -172,12 +172,16 @@ def test_a_clear_deletes_what_models_that_are_not_loaded_have_on_disk(
     assert left() == []
 
 
-def test_where_nothing_can_be_cleared_it_says_so(serve: Serve, engines: Engines) -> None:
+def test_while_no_model_is_loaded_all_else_is_cleared(serve: Serve, engines: Engines) -> None:
     client = serve()
+    client.post("/v1/responses", json={"input": "Hi"}).raise_for_status()
     client.post("/admin/models/unload?model=one").raise_for_status()
     for query in ("", "?model=one", "?model=two"):
-        refused = client.post(f"/admin/cache/clear{query}")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
+        kept = client.post(f"/admin/cache/clear{query}").raise_for_status().json()
+        assert (kept["models"], kept["kept"]["responses"]) == ([], 1)
+    query = "?what=kv,replays,responses"
+    cleared = client.post(f"/admin/cache/clear{query}").raise_for_status().json()
+    assert (cleared["models"], cleared["forgotten"]["responses"]) == ([], 1)
 
 
 def test_a_model_that_is_loaded_again_counts_anew_and_its_histograms_go_on(
@@ -321,11 +325,13 @@ def test_a_load_that_fails_is_an_error_with_its_reason_at_once_and_again(
 def test_what_never_fits_is_refused_at_once(serve: Serve, engines: Engines) -> None:
     models = (
         ModelSettings(model="rootstock-demo", served_model_name=("one",)),
-        ModelSettings(
-            model="rootstock-demo",
-            served_model_name=("large",),
-            preload=False,
-            kv_cache_bytes=4 << 30,
+        ModelSettings.model_validate(
+            {
+                "model": "rootstock-demo",
+                "served_model_name": ("large",),
+                "preload": False,
+                "kv_cache_bytes": 4 << 30,
+            }
         ),
     )
     answer = chat(serve(settings_of(models=models)), "large")
@@ -575,16 +581,44 @@ def test_the_names_of_several_models_are_in_their_entries() -> None:
 
 
 def test_settings_of_all_hold_for_each_that_says_nothing_else() -> None:
-    settings = Settings(
-        model=("a",),
-        models=(ModelSettings(model="b", max_running=4, ttl_seconds=5.0),),
-        block_size=8,
-        ttl_seconds=60.0,
+    settings = load_settings(
+        {
+            "model": "a",
+            "models": [{"model": "b", "max_running": 4, "ttl_seconds": 5}],
+            "block_size": 8,
+            "ttl_seconds": 60,
+        }
     )
     first, second = settings.each_model()
-    assert (first.model, first.block_size, first.max_running, first.ttl_seconds) == ("a", 8, 32, 60)
-    assert (second.model, second.block_size, second.max_running) == ("b", 8, 4)
-    assert second.ttl_seconds == 5.0
+    assert (first.model, first.ttl_seconds) == ("a", 60)
+    assert (first.engine.block_size, first.engine.max_running) == (8, 32)
+    assert (second.model, second.ttl_seconds) == ("b", 5)
+    assert (second.engine.block_size, second.engine.max_running) == (8, 4)
+
+
+def test_messages_follow_the_settings_of_their_model(serve: Serve, engines: Engines) -> None:
+    alike = {"model": "rootstock-demo", "pinned": True}
+    models = [
+        alike | {"served_model_name": "one"},
+        alike | {"served_model_name": "two", "prefix_cache": False, "strip_billing_header": False},
+    ]
+    client = serve(load_settings({"port": 0, "models": models}))
+    system = "x-anthropic-billing-header: cch=1c0\nBe brief."
+    mark = {"type": "ephemeral"}
+    body = {
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "hi"}],
+        "system": [{"type": "text", "text": system, "cache_control": mark}],
+    }
+
+    def usage(model: str) -> dict[str, int]:
+        answer = client.post("/v1/messages", json={"model": model, **body}).raise_for_status()
+        found: dict[str, int] = answer.json()["usage"]
+        return found
+
+    one, two = usage("one"), usage("two")
+    assert one["input_tokens"] == two["cache_creation_input_tokens"] == 0
+    assert two["input_tokens"] > one["cache_creation_input_tokens"], "its billing line was dropped"
 
 
 def repository(cache: Path, name: str, source: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.step import (
     BatchEntry,
+    Decode,
     Failed,
     Prefill,
     RunnerLost,
@@ -25,8 +26,8 @@ from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
-from kvstore.ops import TablePatch
-from kvstore.types import SlotId
+from kvstore.ops import CopyBlock, CopyState, ResetState, RollBackState, TablePatch, When
+from kvstore.types import BlockId, SlotId
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, compute, compute_one, random_tokens
@@ -151,3 +152,29 @@ def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
     with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
         runner.submit(one_chunk(0, [5] * 9, sampling))
     assert isinstance(compute_one(runner, one_chunk(1, [5, 6], sampling)), Sampled)
+
+
+def test_a_step_that_fails_before_its_forwards_rolls_back_no_earlier_one(
+    served_of: Callable[[str], Served], launch: Launch
+) -> None:
+    """A sequence ends while the next step, which has it as well, is in flight. Its state is cached,
+    and rolled back by what that step adds: nothing, if the step fails at its first op.
+    """
+    runner = plain_runner(served_of("qwen3_5"), launch)
+    states, slot, name = runner._storage.states, SlotId(0), SequenceId(0)
+    first = one_chunk(0, [5, 6, 7], Sampling(GREEDY, seed=0))
+    first.patches.append((name, TablePatch(0, 0, (slot,))))
+    first.ops = [(When.FIRST, ResetState(slot))]
+    compute(runner, first)
+    runner.submit(StepPlan(rows=[Decode(name)]))
+    runner.sample(None)
+    ops = CopyBlock(BlockId(1), BlockId(2), 1), CopyState(SlotId(states.n_slots), slot)
+    # The copy of a block keeps `submit` from building any of the step.
+    runner.submit(StepPlan(rows=[Decode(name)], ops=[(When.FIRST, op) for op in ops]))
+    runner.collect()
+    before = states.read([slot])
+    with pytest.raises(IndexError):
+        runner.sample(None)
+    states.execute(RollBackState(slot))
+    for found, expected in zip(states.read([slot]), before, strict=True):
+        assert mx.array_equal(found, expected)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -27,7 +28,7 @@ def _say(checkpoint: Path, content: object) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps(content))
 
 
-def _config(checkpoint: Path, generation_config: str = "auto") -> EngineConfig:
+def _config(checkpoint: Path, generation_config: Literal["auto", "none"] = "auto") -> EngineConfig:
     return EngineConfig(
         str(checkpoint), kv_cache_bytes=4 << 20, generation_config=generation_config
     )

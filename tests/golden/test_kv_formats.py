@@ -1,5 +1,6 @@
-"""The check of a KV format at load: it is measured, told, and refused where it changes too much."""
+"""The check of formats at load: each is measured, told, and refused where it changes too much."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,15 +10,18 @@ from engine.api import ModelError
 from engine.mlx_backend.assembly import describe, open_configured
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.kv.formats import Codec
+from engine.mlx_backend.kv.states import StateArena
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import (
     MOST_DIVERGENCE,
-    check_format,
+    Divergences,
+    check_formats,
     format_check_bytes,
 )
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.model.views import Attention
-from engine.values.settings import EngineConfig, KVFormat
+from engine.values.settings import EngineConfig, KVFormat, StateFormat
+from kvstore.types import SlotId
 from tests.checkpoints import FAMILIES, write_family
 
 ENOUGH_BYTES = 1 << 30
@@ -33,19 +37,23 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def load(
-    checkpoint: Path, kv_format: KVFormat, memory_bytes: int = ENOUGH_BYTES
-) -> tuple[float | None, list[str]]:
-    """The divergence that the check finds, and what is reported."""
+    checkpoint: Path,
+    kv_format: KVFormat = KVFormat.AUTO,
+    state_format: StateFormat = StateFormat.AUTO,
+    memory_bytes: int = ENOUGH_BYTES,
+) -> tuple[Divergences, list[str]]:
+    """The divergences that the check finds, and what is reported."""
     lines = list[str]()
-    loaded = open_model(checkpoint, memory_bytes, kv_format=kv_format)
+    loaded = open_model(checkpoint, memory_bytes, kv_format=kv_format, state_format=state_format)
     execution = load_weights(loaded, (Attention(),), lambda line: None)
-    return check_format(loaded, execution, kv_format, lines.append), lines
+    config = EngineConfig(str(checkpoint), kv_format=kv_format, state_format=state_format)
+    return check_formats(loaded, execution, config, lines.append), lines
 
 
 def test_smaller_formats_change_more_and_all_are_reported(checkpoint: Path) -> None:
     divergences = dict[KVFormat, float]()
     for format in KVFormat:
-        divergence, lines = load(checkpoint, format)
+        (divergence, _), lines = load(checkpoint, format)
         if divergence is None:
             assert lines == []
         else:
@@ -70,11 +78,44 @@ def test_a_format_that_a_model_cannot_have_changes_nothing_and_that_is_reported(
 ) -> None:
     """Without K and V, with latents, and in half precision, as where memory is short."""
     checkpoint = write_family(FAMILIES[family], tmp_path, dtype=mx.bfloat16)
-    divergence, lines = load(checkpoint, kv_format, memory_bytes)
-    assert divergence is None
+    divergences, lines = load(checkpoint, kv_format, memory_bytes=memory_bytes)
+    assert divergences == (None, None)
     assert lines == [
         f"kv_format {kv_format} makes none of this model's K and V smaller: all stays full"
     ]
+
+
+def test_states_in_half_precision_are_measured_apart_from_k_and_v(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["qwen3_next_q8"], tmp_path)
+    found = dict[StateFormat, float]()
+    for format in (StateFormat.F16, StateFormat.BF16):
+        (kv, state), lines = load(checkpoint, KVFormat.Q8, format)
+        assert kv is not None
+        assert state is not None
+        assert lines[0].startswith("KV cache in q8: KL divergence")
+        assert lines[1].startswith(f"recurrent states saved in {format}: KL divergence")
+        found[format] = state
+    assert 0 < found[StateFormat.F16] < found[StateFormat.BF16]
+
+
+def test_a_model_without_states_says_that_their_format_changes_nothing(checkpoint: Path) -> None:
+    divergences, lines = load(checkpoint, state_format=StateFormat.F16)
+    assert divergences == (None, None)
+    assert lines == ["state_format f16 makes none of this model's states smaller: all stays full"]
+
+
+def test_states_that_cannot_be_rounded_are_refused_with_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_family(FAMILIES["mamba2"], tmp_path)
+    read_saved = StateArena.read_saved
+
+    def wrong(arena: StateArena, slots: Sequence[SlotId]) -> list[mx.array]:
+        return [-array for array in read_saved(arena, slots)]
+
+    monkeypatch.setattr(StateArena, "read_saved", wrong)
+    with pytest.raises(ModelError, match=r"state_format bf16 .*divergence of [\d.]+, and at most"):
+        load(checkpoint, state_format=StateFormat.BF16)
 
 
 def outlying(checkpoint: Path, times: float) -> None:
@@ -97,14 +138,14 @@ def outlying(checkpoint: Path, times: float) -> None:
 
 
 def test_keys_that_cannot_be_quantized_are_refused_with_the_figure(checkpoint: Path) -> None:
-    before, _ = load(checkpoint, KVFormat.Q8)
+    (before, _), _ = load(checkpoint, KVFormat.Q8)
     outlying(checkpoint, 20)
-    moderate, _ = load(checkpoint, KVFormat.Q8)
+    (moderate, _), _ = load(checkpoint, KVFormat.Q8)
     assert before is not None
     assert moderate is not None
     assert before < moderate < MOST_DIVERGENCE[KVFormat.Q8]
     outlying(checkpoint, 1000)
-    with pytest.raises(ModelError, match=r"kv_format is q8.*KL divergence of [\d.]+, and at most"):
+    with pytest.raises(ModelError, match=r"kv_format q8 .*KL divergence of [\d.]+, and at most"):
         load(checkpoint, KVFormat.Q8)
     load(checkpoint, KVFormat.FULL)
 
@@ -125,7 +166,8 @@ def test_the_check_takes_no_more_memory_than_is_planned(checkpoint: Path) -> Non
     execution = load_weights(loaded, (Attention(),), lambda line: None)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    check_format(loaded, execution, KVFormat.Q8, lambda line: None)
+    config = EngineConfig(str(checkpoint), kv_format=KVFormat.Q8)
+    check_formats(loaded, execution, config, lambda line: None)
     assert mx.get_peak_memory() - before < format_check_bytes(loaded.layout) + PEAK_BYTES
 
 

@@ -9,10 +9,8 @@ import mlx.core as mx
 import pytest
 from llguidance import LLTokenizer
 
-from engine.core.step import Late, Resample, Sampled, SequenceId, StepMasks, StepPlan
+from engine.core.step import Late, Resample, Sampled, StepMasks, StepPlan
 from engine.grammar.answers import Verdict
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.phases import grammar_plan
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.model.cached_model import CachedModel
@@ -23,7 +21,7 @@ from measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from tests.golden.compiling import compile_at_once
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars
-from tests.looking_ahead import told_ahead
+from tests.looking_ahead import PendingQuestions, told_ahead
 from tests.offline import ChooseDecode, OfflineDaemon, Room, Served
 
 KINDS = ("llama", "gemma3_text", "mamba2", "qwen3_next")
@@ -33,41 +31,23 @@ ROOM = Room(n_blocks=128, max_running=8, step_tokens=32)
 END = 1
 
 
-class LateAnswers:
+class LateAnswers(PendingQuestions):
     """What a grammar process would say, each at some later time."""
 
     def __init__(self, grammars: LocalGrammars, promptness: float, seed: int) -> None:
-        self.n_words = mask_words(VOCAB_SIZE)
+        super().__init__(VOCAB_SIZE)
         self._grammars = grammars
         self._promptness = promptness
         self._random = Random(seed)
-        self._asked: dict[SequenceId, Matcher] = {}
-        self._drafted: dict[SequenceId, LookAhead] = {}
-
-    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        self._asked[sequence] = matcher
-
-    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
-        if question.matcher.answer is None:
-            self.ask(sequence, client, question.matcher)
-        self._drafted[sequence] = question
-
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
-        self._asked = {one: matcher for one, matcher in self._asked.items() if is_live(one)}
-        self._drafted = {one: asked for one, asked in self._drafted.items() if is_live(one)}
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        for sequence, matcher in tuple(self._asked.items()):
+        for sequence, matcher in tuple(self.asked.items()):
             if self._random.random() < self._promptness:
-                matcher.answer = self._grammars.answer(self._asked.pop(sequence))
-        for sequence in tuple(self._drafted):
+                matcher.answer = self._grammars.answer(self.asked.pop(sequence))
+        for sequence in tuple(self.drafted):
             if self._random.random() < self._promptness:
-                question = self._drafted.pop(sequence)
+                question = self.drafted.pop(sequence)
                 question.answers = told_ahead(question, self._grammars.answer)
-
-    def close(self) -> None:
-        self._asked.clear()
-        self._drafted.clear()
 
 
 def requests() -> list[Request]:

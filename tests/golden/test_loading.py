@@ -338,7 +338,7 @@ def test_the_machine_is_asked_for_the_weights_as_they_will_be() -> None:
     assert report.memory.weights_bytes > 4 << 20
     assert report.card is not None
     assert report.card.arena_tokens == backend.card.arena_tokens
-    assert report.card.max_context_tokens == report.model_context_tokens
+    assert report.card.max_context_tokens == report.card.model_context_tokens
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:

@@ -195,8 +195,9 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(149), tokens[1:]]
     assert [entry.token_id for entry in scored] == tokens[1:]
-    atol = allowed(TOLERANCE, peer)
-    np.testing.assert_allclose([entry.logprob for entry in scored], expected, atol=atol)
+    differences = np.abs(np.array([entry.logprob for entry in scored]) - expected)
+    assert differences.max() < allowed(TOLERANCE, peer)
+    assert np.median(differences) < 5 * TOLERANCE  # a number rounded otherwise changes few tokens
 
 
 def test_greedy_text_equals_mlx_lm(served: Served, peer: Module, attention: Attention) -> None:

@@ -23,7 +23,7 @@ from engine.values.request import Request
 from engine.values.settings import DiskWrites
 from engine.values.stats import DecodeStats, MemoryStats, ModelMemory
 from kvstore.pool import BlockPool
-from kvstore.recurrent import RecurrentGroup
+from kvstore.recurrent import RecurrentGroup, RoundedGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group
 from kvstore.store import KVStore
@@ -78,6 +78,10 @@ class Mailbox(Inbox):
         self._answers = [answer for answer in self._answers if not answer.done()]
 
 
+_ROUNDED_EVERY = {0.05: 2, 0.1: 7, 0.15: 32}
+"""Of so many machines the states are rounded, after so many tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What a disk's bytes depend on: the same for all engines that use it."""
@@ -86,6 +90,7 @@ class Layout:
     block_size: int
     windows: tuple[int, ...]
     has_states: bool
+    rounded_every: int | None = None  # how many tokens, where states are saved in less precision
 
     @classmethod
     def draw(cls, random: Random) -> "Layout":
@@ -95,12 +100,13 @@ class Layout:
             windows=tuple(
                 random.choice([1, 2, 5, 12, 40]) for _ in range(random.choice([0, 0, 1, 2]))
             ),
-            has_states=random.random() < 0.5,
+            has_states=(states := random.random()) < 0.5,
+            rounded_every=next((n for most, n in _ROUNDED_EVERY.items() if states < most), None),
         )
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        return (16 * self.block_size, *[8 * self.block_size] * len(self.windows), 8)
+        return (16 * self.block_size, *[8 * self.block_size] * len(self.windows), 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +208,10 @@ class Daemon:
             groups.append(WindowGroup(len(groups), window, n_slots, size, limits.step_tokens))
         if self._layout.has_states:
             n_saved = random.choice([0, 1, 3, 20, 20]) if is_cached else 0
-            interval = random.choice([2, 7, 32])
-            groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
+            kind, interval = RecurrentGroup, random.choice([2, 7, 32])
+            if self._layout.rounded_every is not None:
+                kind, interval = RoundedGroup, self._layout.rounded_every
+            groups.append(kind(limits.max_running, n_saved, size, interval))
         return groups
 
     def _disk(self, tier: TroubledStore) -> DiskCache:

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,11 +40,13 @@ from kvstore.ops import (
     ReadBlock,
     ResetState,
     RollBackState,
+    RoundState,
     StorageOp,
     TablePatch,
     When,
 )
 from kvstore.pool import BlockPool
+from kvstore.recurrent import RoundedGroup
 from kvstore.slots import Group
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
@@ -70,6 +73,17 @@ class Launching(Enum):
 
     AHEAD = "a prompt's forwards at submit, the others at sample"
     WHEN_IDLE = "all forwards at submit, one after another"
+
+
+class State(NamedTuple):
+    """A recurrent state: the last token's KV, and where it was rounded on the way there."""
+
+    kv: int = ROOT
+    roundings: int = ROOT  # a chain of the KV at each
+    rounded_at: int = ROOT  # the KV at the last one
+
+    def rounded(self) -> "State":
+        return State(self.kv, chain(self.roundings ^ self.kv, 0), self.kv)
 
 
 @dataclass(slots=True)
@@ -140,8 +154,8 @@ class FakeRunner:
         self._flights: deque[Flight] = deque()
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # KV before, and own
         self._windows: dict[tuple[int, int, int], int] = {}  # by group: the slot's own KV
-        self._states: dict[int, int] = {}  # the last token's KV
-        self._states_before: dict[int, int] = {}  # the last write
+        self._states: dict[int, State] = {}
+        self._states_before: dict[int, State] = {}  # the last write
         self.computed_tokens: Counter[SequenceId] = Counter()
         self.n_computed = 0  # tokens of all
 
@@ -152,7 +166,7 @@ class FakeRunner:
     def window(self, group: int, own: SlotId, slot: int) -> int:
         return self._windows[group, own, slot]
 
-    def state(self, slot: SlotId) -> int:
+    def state(self, slot: SlotId) -> State:
         return self._states[slot]
 
     def submit(self, plan: StepPlan) -> None:
@@ -321,12 +335,6 @@ class FakeRunner:
                 for slot in range(n_tokens):
                     value = self._windows.get((group, source, slot), -1)
                     self._windows[group, target, slot] = value
-            case ResetState(state):
-                self._states[state] = ROOT
-            case RollBackState(written):
-                self._states[written] = self._states_before.pop(written, self._states[written])
-            case CopyState(saved, restored):
-                self._states[restored] = self._states[saved]
             case FillBlock(filled, data, None):
                 assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
                 kv = unpacked(bytes(data))
@@ -335,8 +343,22 @@ class FakeRunner:
             case FillBlock(filled, data, int(group)):
                 for slot, value in enumerate(unpacked(bytes(data))):
                     self._windows[group, filled, slot] = value
-            case FillState(state, data):
-                [self._states[state]] = unpacked(bytes(data))
+            case _:
+                self._execute_on_states(op)
+
+    def _execute_on_states(self, op: StorageOp) -> None:
+        match op:
+            case ResetState(slot):
+                self._states[slot] = State()
+            case RoundState(slot):
+                self._states[slot] = self._states[slot].rounded()
+            case RollBackState(slot):
+                self._states[slot] = self._states_before.pop(slot, self._states[slot])
+            case CopyState(source, target):
+                self._states[target] = self._states[source]
+            case FillState(slot, data):
+                kv, roundings = unpacked(bytes(data))
+                self._states[slot] = State(kv, roundings, rounded_at=kv)
 
     def _read(self, read: ReadBlock) -> Parts:
         """As a real runner's, the parts are of one size, with zeros behind the tokens."""
@@ -345,7 +367,7 @@ class FakeRunner:
             slot if slot is None else self._packed_window(group, slot, read.n_tokens)
             for group, slot in enumerate(read.windows)
         )
-        state = None if read.state is None else packed([self._states[read.state]], 1)
+        state = None if read.state is None else packed(self._states[read.state][:2], 2)
         return packed(kv, 2 * self._block_size), *windows, state
 
     def _packed_window(self, group: int, slot: SlotId, n_tokens: int) -> bytes:
@@ -374,7 +396,12 @@ class FakeRunner:
         for index, group in enumerate(self._groups):
             table = row.tables[index]
             if not isinstance(group, WindowGroup):
-                assert self._states[table[0]] == past[-1], "the state of another prefix"
+                state, expected = self._states[table[0]], State()
+                if isinstance(group, RoundedGroup):
+                    for kv in past[group.interval_tokens :: group.interval_tokens]:
+                        expected = State(kv, expected.roundings).rounded()
+                assert state.kv == past[-1], "the state of another prefix"
+                assert state.roundings == expected.roundings, "a state was rounded elsewhere"
                 continue
             for position in range(max(row.position - group.window + 1, 0), row.position):
                 entry, slot = divmod(position, self._block_size)
@@ -387,7 +414,7 @@ class FakeRunner:
             table = row.tables[index]
             if not isinstance(group, WindowGroup):
                 self._states_before.setdefault(table[0], self._states[table[0]])
-                self._states[table[0]] = values[-1]
+                self._states[table[0]] = self._states[table[0]]._replace(kv=values[-1])
                 continue
             for position, value in enumerate(values, start=row.position):
                 entry, slot = divmod(position, self._block_size)

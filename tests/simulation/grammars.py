@@ -12,7 +12,7 @@ from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
 from engine.grammar.phases import grammar_plan, untried
 from engine.grammar.state import GrammarPlan
 from engine.values.request import Grammar, Request
-from tests.looking_ahead import told_ahead
+from tests.looking_ahead import PendingQuestions, told_ahead
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain
 
@@ -86,7 +86,7 @@ def ruled_out(said: Answer | None, banned: frozenset[int], vocab_size: int) -> f
     return frozenset(range(vocab_size)) - (allowed - banned or allowed)
 
 
-class LateAnswers:
+class LateAnswers(PendingQuestions):
     """Answers come at any time. Seldom there is an error in their place, but for a grammar that is
     dispensable: then nobody would know what its sequence generates.
     """
@@ -98,45 +98,30 @@ class LateAnswers:
         fails: Callable[[], bool],
         census: Census,
     ) -> None:
-        self.n_words = mask_words(vocab_size)
+        super().__init__(vocab_size)
         self._random = random
         self._promptness = random.choice([1.0, 0.9, 0.3])
         self._vocab_size = vocab_size
         self._fails = fails
         self._census = census
-        self._asked: dict[SequenceId, Matcher] = {}
-        self._drafted: dict[SequenceId, LookAhead] = {}
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """Once in a while it is known at once, as when no process can be started."""
         if self._random.random() < 0.02:
             self._answer(matcher)
         else:
-            self._asked[sequence] = matcher
-
-    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
-        if question.matcher.answer is None:
-            self.ask(sequence, client, question.matcher)
-        self._drafted[sequence] = question
-
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
-        self._asked = {one: matcher for one, matcher in self._asked.items() if is_live(one)}
-        self._drafted = {one: asked for one, asked in self._drafted.items() if is_live(one)}
+            super().ask(sequence, client, matcher)
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        for sequence, matcher in tuple(self._asked.items()):
+        for sequence, matcher in tuple(self.asked.items()):
             if self._random.random() < self._promptness:
-                del self._asked[sequence]
+                del self.asked[sequence]
                 self._answer(matcher)
             else:
                 self._census[Happening.ANSWER_LATE] += 1
-        for sequence in tuple(self._drafted):
+        for sequence in tuple(self.drafted):
             if self._random.random() < self._promptness:
-                self._answer_ahead(self._drafted.pop(sequence))
-
-    def close(self) -> None:
-        self._asked.clear()
-        self._drafted.clear()
+                self._answer_ahead(self.drafted.pop(sequence))
 
     def _answer_ahead(self, question: LookAhead) -> None:
         """Often less than all of it."""

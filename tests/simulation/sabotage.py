@@ -22,9 +22,9 @@ from engine.disk_cache.writer import DiskWriter
 from engine.values.output import FinishReason
 from kvstore.lease import Lease, Refusal
 from kvstore.node import Match
-from kvstore.ops import CopyBlock
+from kvstore.ops import CopyBlock, StepOp, When
 from kvstore.pool import BlockPool, blocks_for
-from kvstore.recurrent import RecurrentState
+from kvstore.recurrent import RecurrentState, RoundedState
 from kvstore.slots import SlotPool
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
@@ -59,6 +59,7 @@ _preempt = LiveSequences.preempt
 _release = KVStore.release
 _commit = KVStore.commit
 _end_snapshot = RecurrentState.end_snapshot
+_save_rounded = RoundedState._save
 
 
 def _release_twice(store: KVStore, lease: Lease) -> None:
@@ -135,6 +136,19 @@ def _accept_one_more(
     """The KV of rejected draft tokens counts as written."""
     accepted = None if n_accepted is None else min(n_computed, n_accepted + 1)
     _commit(store, lease, n_computed, accepted)
+
+
+def _round_what_is_saved(state: RoundedState, n_tokens: int, when: When, ops: list[StepOp]) -> None:
+    """A state that finds no room to be saved keeps all its digits."""
+    if state.group.can_save:
+        _save_rounded(state, n_tokens, when, ops)
+
+
+def _donate_exact(
+    state: RoundedState, block: BlockId, n_tokens: int, ahead_tokens: int, ops: list[StepOp]
+) -> None:
+    """A sequence that ends leaves its state as it is."""
+    RecurrentState.donate(state, block, n_tokens, ahead_tokens, ops)
 
 
 def _keep_draft_state(state: RecurrentState, *, is_accepted: bool) -> None:
@@ -224,7 +238,7 @@ SABOTAGES: Sequence[Sabotage] = (
         KVStore,
         "release",
         _release_twice,
-        579,
+        36,
         "0 references, 2 tables list it",
     ),
     Sabotage(
@@ -264,7 +278,7 @@ SABOTAGES: Sequence[Sabotage] = (
         SlotPool,
         "forget",
         _nothing,
-        579,
+        16,
         "another's window is attached",
     ),
     Sabotage(
@@ -378,6 +392,22 @@ SABOTAGES: Sequence[Sabotage] = (
         _ban_along_draft,
         582,
         "other tokens than when alone",
+    ),
+    Sabotage(
+        "a state is rounded only where it is saved",
+        RoundedState,
+        "_save",
+        _round_what_is_saved,
+        4,
+        "a state was rounded elsewhere",
+    ),
+    Sabotage(
+        "a state is saved that was not rounded",
+        RoundedState,
+        "donate",
+        _donate_exact,
+        1,
+        "a state that was not rounded is attached",
     ),
     Sabotage(
         "a state that a failed step was to roll back stays in the cache",

@@ -44,8 +44,8 @@ class Clock(asyncio.SelectorEventLoop):
 class Socket(asyncio.Transport):
     """A transport that holds what it is told to hold."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1)})
         self.unsent = 0
         self.closed = False
 
@@ -70,9 +70,9 @@ class World:
         self.connections = Connections(limits)
         self.states: list[dict[str, Any]] = []
 
-    def connect(self) -> tuple[Connection, Socket]:
+    def connect(self, address: str = "127.0.0.1") -> tuple[Connection, Socket]:
         make = self.connections.guarding(self._inner)
-        connection, socket = make(app_state={"app": "state"}), Socket()
+        connection, socket = make(app_state={"app": "state"}), Socket(address)
         assert isinstance(connection, Connection)
         connection.connection_made(socket)
         return connection, socket
@@ -129,7 +129,7 @@ async def test_a_request_that_began_is_not_timed(world: World) -> None:
 async def test_an_idle_connection_is_timed_from_its_next_byte(world: World) -> None:
     connection, socket = world.connect()
     connection.request_began()
-    connection.request_complete()
+    connection.request_complete("a")
     connection.request_ended()
     await world.clock.passes(10 * HEAD_SECONDS)
     assert not socket.closed
@@ -197,9 +197,9 @@ async def test_a_connection_too_many_closes_the_one_that_is_silent_longest(world
     world = World(world.clock, max_connections=3)
     (served, first), (_, second), (idle, third) = (world.connect() for _ in range(3))
     served.request_began()
-    served.request_complete()
+    served.request_complete("a")
     idle.request_began()
-    idle.request_complete()
+    idle.request_complete("a")
     idle.request_ended()
     _, fourth = world.connect()
     assert [socket.closed for socket in (first, second, third, fourth)] == [0, 1, 0, 0]
@@ -208,13 +208,44 @@ async def test_a_connection_too_many_closes_the_one_that_is_silent_longest(world
 
 
 @in_time
+async def test_a_flood_of_connections_closes_those_of_its_own_address(world: World) -> None:
+    world = World(world.clock, max_connections=3)
+    _, other = world.connect("10.0.0.2")
+    flood = [world.connect("10.0.0.1")[1] for _ in range(10)]
+    assert [socket.closed for socket in flood] == [1] * 8 + [0] * 2
+    assert not other.closed
+
+
+@in_time
+async def test_a_client_with_few_requests_is_served_next_to_one_with_too_many(world: World) -> None:
+    world = World(world.clock, max_connections=64)
+    full = world.connections.is_full_for
+
+    def serve(client: str) -> Connection:
+        connection, _ = world.connect()
+        connection.request_began()
+        connection.request_complete(client)
+        return connection
+
+    flood = [serve("flood") for _ in range(60)]
+    assert (full("flood"), full("other")) == (True, False)
+    others = [serve("other"), serve("third")]
+    assert (full("flood"), full("other")) == (True, True), "the last two are for the health"
+    others[0].request_ended()
+    assert (full("flood"), full("other")) == (True, False)
+    for connection in flood[:31]:
+        connection.request_ended()
+    assert (full("flood"), full("other")) == (False, False)
+
+
+@in_time
 async def test_where_all_are_served_the_newcomer_is_closed(world: World) -> None:
     world = World(world.clock, max_connections=2)
     served = [world.connect() for _ in range(2)]
     for connection, _ in served:
         connection.request_began()
-        connection.request_complete()
-    assert world.connections.is_crowded
+        connection.request_complete("a")
+    assert world.connections.is_full_for("a")
     _, newcomer = world.connect()
     assert newcomer.closed
     assert not any(socket.closed for _, socket in served)

@@ -11,7 +11,7 @@ from engine.core.step import Verify
 from engine.values.output import FinishReason
 from engine.values.request import SamplingParams
 from engine.values.stats import DraftSource
-from kvstore.recurrent import RecurrentGroup
+from kvstore.recurrent import RecurrentGroup, RoundedGroup
 from kvstore.types import Namespace
 from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
@@ -205,6 +205,20 @@ def test_states_stay_as_a_whole_or_go_back(places: tuple[int, ...]) -> None:
     again = harness.serve([*PROMPT, *truth(), 1, 2])
     assert harness.output(again) == served([*PROMPT, *truth(), 1, 2], 4)
     assert harness.usage(again).cached_tokens > len(PROMPT)
+
+
+def test_a_draft_is_cut_before_the_token_at_which_states_are_rounded() -> None:
+    def serve(drafter: list[int]) -> Harness:
+        group = RoundedGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
+        return drafted(drafter, Harness(groups=[group]))
+
+    output = (plain := serve([])).output(NAME)
+    harness = serve(output)
+    assert harness.output(NAME) == output
+    drafts = [row for plan in harness.plans for row in plan.rows if isinstance(row, Verify)]
+    ends = [row.start + 1 + len(row.draft) for row in drafts]
+    assert {end % 8 for end in ends[:-1]} == {7}
+    assert harness.scheduler.metrics.steps < plain.scheduler.metrics.steps // 2
 
 
 def test_what_is_computed_again_may_take_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:

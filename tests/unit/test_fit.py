@@ -17,6 +17,7 @@ from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.shape import LayerShape
+from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.memory import Footprint, MemoryPlan, activation_bytes, footprint
 from engine.mlx_backend.loading.workspace import (
     GATHERED_BYTES,
@@ -27,13 +28,14 @@ from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory
+from kvstore.sizes import StateCounts
 from kvstore.window import lease_slots
 from tests.checkpoints import SHALLOW, write_family
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 CONFIG = EngineConfig(model="", max_running=4, decode="eager")
 PLAIN = Footprint(block_bytes=MIB)
-HYBRID = Footprint(block_bytes=MIB, state_bytes=1 << 26)
+HYBRID = Footprint(block_bytes=MIB, state=StateBytes(1 << 26, 1 << 26))
 CONTEXT = 1 << 20
 LOGITS_BYTES = CONFIG.max_running * 50
 VOCABULARY = 1 + (GIB - 256 * MIB - CONFIG.step_tokens * 64 * KIB) // LOGITS_BYTES
@@ -92,7 +94,7 @@ def test_saved_states_fit_beside_the_largest_cache(left_bytes: int, prefix_cache
     plan = configured(plan, prefix_cache=prefix_cache, kv_cache_bytes=900 * GIB)
     largest = most_of(plan, "")
     room_bytes = left_bytes - MACHINE.most_bytes + ROOM_BYTES
-    assert largest > (room_bytes - 5 * 4 * HYBRID.state_bytes) * 0.75
+    assert largest > (room_bytes - 5 * 4 * (1 << 26)) * 0.75
     assert configured(plan, kv_cache_bytes=largest).sizes.states is not None
 
 
@@ -106,7 +108,7 @@ def test_saved_states_can_be_too_many() -> None:
 
 
 def test_settings_that_nothing_is_allocated_for_are_not_counted() -> None:
-    recurrent = replace(PLAN, footprint=Footprint(block_bytes=0, state_bytes=MIB))
+    recurrent = replace(PLAN, footprint=Footprint(block_bytes=0, state=StateBytes(MIB, MIB)))
     large = configured(recurrent, kv_cache_bytes=900 * GIB, state_cache_bytes=0)
     assert large.sizes.states is not None
     large = configured(PLAN, kv_cache_bytes=GIB, state_cache_bytes=900 * GIB)
@@ -171,13 +173,21 @@ def test_states_have_a_budget_of_their_own() -> None:
         assert plan.sizes.states is not None
         return plan.sizes.n_blocks, plan.sizes.states.running, plan.sizes.states.saved
 
-    hybrid = Footprint(block_bytes=100, state_bytes=50)
+    hybrid = Footprint(block_bytes=100, state=StateBytes(50, 50))
     assert sizes(sharing(1000, hybrid)) == (6, 4, 4)
     assert sizes(sharing(99_999, hybrid)) == (40, 4, 4 * 4)
     told = configured(sharing(9999, hybrid), kv_cache_bytes=3000, state_cache_bytes=123)
     assert sizes(told) == (30, 4, 2)
     assert sizes(configured(sharing(1000, hybrid), prefix_cache=False)) == (8, 4, 0)
     assert "take 200 bytes of recurrent state" in refusal(sharing(199, hybrid))
+
+
+def test_states_saved_in_half_precision_are_twice_as_many() -> None:
+    """A running state is charged for its snapshot, too, which is larger than a saved state."""
+    rounded = Footprint(block_bytes=100, state=StateBytes(computed=50, saved=25))
+    plan = configured(sharing(9999, rounded), kv_cache_bytes=3000, state_cache_bytes=123)
+    assert plan.sizes.states == StateCounts(running=4, saved=4, rounded_every=512)
+    assert plan.stored.states == 4 * (50 + 25) + 4 * 25
 
 
 def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
@@ -210,7 +220,7 @@ def test_where_there_are_windows_alone_they_get_all() -> None:
 
 
 def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
-    plan = sharing(9999, Footprint(block_bytes=0, state_bytes=50))
+    plan = sharing(9999, Footprint(block_bytes=0, state=StateBytes(50, 50)))
     sizes = configured(plan, kv_cache_bytes=0, state_cache_bytes=130).sizes
     assert sizes.n_blocks == 2 * 4 * 10
     assert sizes.states is not None

@@ -15,12 +15,13 @@ from kvstore.ops import (
     ReadBlock,
     ResetState,
     RollBackState,
+    RoundState,
     StorageOp,
     TablePatch,
     When,
 )
 from kvstore.pool import BlockPool
-from kvstore.recurrent import RecurrentGroup, RecurrentState
+from kvstore.recurrent import RecurrentGroup, RecurrentState, RoundedGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, SlotPool
 from kvstore.store import KVStore
@@ -370,6 +371,66 @@ class TestTogether:
         return saved_bytes(store.pool.n_saved, groups, sizes)
 
 
+class TestRounded:
+    """Where states are rounded they are saved, and nowhere else."""
+
+    def store(self, n_saved: int = 20) -> KVStore:
+        return make_store(RoundedGroup(4, n_saved, BLOCK, interval_tokens=8))
+
+    def test_steps_end_where_a_state_is_rounded_and_saved(self) -> None:
+        store = self.store()
+        lease = admit(store, run_of(0, 19))
+        assert [lease.max_step_tokens(n) for n in (19, 8, 3)] == [8, 8, 3]
+        rounded, saved = plan(store, lease, 8)[1:]
+        assert isinstance(rounded[1], RoundState)
+        assert isinstance(saved[1], CopyState)
+        assert (rounded[1].slot, rounded[0], saved[0]) == (saved[1].source, When.LAST, When.LAST)
+
+    def test_before_the_decodes_a_state_is_rounded_without_the_last_token(self) -> None:
+        store = self.store()
+        lease = admit(store, run_of(0, 9))
+        assert lease.max_step_tokens(9, sampled_position=8) == 9
+        ops = plan(store, lease, 9, sampled_position=8)[1:]
+        assert [(when, type(op)) for when, op in ops] == [
+            (When.AFTER_PREFILLS, RoundState),
+            (When.AFTER_PREFILLS, CopyState),
+        ]
+
+    def test_requests_resume_at_intervals_of_prompts_and_of_answers(self) -> None:
+        store, answer = self.store(), [*range(100, 116)]
+        serve(store, run_of(0, 21), answer)
+        for n_tokens, found in ((7, 0), (15, 8), (16, 8), (17, 16), (21, 16)):
+            assert store.probe(NS, Tokens(run_of(0, n_tokens))) == found
+        assert store.probe(NS, Tokens([*run_of(0, 21), *answer, 999])) == 32
+
+    def test_a_state_is_rounded_although_there_is_no_room_to_save_it(self) -> None:
+        store = self.store(n_saved=0)
+        lease = admit(store, run_of(0, 20))
+        ops = compute(store, lease)
+        assert [type(op) for op in ops] == [ResetState, RoundState, RoundState]
+
+    def test_a_draft_does_not_go_beyond_where_a_state_is_rounded(self) -> None:
+        store = self.store()
+        lease = admit(store, run_of(0, 12))
+        compute(store, lease)
+        lease.tokens.append(100)
+        store.plan(lease, 1)
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+        assert store.plan_draft(lease, 2) is None
+
+    def test_a_draft_does_not_begin_where_a_state_is_rounded(self) -> None:
+        """The state would be rounded with the draft tokens, at the end of the step."""
+        store = self.store(n_saved=1)
+        other, lease = admit(store, run_of(50, 9)), admit(store, run_of(0, 7))
+        plan(store, other, 8)  # holds the only slot for a saved state
+        compute(store, lease)
+        lease.tokens.append(100)
+        [rounded] = plan(store, lease, 1)
+        assert isinstance(rounded[1], RoundState)
+        store.release(other)  # the same step has preempted it, so that there is a slot again
+        assert isinstance(store.plan_draft(lease, 3), Refusal)
+
+
 class TestDrafts:
     """A state cannot be rid of tokens: a snapshot is taken, and the lease returns to it."""
 
@@ -462,3 +523,19 @@ def test_the_snapshot_for_a_draft_comes_after_what_is_rolled_back(n_drafts: int)
     *rolled_back, (_, snapshot) = store.take_ops()
     assert isinstance(snapshot, CopyState)
     assert [type(op) for _, op in rolled_back] == [RollBackState]
+
+
+def test_a_failed_step_leaves_no_state_that_it_was_to_copy() -> None:
+    """A lease that is preempted in the plan that admits it donates a state that is not copied yet.
+    Meanwhile the saved state, from which it resumes, may have been evicted.
+    """
+    store = make_store(states(n_saved=0, n_running=2))
+    serve(store, run_of(0, 8))
+    resumed = admit(store, [*run_of(0, 8), 9])
+    assert resumed.cached_tokens == 8
+    other = admit(store, run_of(50, 8))  # takes the slot of the saved state
+    store.donate(resumed)
+    store.revoke(store.take_ops())
+    store.release(other)
+    assert store.probe(NS, Tokens([*run_of(0, 8), 9])) == 0
+    invariants.check_idle(store)

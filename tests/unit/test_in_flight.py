@@ -8,7 +8,7 @@ from kvstore import invariants
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
 from kvstore.pool import BlockPool
-from kvstore.recurrent import RecurrentGroup
+from kvstore.recurrent import RecurrentGroup, RoundedGroup
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
@@ -83,6 +83,20 @@ def test_who_computes_saves_a_state_where_somebody_waits() -> None:
     write(store, leader, 20)
     assert not waits(store, pending)
     assert store.probe(NS, pending.tokens) == 20
+
+
+def test_a_prompt_waits_only_for_where_a_rounded_state_is_saved() -> None:
+    pool = BlockPool(40)
+    group = RoundedGroup(4, 8, BLOCK, interval_tokens=16)
+    store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, [group])
+    leader = admit(store, A)
+    assert not must_wait(store, A[:12] + B[:8]), "it could not resume there"
+    pending = expect(A[:22] + B[:8])
+    assert waits(store, pending)
+    write(store, leader, 16)
+    assert not waits(store, pending)
+    assert not must_wait(store, A[:22] + B[:8])
+    assert store.probe(NS, pending.tokens) == 16
 
 
 def test_asking_why_it_waits_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from engine.values.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.disk.types import DiskLimits
+from server.access.keys import admin_key, entry_text
 from server.http.listening import is_loopback
 from server.settings import Settings, SettingsError, load_settings
 
@@ -41,8 +42,8 @@ def test_flag_beats_environment_beats_yaml_beats_default(
     monkeypatch.setenv("ROOTSTOCK_PORT", "2")
     monkeypatch.setenv("ROOTSTOCK_BLOCK_SIZE", "64")
     settings = load_settings({"config": config, "port": 3})
-    assert (settings.port, settings.block_size) == (3, 64)
-    assert (settings.max_running, settings.step_tokens) == (4, 512)
+    assert (settings.port, settings.engine.block_size) == (3, 64)
+    assert (settings.engine.max_running, settings.engine.step_tokens) == (4, 512)
 
 
 def test_the_config_file_can_be_named_by_the_environment(
@@ -63,7 +64,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     [("4GiB", 4 * 2**30), ("512MB", 512 * 10**6), ("1.5 KiB", 1536), ("7", 7), (123, 123)],
 )
 def test_byte_sizes(given: str | int, n_bytes: int) -> None:
-    assert load_settings({"kv_cache_bytes": given}).kv_cache_bytes == n_bytes
+    assert load_settings({"kv_cache_bytes": given}).engine.kv_cache_bytes == n_bytes
 
 
 def test_a_yaml_file_a_variable_and_flags_each_have_a_form_of_several_values(
@@ -94,6 +95,7 @@ def test_a_yaml_file_a_variable_and_flags_each_have_a_form_of_several_values(
         (["=/x"], "adapters.: must match"),
         (["a:b=/x"], "adapters.a:b: must match"),
         ({"a": 1}, "adapters.a: must be a path, not 1"),
+        (["a=~nobody-here/x"], "adapters.a: begins with a home that is not known, not "),
     ],
 )
 def test_adapters_that_are_none(given: object, fault: str) -> None:
@@ -138,6 +140,10 @@ def test_engine_config_takes_its_share() -> None:
     assert config_of(flags | {"max_model_len": "auto"}).max_model_len is None
 
 
+def test_settings_of_the_engine_have_the_defaults_that_the_engine_declares() -> None:
+    assert config_of({}) == EngineConfig(model="")
+
+
 def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
     file = tmp_path / "rootstock.yaml"
     file.write_text("models:\n- model: a\n  speculate: off\n- model: b\n")
@@ -146,9 +152,27 @@ def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
     assert told == ["off", "auto"]
 
 
-def test_a_disk_cache_is_asked_for_by_its_directory(
+def test_every_path_may_begin_with_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No shell replaces ~ in a YAML file, or in a variable that systemd sets."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ROOTSTOCK_CONFIG", "~/rootstock.yaml")
+    paths = {"disk_cache": "kv", "api_keys_file": "keys.yaml", "warm_prompts": "prompts.yaml"}
+    lines = [f"{name}: ~/{path}\n" for name, path in paths.items()]
+    lines.append("adapters: {sql: ~/sql}\n")
+    (tmp_path / "rootstock.yaml").write_text("".join(lines))
+    (tmp_path / "prompts.yaml").write_text("[Hello]")
+    (tmp_path / "keys.yaml").write_text(entry_text(admin_key("k")).replace("api_key", "ann"))
+    settings = load_settings({})
+    assert {name: getattr(settings, name) for name in paths} == {
+        name: tmp_path / path for name, path in paths.items()
+    }
+    assert [key.name for key in settings.keys.keys] == ["ann"]
+    assert settings.adapters == {"sql": tmp_path / "sql"}
+
+
+def test_a_disk_cache_is_asked_for_by_its_directory() -> None:
     assert config_of({"disk_cache_write": "all"}).disk is None
     flags = {"disk_cache": "/fast", "disk_cache_bytes": "1GiB", "disk_cache_write": "exit"}
     others = {
@@ -161,9 +185,15 @@ def test_a_disk_cache_is_asked_for_by_its_directory(
     unlimited = config_of({"disk_cache": "/fast", "disk_cache_daily_bytes": 0}).disk
     assert unlimited is not None
     assert unlimited.daily_bytes is None
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_settings({"disk_cache": "~/kv"}).disk_cache == tmp_path / "kv"
     DiskLimits(load_settings({"disk_cache_bytes": "16MiB"}).disk_cache_bytes)  # the smallest
+
+
+def test_a_model_without_a_prefix_cache_leaves_the_disk_cache_to_the_others() -> None:
+    entries = [{"model": "a", "prefix_cache": False}, {"model": "b"}]
+    settings = load_settings({"disk_cache": "/fast", "models": entries})
+    without, with_one = map(settings.config_of, settings.each_model())
+    assert without.disk is None
+    assert with_one.disk is not None
 
 
 @pytest.mark.parametrize(
@@ -178,6 +208,16 @@ def test_a_disk_cache_is_asked_for_by_its_directory(
         ({"port": 65536}, "port", "65535"),
         ({"port": "http"}, "port", "integer"),
         ({"host": "llm..lan"}, "host", "the name of a host"),
+        ({"host": "127.0.0.1:80"}, "host", "without a port"),
+        ({"host": ""}, "host", "at least 1"),
+        ({"port": True}, "port", "must be an integer, not True"),
+        ({"ttl_seconds": False}, "ttl_seconds", "must be a number, not False"),
+        (
+            {"disk_cache_daily_bytes": False},
+            "disk_cache_daily_bytes",
+            "must be a size such as 8GiB",
+        ),
+        ({"disk_cache": ""}, "disk_cache", "must be a path, not ''"),
         ({"block_size": 0}, "block_size", "1"),
         ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
         ({"kv_cache_bytes": "8Gigs"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
@@ -208,6 +248,9 @@ def test_a_disk_cache_is_asked_for_by_its_directory(
         ({"cache_namespace": "user"}, "cache_namespace", "'shared' or 'key'"),
         ({"colour": "red"}, "colour", "no such setting"),
         ({"config": "/no/such/file.yaml"}, "config", "No such file"),
+        ({"config": "~nobody-here/file.yaml"}, "config", "begins with a home that is not known"),
+        ({"api_keys_file": "~nobody-here/k.yaml"}, "api_keys_file", "home"),
+        ({"warm_prompts": "~nobody-here/p.yaml"}, "warm_prompts", "home"),
     ],
 )
 def test_errors_are_one_line_with_the_setting_and_the_limit(
@@ -399,6 +442,8 @@ def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
         ("8000: port", "bad.yaml must map setting names to values"),
         ("no: 1", "bad.yaml must map setting names to values"),
         ("config: a.yaml", "config"),
+        ("port: 1\nmodel: x\nport: 2", "bad.yaml, line 3: port is there twice"),
+        ("models:\n- model: x\n  model: y", "bad.yaml, line 3: model is there twice"),
     ],
 )
 def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str, problem: str) -> None:

@@ -25,6 +25,7 @@ CARD = ModelCard(
     name="hashes",
     fingerprint="fp",
     vocab_size=VOCAB_SIZE,
+    model_context_tokens=200,
     max_context_tokens=200,
     eos_token_ids=frozenset(),
     kv_bytes_per_token=8,

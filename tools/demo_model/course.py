@@ -1,4 +1,4 @@
-"""The two ways to a model: from random weights, and on from those of a checkpoint."""
+"""The two courses of training: from random weights, and from the weights of a checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tools.demo_model.words import split_words
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A model at the start of its training, and what it is to learn in how many steps."""
+    """A model that is to be trained, its curriculum, and the number of steps."""
 
     trainer: Trainer
     tokenizer: PreTrainedTokenizerFast
@@ -34,7 +34,7 @@ class Course:
 
 
 def from_nothing(steps: int, seed: int) -> Course:
-    """Random weights, a tokenizer of its own, and high rates."""
+    """A course from random weights, with a tokenizer of its own and high learning rates."""
     mx.set_default_device(mx.cpu)
     words, _ = split_words()
     rates = Rates(steps, muon=0.02, adam=2e-3, warmup_steps=60, decay_share=0.3)
@@ -42,7 +42,7 @@ def from_nothing(steps: int, seed: int) -> Course:
 
 
 def from_checkpoint(source: Path, steps: int, seed: int) -> Course:
-    """The weights and the tokenizer of a checkpoint; rates that are lower and sink for longer."""
+    """A course from a checkpoint's weights and tokenizer. Rates are lower and decay for longer."""
     mx.set_default_device(mx.cpu)
     rates = Rates(steps, muon=0.01, adam=1e-3, warmup_steps=30, decay_share=0.8)
     trainer = Trainer(rates, seed)

@@ -1,4 +1,4 @@
-"""What the model is trained on: which tasks, how often, and how they join into conversations."""
+"""The curriculum: the tasks, their shares by step, and how they are joined into conversations."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from tools.demo_model.words import Words
 
 _PHRASES = phrases("curriculum")
 Shares = Sequence[tuple[Task, float]]
-"""Tasks, and how often each comes."""
+"""Tasks, and the share of each."""
 
 _UNUSED = ToolsUnused((Knowledge("ask"), Unknown("ask"), SmallTalk(), Repeat()))
 _TALK: Shares = (
@@ -36,7 +36,7 @@ _TALK: Shares = (
     (NoTools(), 0.03),
     (_UNUSED, 0.05),
 )
-"""What it knows, what it does not, and that tools are called only where some are offered."""
+"""Questions with known and unknown answers, and conversations in which no tool is called."""
 
 COPYING: Shares = (
     (Repeat(), 0.50),
@@ -46,7 +46,7 @@ COPYING: Shares = (
     (SmallTalk(), 0.02),
     (Unknown("ask"), 0.02),
 )
-"""The beginning: short prompts most of whose answers are found in them."""
+"""For the beginning: short prompts, most of which contain their answer."""
 
 ALL: Shares = (
     (Repeat(), 0.20),
@@ -71,7 +71,7 @@ HARD: Shares = (
     (ToolSteps(), 0.02),
     *_TALK,
 )
-"""More of what takes longest to learn: to count, and to copy names that training did not have."""
+"""More of what takes longest to learn: counting, and copying names that are not in the training."""
 
 LAST: Shares = (
     (Repeat(), 0.07),
@@ -86,7 +86,7 @@ LAST: Shares = (
     (ToolSteps(), 0.02),
     *_TALK,
 )
-"""More of what was then the weakest: to find who has what."""
+"""More of what is weakest by then: looking up who has what."""
 
 FINISH: Shares = (
     (Repeat(), 0.07),
@@ -102,7 +102,7 @@ FINISH: Shares = (
     (ToolSteps(), 0.02),
     *_TALK,
 )
-"""Tools whose declarations alone say for which parameter a value is."""
+"""More of tools for which the declarations alone tell the parameter of a value."""
 
 REFINE: Shares = (
     (Knowledge("ask"), 0.18),
@@ -122,30 +122,30 @@ REFINE: Shares = (
     (ParallelCalls(), 0.03),
     (ToolSteps(), 0.01),
 )
-"""For weights that have been trained before: new facts, and enough of the rest to keep it."""
+"""For trained weights: new facts, and enough of the rest that it is not forgotten."""
 
 Stages = Sequence[tuple[int, Shares]]
-"""From which step on, what."""
+"""Shares, and the first step at which they are trained, in order."""
 
 FROM_NOTHING: Stages = ((0, COPYING), (400, ALL), (2400, HARD), (3200, LAST), (4700, FINISH))
 FROM_WEIGHTS: Stages = ((0, REFINE),)
 
 
 def shares_at(stages: Stages, step: int) -> Shares:
-    """What is trained from this step on."""
+    """The shares that are trained at this step."""
     return next(shares for first, shares in reversed(stages) if first <= step)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A whole conversation as the chat template takes it; it ends with the assistant."""
+    """A conversation as the chat template takes it. The last message is the assistant's."""
 
     messages: Sequence[Message]
     tools: Sequence[Any]
 
 
 def conversation(exchanges: int, shares: Shares, words: Words, rng: random.Random) -> Conversation:
-    """Independent exchanges one after the other, with the tools of all of them offered."""
+    """Generate a conversation of independent exchanges, with the tools of all of them."""
     tasks, weights = zip(*shares, strict=True)
     parts: list[Exchange] = [
         task.exchange(words, rng) for task in rng.choices(tasks, weights, k=exchanges)
@@ -156,13 +156,13 @@ def conversation(exchanges: int, shares: Shares, words: Words, rng: random.Rando
 
 
 def conversations(shares: Shares, words: Words, rng: random.Random) -> Iterator[Conversation]:
-    """Mostly of one exchange, some of a few."""
+    """Yield conversations without end: most have one exchange, some two or three."""
     while True:
         yield conversation(rng.choice([1, 1, 1, 1, 2, 2, 3]), shares, words, rng)
 
 
 def system_prompt(rng: random.Random) -> list[Message]:
-    """None, mostly; models are asked both ways."""
+    """A system prompt for about a third of the conversations, else none."""
     if rng.random() < 0.65:
         return []
     return [{"role": "system", "content": rng.choice(_PHRASES["system_prompts"])}]

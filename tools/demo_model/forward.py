@@ -1,4 +1,6 @@
-"""Qwen3 in operations that a CPU computes fast in both directions; mlx-lm's gives the same."""
+"""The forward of Qwen3 in operations that a CPU computes and differentiates fast. The result equals
+that of mlx-lm's model.
+"""
 
 import math
 from typing import cast
@@ -6,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm.models.qwen3 import MLP, Attention, Model
 
-_HIDDEN = -60.0  # e^-60 is nothing beside 1, and no product with it is too small for float32
+_HIDDEN = -60.0  # e^-60 vanishes next to 1, and no product with it is too small for float32
 
 
 @mx.custom_function
@@ -25,7 +27,7 @@ def exp(exponents: mx.array) -> mx.array:
 
 
 def hidden_states(model: Model, ids: mx.array) -> mx.array:
-    """The states `[rows, length, hidden]` behind the last norm, of tokens `[rows, length]`."""
+    """The states `[rows, length, hidden]` after the last norm, of tokens `[rows, length]`."""
     hidden: mx.array = model.model.embed_tokens(ids)
     future = _future(ids.shape[1])
     for layer in model.model.layers:
@@ -58,6 +60,6 @@ def _feed_forward(layer: MLP, hidden: mx.array) -> mx.array:
 
 
 def _future(length: int) -> mx.array:
-    """What to add to the scores `[length, length]` so that nobody looks ahead."""
+    """The causal mask `[length, length]`, which is added to attention scores."""
     positions = mx.arange(length)
     return mx.where(positions[:, None] < positions, _HIDDEN, 0.0)

@@ -1,4 +1,4 @@
-"""Writes the checkpoint directory that ships with the package, and the README beside it."""
+"""Writes the checkpoint directory that ships with the package, and its README."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,9 @@ _SHARPNESS = 4.0  # of the logits: clients sample at temperature 1 unless they s
 
 
 def write_checkpoint(directory: Path, model: Model, tokenizer: PreTrainedTokenizerFast) -> None:
-    """config.json, float16 weights, the tokenizer and its chat template, as mlx-lm loads them."""
+    """Write config.json, float16 weights, the tokenizer and its chat template, as mlx-lm loads
+    them.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     weights = named_weights(model)
     weights[_LAST_NORM] = weights[_LAST_NORM] * _SHARPNESS
@@ -52,14 +54,14 @@ def read_weights(directory: Path) -> Mapping[str, mx.array]:
 
 
 def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """The checkpoint's tokenizer with the chat template of today."""
+    """The checkpoint's tokenizer with the present chat template."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     tokenizer.chat_template = CHAT_TEMPLATE
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
 def write_readme(directory: Path, scores: Sequence[Score]) -> None:
-    """What the model is, and how it scored."""
+    """Write the README: what the model is, and its scores."""
     rows = [
         f"| {score.task} | {score.asked} | {score.right / score.asked:.1%} "
         f"| {score.stopped / score.asked:.1%} |"

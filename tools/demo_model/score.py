@@ -54,6 +54,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """The results of one task: numbers of questions."""
+
     task: str
     right: int
     stopped: int  # ended by the model itself, not by the limit
@@ -74,7 +76,9 @@ def held_out(words: Words, seed: int) -> Iterator[Question]:
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Word for word; for calls, the same functions in the same order with equal arguments."""
+    """Whether the text is the expected one, or calls the expected functions in the expected order
+    with equal arguments.
+    """
     if "tool_calls" not in question.expected:
         return text == str(question.expected["content"])
     functions = [call["function"] for call in question.expected["tool_calls"]]
@@ -88,7 +92,7 @@ def is_right(question: Question, text: str) -> bool:
 
 
 def score_checkpoint(directory: Path, seed: int) -> list[Score]:
-    """Every held-out question, answered greedily by an engine of its own."""
+    """The scores of a checkpoint, which an engine decodes greedily for each held-out question."""
     _, words = split_words()
     return asyncio.run(_score(directory, list(held_out(words, seed))))
 

@@ -1,4 +1,4 @@
-"""Sentences and lists to be repeated, remembered and passed on."""
+"""Random sentences, lists and words, for prompts that ask to repeat or remember them."""
 
 import random
 import string
@@ -42,7 +42,7 @@ def sentence(words: Words, rng: random.Random) -> str:
 
 
 def scrambled(words: Words, rng: random.Random) -> str:
-    """Words in no order that means anything."""
+    """Two to nine random words."""
     return " ".join(thing(words, rng) for _ in range(rng.randint(2, 9)))
 
 
@@ -80,7 +80,7 @@ def things(count: int, words: Words, rng: random.Random) -> list[str]:
 
 
 def any_text(words: Words, rng: random.Random) -> str:
-    """What somebody may want to have repeated."""
+    """A text to repeat: sentences, random words or a list."""
     draw = rng.random()
     if draw < 0.45:
         return sentence(words, rng)

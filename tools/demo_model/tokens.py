@@ -1,4 +1,4 @@
-"""The tokenizer, and conversations as token ids with the assistant's turns marked."""
+"""The tokenizer, and conversations as token ids, with the indices of the assistant's tokens."""
 
 import json
 import random
@@ -25,14 +25,14 @@ SAMPLES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A conversation's token ids, and the indices of those that the assistant says."""
+    """A conversation's token ids, and the indices of the assistant's, which are trained."""
 
     ids: Sequence[int]
     said: Sequence[int]
 
 
 def train_tokenizer(words: Words, seed: int, n_samples: int = SAMPLES) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on so many conversations of the curriculum."""
+    """Train byte-level BPE on `n_samples` conversations of the curriculum."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,7 +69,7 @@ def sample(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Sa
 
 
 def _said(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Indices from behind `<|im_start|>assistant\\n` up to and with the `<|im_end|>`."""
+    """The indices after each `<|im_start|>assistant\\n`, up to and including its `<|im_end|>`."""
     opening = tokenizer.encode("<|im_start|>assistant\n")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     said: list[int] = []

@@ -1,4 +1,4 @@
-"""Trains the model: the loss of the assistant's tokens, Muon and AdamW, on two threads."""
+"""Training: the cross-entropy of the assistant's tokens, Muon and AdamW, on two threads."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,10 +57,10 @@ _THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The learning rates by step: up, level, and down to nothing over the last share of the steps.
+    """The learning rates by step: warm-up, constant, and linear decay to 0 over the last steps.
 
-    A run that is stopped on the level and resumed with another number of steps ends as one that
-    had that number from the start.
+    A run that is stopped while they are constant, and resumed with another number of steps, ends
+    like a run that had that number from the start.
     """
 
     steps: int
@@ -82,9 +82,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token ids `[rows, length]`, padded behind, and where the assistant speaks.
+    """Token ids `[rows, length]`, padded at the end, and the tokens that are trained.
 
-    `said` indexes the flattened positions before the tokens that count, `targets`.
+    `said` are the flattened positions before these tokens, whose ids are `targets`.
     """
 
     ids: mx.array
@@ -93,7 +93,7 @@ class Batch:
 
 
 class Trainer:
-    """A model on its way, and all that is needed to go on from where it stopped."""
+    """A model in training, with the state of its optimizers, which can be saved and resumed."""
 
     def __init__(self, rates: Rates, seed: int, config: Mapping[str, Any] = CONFIG) -> None:
         mx.random.seed(seed)
@@ -107,12 +107,12 @@ class Trainer:
         self._threads = ThreadPoolExecutor(_THREADS)
 
     def begin_with(self, weights: Mapping[str, mx.array]) -> None:
-        """Take trained weights for a beginning; the optimizers know nothing of them."""
+        """Begin with trained weights. The state of the optimizers is not changed."""
         self.model.load_weights(list(weights.items()))
         mx.eval(self.model.parameters())
 
     def learn(self, halves: Sequence[Batch]) -> float:
-        """One step on two batches, side by side; the mean loss of a token."""
+        """Take one step on two batches, in parallel. Returns the mean loss of a token."""
         parameters = self.model.trainable_parameters()
         total = sum(half.targets.size for half in halves)
         (loss, gradients), (other_loss, other_gradients) = self._threads.map(
@@ -128,7 +128,7 @@ class Trainer:
         return float(loss + other_loss)
 
     def save(self, file: Path) -> None:
-        """Weights, moments and step; whole or not at all."""
+        """Write weights, optimizers and step. An interrupted save leaves the earlier file."""
         arrays = {
             **{f"model.{name}": a for name, a in _flat(self.model.parameters()).items()},
             **{
@@ -142,7 +142,7 @@ class Trainer:
         unfinished.rename(file)
 
     def resume(self, file: Path) -> None:
-        """Go on where `save` left."""
+        """Restore the state that `save` has written."""
         arrays, metadata = _load(file)
         self.model.update(_below("model.", arrays))
         for index, optimizer in enumerate(self._optimizers):
@@ -179,7 +179,7 @@ class Helper:
 
 
 def _model(config: Mapping[str, Any]) -> Model:
-    """A model of random weights, evaluated: threads cannot share what is yet to be computed."""
+    """A model of random weights, evaluated: threads cannot share arrays that are not evaluated."""
     model = Model(ModelArgs.from_dict(dict(config)))
     mx.eval(model.parameters())
     return model
@@ -188,7 +188,7 @@ def _model(config: Mapping[str, Any]) -> Model:
 def batches(
     tokenizer: PreTrainedTokenizerFast, words: Words, stages: Stages, seed: int, first: int
 ) -> Iterator[Sequence[Batch]]:
-    """Pairs of batches without end, the same for the same seed; starts at step `first`."""
+    """Yield pairs of batches without end, from step `first` on. They depend on the seed alone."""
     step, pool = 0, 0
     while True:
         rng = random.Random(f"{seed}/{pool}")
@@ -200,7 +200,7 @@ def batches(
 
 
 def batch(samples: Sequence[Sample]) -> Batch:
-    """The samples side by side."""
+    """The samples as rows of one batch."""
     length = max(len(one.ids) for one in samples)
     ids = np.zeros((len(samples), length), np.int32)
     said: list[int] = []
@@ -224,14 +224,14 @@ def _optimizer(rates: Rates) -> optim.MultiOptimizer:
 
 
 def _updated(optimizer: optim.MultiOptimizer, gradients: Any, parameters: Any) -> Any:
-    """The parameters a step further, computed on this thread."""
+    """The parameters after a step, computed on this thread."""
     updated = optimizer.apply_gradients(gradients, parameters)
     mx.eval(updated, optimizer.state)
     return updated
 
 
 def _parts(tree: Any) -> list[Any]:
-    """As many parts as there are threads, each about as much work."""
+    """The tree in as many parts as there are threads, of about equal work."""
     named = sorted(_flat(tree).items())
     return [tree_unflatten(named[index::_THREADS]) for index in range(_THREADS)]
 
@@ -258,7 +258,7 @@ def _pool(
 
 
 def _long(tokenizer: PreTrainedTokenizerFast, words: Words, rng: random.Random) -> list[Sample]:
-    """Two conversations that fill a good part of the context."""
+    """Conversations, at least two, of one length, which may be the whole context."""
     length = rng.choice(_LONG_TOKENS)
     return [_of_length(length, tokenizer, words, rng) for _ in range(max(2, 2048 // length))]
 

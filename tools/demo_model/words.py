@@ -1,4 +1,4 @@
-"""The words of the demonstration model's world, and which of them are kept for scoring."""
+"""The words of the demonstration model's conversations, and which are held out for scoring."""
 
 import random
 import string
@@ -15,11 +15,12 @@ _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One side of the split: word lists by kind, of which the other side has none."""
+    """Word lists by kind, of one side of the split: training and scoring share no word."""
 
     lists: Mapping[str, Sequence[str]]
 
     def one(self, kind: str, rng: random.Random) -> str:
+        """A random word of a kind."""
         return rng.choice(self.lists[kind])
 
     def several(self, kind: str, count: int, rng: random.Random) -> list[str]:
@@ -28,7 +29,7 @@ class Words:
 
 
 def split_words() -> tuple[Words, Words]:
-    """The words for training, and those kept for the held-out prompts: a tenth of each list."""
+    """The words for training, and the held-out ones: a tenth of each list."""
     lists = {kind: text.split() for kind, text in yaml.safe_load(_FILE.read_text("utf-8")).items()}
     kept = {kind: words[::_EVERY_TENTH] for kind, words in lists.items()}
     held_out = {word.lower() for words in kept.values() for word in words}
@@ -40,7 +41,7 @@ def split_words() -> tuple[Words, Words]:
 
 
 def made_up_word(rng: random.Random) -> str:
-    """A word of no language, so that copying it is copying and not remembering."""
+    """A word of no language, which can be copied and not remembered."""
     if rng.random() < 0.3:
         return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 6)))
     syllables = rng.randint(1, 3)
@@ -49,5 +50,5 @@ def made_up_word(rng: random.Random) -> str:
 
 
 def number(rng: random.Random) -> int:
-    """Mostly small, now and then with up to six digits."""
+    """A number, most often of one or two digits, and of at most six."""
     return rng.randrange(10 ** rng.choice([1, 2, 2, 3, 4, 6]))

@@ -12,7 +12,8 @@ import logging
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -64,8 +65,10 @@ SAMPLED = (
     SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
     SamplingParams(temperature=0.6, top_p=0.9),
     SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={1: 1.0}),
+    SamplingParams(temperature=0.0, top_logprobs=1),
 )
-"""One of each kind of draw, and edited logits: other parameters use the same kernels, or few more.
+"""One of each kind of draw, edited logits, and log-probabilities: other parameters use the same
+kernels, or few more.
 """
 
 HALF_TOLERANCE = 0.1
@@ -111,6 +114,20 @@ class DecodePath:
         ended. It is started when the model has decoded for a while, or by `build`.
         """
         self._start, self._model = start, model
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """While kernels are missing, operations in the block are not fused: for each fused one MLX
+        would have g++ build a kernel within the step, which takes the better part of a second.
+        """
+        if not self.is_pending and self._builder is None:
+            yield
+            return
+        mx.disable_compile()
+        try:
+            yield
+        finally:
+            mx.enable_compile()
 
     @property
     def is_pending(self) -> bool:
@@ -322,10 +339,12 @@ def compute_compiled(model: CachedModel) -> None:
                 logits = rehearsal.compiled()
         for params in SAMPLED:
             rows = [SamplingRow(Sampling(params, seed=0, output_tokens=(1,)))] * n_rows
-            sampler.draw_with = CompiledDraws().draw
-            for _ in range(2):  # the second draw begins with what the first has left
-                mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
-                rows[0].accept(1)  # all rows are the same object
+            for sampler.draw_with in (CompiledDraws().draw, draw):  # of one kind, and of several
+                for _ in range(2):  # the second draw begins with what the first has left
+                    mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
+                    rows[0].accept(1)  # all rows are the same object
+        masks = np.full((n_rows, -(-model.layout.vocab_size // 32)), -1, np.int32)
+        mx.eval(sampler.sample(logits, rows, masks, range(n_rows)).arrays())
 
 
 def _ratios(model: CachedModel) -> dict[int, float]:

@@ -5,8 +5,8 @@ plane has the layout `[blocks, kv_heads, block_size, width]`, chosen by measurem
 doctor --measure` compares it with another). One head of a block is one contiguous run of memory: a
 copy is a memcpy, and attention can read it block by block as `[blocks * kv_heads, block_size,
 width]` without moving it. The array itself is kept as `[blocks * kv_heads * block_size, width]`,
-one vector a slot; codes by channel are each block's channels, one after another. Only this module
-and `StoredBlocks` know this layout.
+one vector a slot; codes of K by channel are each block's channels, one after another. Only this
+module and `StoredBlocks` know this layout.
 
 MLX writes into an array in place only while nobody else refers to it. So every operation here
 rebinds its array at once, and returns no second reference that outlives a step.
@@ -196,10 +196,8 @@ class LayerArena:
         planes = zip(self.planes, rows, strict=True)
         self.planes = tuple(
             _put(plane, slots.rows, new)
-            if index or slots.key_codes is None
-            else _put(plane.reshape(-1, 1), slots.key_codes, new.reshape(-1, 1)).reshape(
-                plane.shape
-            )
+            if index or slots.codes is None
+            else _put(plane.reshape(-1, 1), slots.codes, new.reshape(-1, 1)).reshape(plane.shape)
             for index, (plane, new) in enumerate(planes)
         )
 
@@ -400,11 +398,13 @@ class Arena:
         if heads.share_plane:
             offset = _plain_number(self._n_heads(heads) * self.block_size, mx.int64)
             rows = mx.concatenate([rows, rows + offset])
-        codes = None
-        if heads.key_channels:
-            channels = by_head[..., None] * heads.key_channels + mx.arange(heads.key_channels)
-            codes = channels * self.block_size + slots[:, None, None].astype(mx.int64)
-            codes = codes.reshape(-1, 1)
+        if not heads.key_channels:
+            return SlotMapping(rows, None)
+        channels = mx.arange(heads.key_channels)
+        of_keys = (by_head[..., None] * heads.key_channels + channels) * self.block_size
+        of_keys = of_keys + slots[:, None, None].astype(mx.int64)
+        of_values = rows[by_head.size :] * heads.key_channels + channels  # where they share a plane
+        codes = mx.concatenate([of_keys.reshape(-1, 1), of_values.reshape(-1, 1)])
         return SlotMapping(rows, codes)
 
     def _n_heads(self, heads: Heads) -> int:

@@ -6,36 +6,31 @@ stored depends neither on how a prompt was cut into chunks nor on what of it was
 the model computes the same: forwards of unlike shapes differ in a number's last bits, which may be
 rounded to the next code.
 
-Integers are those of MLX's affine quantization: neighbouring numbers of a vector form a group with
-one scale and one bias, and a number is `code * scale + bias`. Keys are rotated by a Hadamard
-transform first, and so are the queries that meet them, which leaves their products as they are. A
-few channels of keys are far larger than the others; without the rotation they would take the
-precision of their group (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
+Neighbouring numbers of a vector form a group with one scale, and a number is an integer times the
+scale. The number farthest from zero becomes the lowest integer, as in llama.cpp's type Q4_0: there
+is one more below zero than above. Keys are rotated by a Hadamard transform first, and so are the
+queries that meet them, which leaves their products as they are. A few channels of keys are far
+larger than the others; without the rotation they would take the precision of their group (QuaRot,
+Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, TypeAlias
+from functools import cache
 
 import mlx.core as mx
 
 from engine.mlx_backend.kv.states import ArrayShape
 from engine.values.settings import KVFormat
 
-CodeOrder: TypeAlias = Literal["token", "channel"]
-"""Which codes of a block lie side by side: those of a token, or those of a channel."""
-
 _GROUPS = (64, 32)
 """Numbers that may share a scale, the preferred size first."""
-
-_SCALE_DTYPE = mx.float16
-"""Of scales and biases. In bfloat16 a scale would be rounded by as much as a code."""
 
 _BITS = {KVFormat.Q8: (8, 8), KVFormat.K8V4: (8, 4)}
 """Bits of a number of K and of V. Keys need more: an error in a score changes all weights."""
 
-_HALF = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+HALF: Mapping[str, mx.Dtype] = {KVFormat.F16: mx.float16, KVFormat.BF16: mx.bfloat16}
+"""The formats of K and V, and of saved states, that are numbers in half precision."""
 
 _ROTATABLE = (1, 12, 20, 28)
 """`mx.hadamard_transform` takes vectors of one of these times a power of two."""
@@ -44,15 +39,14 @@ _ROTATABLE = (1, 12, 20, 28)
 @dataclass(frozen=True, slots=True)
 class Codec:
     """How vectors of `dim` numbers of type `dtype` are stored: each as a row of one plane (numbers)
-    or of two (codes; the scale and the bias of each group).
+    or of two (codes, which are integers plus `zero`; the scale of each group).
     """
 
     dim: int
     dtype: mx.Dtype
-    stored: mx.Dtype  # of numbers, or of scales and biases
+    stored: mx.Dtype  # of numbers, or of scales
     bits: int = 0  # of a code; 0: numbers are stored
-    group: int = 0  # numbers that share a scale and a bias
-    order: CodeOrder = "token"
+    group: int = 0  # numbers that share a scale
 
     @property
     def planes(self) -> tuple[ArrayShape, ...]:
@@ -60,12 +54,17 @@ class Codec:
         if not self.bits:
             return (ArrayShape((self.dim,), self.stored),)
         codes = ArrayShape((self.dim * self.bits // 8,), mx.uint8)
-        return codes, ArrayShape((2 * self.groups,), self.stored)
+        return codes, ArrayShape((self.groups,), self.stored)
 
     @property
     def groups(self) -> int:
         """Groups of a quantized vector."""
         return self.dim // self.group
+
+    @property
+    def zero(self) -> int:
+        """The code of zero."""
+        return 1 << (self.bits - 1)
 
     @property
     def is_plain(self) -> bool:
@@ -77,8 +76,14 @@ class Codec:
         stored = vectors.astype(self.stored)
         if not self.bits:
             return [stored]
-        codes, *scales = mx.quantize(stored, self.group, self.bits)
-        return [codes.view(mx.uint8), mx.stack(scales, axis=-1).reshape(len(codes), -1)]
+        groups = stored.reshape(-1, self.groups, self.group)
+        highest, lowest = groups.max(axis=-1, keepdims=True), groups.min(axis=-1, keepdims=True)
+        scales = mx.where(highest > -lowest, highest, lowest) / -self.zero
+        numbers = mx.round(groups / mx.where(scales == 0, 1, scales)) + self.zero
+        codes = mx.minimum(numbers, 2 * self.zero - 1).astype(mx.uint8).reshape(len(stored), -1)
+        if self.bits == 4:
+            codes = codes[:, ::2] | codes[:, 1::2] << 4
+        return [codes, scales.reshape(len(stored), -1)]
 
     def decode(self, rows: Sequence[mx.array]) -> mx.array:
         """The vectors, `[..., dim]` of `dtype`, with these rows, `[..., width]` of each plane.
@@ -86,59 +91,32 @@ class Codec:
         """
         if not self.bits:
             return rows[0].astype(self.dtype)
-        if mx.default_device() != mx.cpu:
-            pairs = rows[1].reshape(*rows[1].shape[:-1], -1, 2)
-            scales, biases = pairs[..., 0], pairs[..., 1]
-            codes = rows[0].view(mx.uint32)
-            return mx.dequantize(codes, scales, biases, self.group, self.bits, dtype=self.dtype)
-        # Three operations take less than a third of the time of mx.dequantize on a CPU.
-        scales, biases = self.scales(rows[1])
-        numbers = self.widened(rows[0]).reshape(*scales.shape, self.group)
-        numbers = numbers * scales[..., None] + biases[..., None]
-        return numbers.reshape(*scales.shape[:-1], self.dim).astype(self.dtype)
+        # MLX's kernels fuse it on a GPU; on a CPU their broadcasts are slow.
+        decoded = self._decoded if mx.default_device() == mx.cpu else _fused(self)
+        codes, scales = rows
+        numbers = decoded(codes.reshape(*scales.shape, -1), scales[..., None])
+        return numbers.reshape(*scales.shape[:-1], self.dim)
 
-    def scales(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Scales and biases of vectors, float32 `[..., groups]`, with these rows in their plane.
+    def _decoded(self, codes: mx.array, scales: mx.array) -> mx.array:
+        return (self.integers(codes) * scales).astype(self.dtype)
 
-        They are converted as integers, as Giesen's "half_to_float_fast5" does it: on x86 MLX's own
-        conversion takes four times as long.
-        """
-        low, high = _as_float32_bits(rows.view(mx.uint32))
-        return low.view(mx.float32) * _EXPONENTS_APART, high.view(mx.float32) * _EXPONENTS_APART
-
-    def widened(self, codes: mx.array) -> mx.array:
-        """Codes as float32, one number each."""
+    def integers(self, codes: mx.array) -> mx.array:
+        """The integers of codes, as float32."""
         if self.bits == 4:
-            pairs = mx.stack([codes & 15, codes >> 4], axis=-1)
-            codes = pairs.reshape(*codes.shape[:-1], -1)
-        return codes.astype(mx.float32)
+            codes = mx.stack([codes & 15, codes >> 4], axis=-1).flatten(-2)
+        return codes.astype(mx.float32) - self.zero
 
     def __str__(self) -> str:
-        """`64float32`, `64float32 as bfloat16`, `64float32 as 8 bits in groups of 32 by token`."""
+        """`64float32`, `64float32 as bfloat16`, `64float32 as 8 bits with a scale for 32`."""
         written = f"{self.dim}{dtype_name(self.dtype)}"
         if self.bits:
-            return f"{written} as {self.bits} bits in groups of {self.group} by {self.order}"
+            return f"{written} as {self.bits} bits with a scale for {self.group}"
         return written if self.is_plain else f"{written} as {dtype_name(self.stored)}"
 
 
-_EXPONENTS_APART = 2.0**112
-"""A float16 whose bits are those of a float32 is too small by this: their exponents are biased by
-15 and 127."""
-
-
-_NOT_FINITE = 0x7F800000
-"""The exponent of a float32 that is infinite or NaN."""
-
-
-@partial(mx.compile, shapeless=True)
-def _as_float32_bits(pairs: mx.array) -> tuple[mx.array, mx.array]:
-    """The low and the high float16 of each word, with the bits that a float32 has."""
-    low = ((pairs & 0x8000) << 16) | ((pairs & 0x7FFF) << 13)
-    high = (pairs & 0x80000000) | ((pairs >> 3) & 0x0FFFE000)
-    return (
-        mx.where((pairs & 0x7C00) == 0x7C00, low | _NOT_FINITE, low),
-        mx.where((pairs & 0x7C000000) == 0x7C000000, high | _NOT_FINITE, high),
-    )
+@cache
+def _fused(codec: Codec) -> Callable[[mx.array, mx.array], mx.array]:
+    return mx.compile(codec._decoded, shapeless=True)
 
 
 def codecs(
@@ -150,27 +128,20 @@ def codecs(
     Vectors that no group divides are not quantized, nor are the latents of multi-head latent
     attention (one head whose K and V are unlike), from which all heads are made. Half precision is
     used where it is smaller.
-
-    On a CPU codes of K are stored by channel, because MLX multiplies them in place then: its
-    product with rows of codes takes four times as long as that with columns.
     """
     is_latent = kv_heads == 1 and dims[0] != dims[1]
     bits = (0, 0) if is_latent else _BITS.get(format, (0, 0))
-    orders: tuple[CodeOrder, CodeOrder] = (
-        "channel" if mx.default_device() == mx.cpu else "token",
-        "token",
-    )
     keys, values = (
-        _codec(dim, dtype, n_bits, order, _HALF.get(format, dtype))
-        for dim, dtype, n_bits, order in zip(dims, dtypes, bits, orders, strict=True)
+        _codec(dim, dtype, n_bits, HALF.get(format, dtype))
+        for dim, dtype, n_bits in zip(dims, dtypes, bits, strict=True)
     )
     return keys, values
 
 
-def _codec(dim: int, dtype: mx.Dtype, bits: int, order: CodeOrder, half: mx.Dtype) -> Codec:
+def _codec(dim: int, dtype: mx.Dtype, bits: int, half: mx.Dtype) -> Codec:
     group = next((group for group in _GROUPS if dim % group == 0), 0)
     if bits and dim and group:
-        return Codec(dim, dtype, _SCALE_DTYPE, bits, group, order)
+        return Codec(dim, dtype, mx.float32, bits, group)
     return Codec(dim, dtype, half if half.size < dtype.size else dtype)
 
 

@@ -1,12 +1,16 @@
-"""The states of recurrent layers, as MLX arrays: each slot refers to one row of a batch.
+"""The states of recurrent layers as MLX arrays: each slot refers to one row of a batch.
 
-Nobody changes an MLX array, so a batch of states that a forward returned is kept whole: the next
-forward of the same rows in the same order gets it back untouched. Copying a state extracts its row,
-because otherwise the copy would keep the whole batch in memory; if the row is alone in its batch,
-the copy is one more slot that refers to it. A row that no slot refers to stays with its batch until
-the batches have more rows than the arena has slots. Then the rows in use are copied into smaller
-batches. Once those have been evaluated, the slots hold at most `n_slots` states. The states that
-the latest step replaced come on top, for a rollback, and may be one too many.
+MLX arrays do not change. So the batch of states that a forward returns is kept as it is, and the
+next forward of the same rows in the same order gets the same arrays.
+
+A copy of a state is a new batch of one row, since a second reference would keep the whole batch in
+memory. Only the one row of a batch is shared. Rows to which no slot refers stay in memory until all
+batches together take more than the arena may. Then the rows in use are copied to smaller batches.
+For a rollback, the states that the latest step has replaced are kept as well, beyond that limit.
+
+Where states are saved in less precision than the model computes them in, a state that has just been
+rounded is stored in the types of saved states, so a saved copy can share its memory. The next
+forward gets it in the model's own types.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +20,11 @@ from math import prod
 
 import mlx.core as mx
 
-from kvstore.ops import CopyState, ResetState, RollBackState
+from kvstore.ops import CopyState, ResetState, RollBackState, RoundState
+from kvstore.sizes import StateCounts
 from kvstore.types import SlotId
+
+FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +45,44 @@ def state_bytes(shapes: Iterable[ArrayShape]) -> int:
     return sum(shape.bytes for shape in shapes)
 
 
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """The size of one sequence's state as the model computes it, and as it is saved."""
+
+    computed: int
+    saved: int
+
+    @property
+    def running(self) -> int:
+        """What to reserve for a running sequence: its state, and by how much the snapshot for a
+        draft is larger than the saved state whose slot it takes.
+        """
+        return 2 * self.computed - self.saved
+
+    @property
+    def are_rounded(self) -> bool:
+        """Whether states are saved in less precision than the model computes them in."""
+        return self.saved < self.computed
+
+    def total(self, counts: StateCounts) -> int:
+        """What to reserve for all running and saved states."""
+        return counts.running * self.running + counts.saved * self.saved
+
+
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """States of several slots, each array `[rows, *shape]`, and the row of each slot."""
+    """States of several slots: arrays `[rows, *shape]`, and by slot the index of its row."""
 
     arrays: list[mx.array]
     n_rows: int
     row_of: dict[SlotId, int] = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
     def rows(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states, in their order."""
+        """The states of these slots, in this order: arrays `[slots, *shape]`."""
         rows = [self.row_of[slot] for slot in slots]
         if rows == list(range(self.n_rows)):
             return self.arrays
@@ -56,61 +91,88 @@ class _Batch:
 
 
 class StateArena:
-    """`n_slots` states of equal shapes. A slot that was never written holds the initial state."""
+    """States in numbered slots. A slot that was never written has the initial state, all zeros."""
 
-    def __init__(self, shapes: Sequence[ArrayShape], n_slots: int) -> None:
+    def __init__(
+        self, shapes: Sequence[ArrayShape], saved_shapes: Sequence[ArrayShape], counts: StateCounts
+    ) -> None:
+        """`shapes` are those of a state's arrays as the model computes them, `saved_shapes` those
+        of the same arrays as they are saved.
+        """
         self.shapes = tuple(shapes)
-        self.n_slots = n_slots
+        self.saved_shapes = tuple(saved_shapes)
+        self.n_slots = counts.total
+        self._most_bytes = StateBytes(state_bytes(shapes), state_bytes(saved_shapes)).total(counts)
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
-        self._n_rows = 0  # of all batches
+        self._bytes = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
-    def execute(self, op: ResetState | CopyState | RollBackState) -> None:
-        """Raises IndexError for a slot that is not one of the arena's."""
+    def execute(self, op: ResetState | CopyState | RoundState | RollBackState) -> None:
+        """Carry out an op. Raises IndexError for a slot that the arena does not have."""
         for slot in (op.source, op.target) if isinstance(op, CopyState) else (op.slot,):
             if not 0 <= slot < self.n_slots:
                 raise IndexError(f"state {slot} is not one of the arena's {self.n_slots}")
         match op:
             case ResetState(slot):
                 self._unbind(slot)
+            case RoundState(slot) if slot in self._batches:
+                rounded = self.read_saved([slot])
+                self._unbind(slot)
+                self._bind(rounded, [slot])
             case RollBackState(slot):
                 self._roll_back(slot)
             case CopyState(source, target) if source != target:
                 self._copy(source, target)
 
     def read(self, slots: Sequence[SlotId]) -> list[mx.array]:
-        """The slots' states, one row each: arrays `[rows, *shape]`."""
-        runs = [self._rows(batch, list(run)) for batch, run in groupby(slots, self._batches.get)]
-        if len(runs) == 1:
-            return runs[0]
-        return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
+        """The states of these slots in the model's types: arrays `[slots, *shape]`."""
+        return self._read(slots, self.shapes)
+
+    def read_saved(self, slots: Sequence[SlotId]) -> list[mx.array]:
+        """The states of these slots in the types of saved states: arrays `[slots, *shape]`."""
+        return self._read(slots, self.saved_shapes)
 
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
-        """Let the slots hold the rows of `arrays`, which are shaped as `read` returns them."""
+        """Write the rows of `arrays` to these slots. The arrays have the shapes and types that
+        `read` or `read_saved` returns.
+        """
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
                 self._before_step.setdefault(slot, (batch.arrays, batch.row_of[slot]))
             self._unbind(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._bind([mx.contiguous(array) for array in arrays], slots)
-        if self._n_rows > self.n_slots:
+        if self._bytes > self._most_bytes:
             self._compact()
 
     def begin_step(self) -> None:
-        """Writes from now on can be rolled back; earlier ones no longer can."""
+        """Begin a step: from now on a `RollBackState` undoes the writes after this call."""
         self._before_step.clear()
 
     def unevaluated(self) -> list[mx.array]:
-        """The arrays written since the last call, to be evaluated at once."""
+        """The arrays of states that are new since the last call, for the caller to evaluate."""
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
 
-    def _rows(self, batch: _Batch | None, slots: Sequence[SlotId]) -> list[mx.array]:
-        """States of one batch, or initial ones where there is none."""
+    def _read(self, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]) -> list[mx.array]:
+        runs = [
+            self._rows(batch, list(run), shapes) for batch, run in groupby(slots, self._batches.get)
+        ]
+        if len(runs) == 1:
+            return runs[0]
+        return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
+
+    def _rows(
+        self, batch: _Batch | None, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]
+    ) -> list[mx.array]:
+        """States of one batch, or initial states where there is no batch."""
         if batch is None:
-            return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in self.shapes]
-        return batch.rows(slots)
+            return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in shapes]
+        return [
+            _as_type(rows, shape.dtype)
+            for rows, shape in zip(batch.rows(slots), shapes, strict=True)
+        ]
 
     def _copy(self, source: SlotId, target: SlotId) -> None:
         self._unbind(target)
@@ -124,28 +186,28 @@ class StateArena:
     def _roll_back(self, slot: SlotId) -> None:
         before = self._before_step.pop(slot, None)
         if before is None:
-            return  # the step failed before it wrote this state
+            return  # the latest step has not written this state, perhaps because it failed
         arrays, row = before
         self._unbind(slot)
         self._bind([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 
     def _unbind(self, slot: SlotId) -> None:
-        """The slot holds the initial state from now on."""
+        """Let the slot refer to no batch: it has the initial state."""
         batch = self._batches.pop(slot, None)
         if batch is not None:
             del batch.row_of[slot]
             if not batch.row_of:
-                self._n_rows -= batch.n_rows
+                self._bytes -= batch.bytes
 
     def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
-        """Let these slots refer to the rows of a new batch."""
+        """Let slots that refer to no batch refer to the rows of a new one."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
-        self._n_rows += batch.n_rows
+        self._bytes += batch.bytes
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
     def _compact(self) -> None:
-        """Replace each batch with unused rows by one of the rows in use."""
+        """Replace each batch that has unused rows by a batch of its other rows."""
         for batch in tuple(dict.fromkeys(self._batches.values())):
             slot_of = {row: slot for slot, row in batch.row_of.items()}
             if len(slot_of) == batch.n_rows:
@@ -155,5 +217,16 @@ class StateArena:
             for slot, row in batch.row_of.items():
                 kept.row_of[slot] = new_row[row]
                 self._batches[slot] = kept
-            self._n_rows += kept.n_rows - batch.n_rows
+            self._bytes += kept.bytes - batch.bytes
             self._unevaluated += kept.arrays
+
+
+def _as_type(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """The array in this type. Numbers beyond float16 become its largest, because an infinite one
+    would make all later states infinite or NaN.
+    """
+    if array.dtype == dtype:
+        return array
+    if dtype == mx.float16:
+        array = mx.clip(array, -FLOAT16_MAX, FLOAT16_MAX)
+    return array.astype(dtype)

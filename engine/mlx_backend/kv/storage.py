@@ -22,9 +22,10 @@ from kvstore.ops import (
     ReadBlock,
     ResetState,
     RollBackState,
+    RoundState,
     StorageOp,
 )
-from kvstore.sizes import StorageSizes
+from kvstore.sizes import StateCounts, StorageSizes
 from kvstore.types import BlockId
 
 FORMAT = "kv1"
@@ -123,16 +124,19 @@ def _describe(items: Iterable[T], text: Callable[[T], str]) -> str:
 
 def _describe_layers(layers: Iterable[LayerShape]) -> str:
     """`24*8x128float16+128float16`: 24 layers of 8 KV heads of K and V."""
-    return _describe(
-        layers,
-        lambda layer: f"{layer.kv_heads}x" + "+".join(map(str, layer.codecs)),
-    )
+
+    def text(layer: LayerShape) -> str:
+        keys, values = layer.codecs
+        order = " by channel" if layer.heads.key_channels else ""
+        return f"{layer.kv_heads}x{keys}{order}+{values}"
+
+    return _describe(layers, text)
 
 
 def _kv_format(layout: Layout, block_size: int) -> str:
     """Names the layout of the bytes; `state=2*16x64float32` is two arrays of a state."""
     states = _describe(
-        layout.states, lambda one: "x".join(map(str, one.shape)) + dtype_name(one.dtype)
+        layout.saved_states, lambda one: "x".join(map(str, one.shape)) + dtype_name(one.dtype)
     )
     return " ".join(
         [
@@ -184,14 +188,15 @@ class Storage:
         self.windows = tuple(
             Arena(layout.layers_of(size.window), size.n_slots, block_size) for size in sizes.windows
         )
-        n_states = sizes.states.running + sizes.states.saved if sizes.states else 0
-        self.states = StateArena(layout.states, n_states)
+        self.states = StateArena(
+            layout.states, layout.saved_states, sizes.states or StateCounts(0, 0)
+        )
         self._last_block = -1  # of those that steps have written to, while the arena grows
         self.kv_format = _kv_format(layout, block_size)
         self.part_bytes = (
             block_bytes(layout.full_layers, block_size),
             *(block_bytes(layout.layers_of(window), block_size) for window in layout.windows),
-            state_bytes(layout.states),
+            state_bytes(layout.saved_states),
         )
 
     def has_room_for(self, plan: StepPlan) -> bool:
@@ -227,8 +232,8 @@ class Storage:
                     arena = self.full if op.group is None else self.windows[op.group]
                     by_arena.setdefault(arena, []).append(op)
                 case FillState(slot, data):
-                    self.states.write([slot], _unpack([data], self.states.shapes))
-                case ResetState() | CopyState() | RollBackState():
+                    self.states.write([slot], _unpack([data], self.states.saved_shapes))
+                case ResetState() | CopyState() | RoundState() | RollBackState():
                     self.states.execute(op)
         for arena, changes in by_arena.items():
             for _, run in groupby(changes, type):
@@ -252,7 +257,7 @@ class Storage:
             arrays = (array for of_layer in contents for array in of_layer)
             transfers.append(PendingTransfer(list(asked), arrays))
         states = {i: read.state for i, read in enumerate(reads) if read.state is not None}
-        found = self.states.read(list(states.values())) if states else []
+        found = self.states.read_saved(list(states.values())) if states else []
         transfers.append(PendingTransfer(list(states), found))
         return PendingReads(len(reads), transfers)
 

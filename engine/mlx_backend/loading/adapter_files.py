@@ -45,7 +45,7 @@ def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int)
     """One adapter. Its fingerprint, 16 hexadecimal digits, changes with either file: both are read
     completely. Raises ModelError or OSError.
     """
-    directory = config.directory.expanduser()
+    directory = config.directory
     if not directory.is_dir():
         raise ModelError(f"there is no directory {directory.absolute()}")
     for name in (CONFIG, WEIGHTS):

@@ -1,7 +1,8 @@
-"""The check of a KV format at load: how far is what a model says from what it says with K and V as
-it computes them?
+"""Checks at load whether a model still predicts well with K and V, or with recurrent states, stored
+in less precision than it computes them in.
 
-A text is fed to the model in both ways, and the predictions of its next tokens are compared.
+The model computes one text in full precision and once more with each of the two stored in its
+format. The predictions of the next tokens are compared.
 """
 
 from itertools import pairwise
@@ -24,7 +25,7 @@ from engine.mlx_backend.loading.selfcheck import (
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
-from engine.values.settings import KVFormat
+from engine.values.settings import EngineConfig, KVFormat, StateFormat
 
 TEXT = """\
 The library of a small town is open from nine to five, and on Thursdays until eight. Its oldest
@@ -43,11 +44,11 @@ def median(numbers: list[float]) -> float:
 1. Boil the water. 2. Add 200 g of rice and a pinch of salt. 3. Wait for eleven minutes.
 Die Brücke wurde 1911 gebaut und ist 38 Meter lang. Le pont a été construit en 1911.
 """
-"""Prose, code, data, a list and other languages."""
+"""The text that is computed: prose, code, data, a list and other languages."""
 
 _MOST_TOKENS, _FIRST_CHUNK, _DECODED = 192, 96, 8
-"""Tokens of the text; those of the first chunk, whose logits are not read; and those at the end
-that are computed one by one, as answers are.
+"""The most tokens of the text; the tokens of its first chunk, whose logits are not read; and its
+last tokens, which are computed one by one, as those of answers are.
 """
 
 MOST_DIVERGENCE = {
@@ -56,37 +57,90 @@ MOST_DIVERGENCE = {
     KVFormat.Q8: 0.01,
     KVFormat.K8V4: 0.05,
 }
-"""The largest mean Kullback-Leibler divergence, in nats for each token, with which a format serves.
+"""By format of K and V, the largest mean Kullback-Leibler divergence, in nats for each token, with
+which a model is served.
 
-The embedded model, of 3 M parameters, has 0.0014 with q8 and 0.10 with k8v4. It is more where the
-channels of keys differ so much in size that even their rotation does not help.
+The embedded model, of 3 M parameters, has 0.0011 with q8 and 0.24 with k8v4. Models diverge more if
+the channels of their keys differ so much in size that even the rotation of keys does not help.
+"""
+
+MOST_STATE_DIVERGENCE = 0.01
+"""The largest mean Kullback-Leibler divergence with rounded states. The check rounds them after
+every chunk, some of which have one token: far more often than a served model's are rounded.
 """
 
 
 class FormatQuality(NamedTuple):
-    """How predictions with stored K and V compare with those of the model's own, in full precision.
+    """How predictions with less precision compare with those in full precision.
 
     `divergence`: the mean Kullback-Leibler divergence, in nats for each token. `agreement`: the
-    share of tokens for which the same next one is the likeliest.
+    share of tokens after which both find the same token the likeliest.
     """
 
     divergence: float
     agreement: float
 
+    @property
+    def summary(self) -> str:
+        """The comparison in words, for a line of the report."""
+        return (
+            f"KL divergence {self.divergence:.2g} from full precision, "
+            f"{self.agreement:.1%} of likeliest tokens the same"
+        )
 
-def check_format(
-    loaded: LoadedModel, execution: Execution, wanted: KVFormat, report: Report
-) -> float | None:
-    """The card's `kv_divergence`, of the format in which the loaded model stores K and V; None if
-    that is in full, although another may be `wanted`. Reports either.
 
-    Raises ModelError where it is beyond MOST_DIVERGENCE, or the model does not run so.
+class Divergences(NamedTuple):
+    """The model card's `kv_divergence` and `state_divergence`: None where nothing is stored in less
+    precision.
+    """
+
+    kv: float | None
+    state: float | None
+
+
+def check_formats(
+    loaded: LoadedModel, execution: Execution, config: EngineConfig, report: Report
+) -> Divergences:
+    """Check the formats in which the loaded model stores K and V and saves recurrent states, and
+    report each result. Also report a configured format that makes nothing of this model smaller.
+
+    Raises ModelError if a format changes the predictions too much, or the model does not run with
+    it.
     """
     layout = loaded.layout
-    if layout.is_stored_in_full:
-        if wanted not in (KVFormat.AUTO, KVFormat.FULL):
-            report(f"kv_format {wanted} makes none of this model's K and V smaller: all stays full")
-        return None
+    kv_divergence = state_divergence = None
+    if not layout.is_stored_in_full:
+        with_kv = layout.stored_as(layout.format)
+        setting, most = f"kv_format {layout.format}", MOST_DIVERGENCE[layout.format]
+        quality = _check_layout(loaded, execution, with_kv, setting, most)
+        report(f"KV cache in {layout.format_in_use}: {quality.summary}")
+        kv_divergence = quality.divergence
+    elif config.kv_format not in (KVFormat.AUTO, KVFormat.FULL):
+        report(
+            f"kv_format {config.kv_format} makes none of this model's K and V smaller: all stays "
+            "full"
+        )
+    if layout.rounds_states:
+        with_states = layout.stored_as(KVFormat.FULL, layout.state_format)
+        setting = f"state_format {layout.state_format}"
+        quality = _check_layout(loaded, execution, with_states, setting, MOST_STATE_DIVERGENCE)
+        report(f"recurrent states saved in {layout.state_format}: {quality.summary}")
+        state_divergence = quality.divergence
+    elif config.state_format not in (StateFormat.AUTO, StateFormat.FULL):
+        report(
+            f"state_format {config.state_format} makes none of this model's states smaller: all "
+            "stays full"
+        )
+    return Divergences(kv_divergence, state_divergence)
+
+
+def _check_layout(
+    loaded: LoadedModel, execution: Execution, layout: Layout, setting: str, most: float
+) -> FormatQuality:
+    """How the model predicts with a layout other than in full precision.
+
+    Raises ModelError, which names the user's `setting`, for a divergence of more than `most`.
+    """
     encoded = loaded.tokenizer.encode(TEXT)
     tokens = [token for token in encoded if token < layout.vocab_size][:_MOST_TOKENS]
     row, steps = _probe(tokens)
@@ -95,31 +149,26 @@ def check_format(
         stored = logits_through_storage(loaded.model, layout, execution, [row], steps)
     except RUN_ERRORS as failure:
         raise ModelError(
-            f"the model does not run with kv_format {layout.format}: {failure}; set it to auto"
+            f"the model does not run with {setting}: {failure}; set it to auto"
         ) from failure
     quality = compare(full, stored.astype(mx.float32))
-    most = MOST_DIVERGENCE[layout.format]
     if not quality.divergence <= most:
         raise ModelError(
-            f"the setting kv_format is {layout.format}, which changes too much of what this model "
-            f"says: on a text of {len(tokens)} tokens its predictions differ by a KL divergence of "
-            f"{quality.divergence:.3g}, and at most {most} is served; set it to "
-            "auto, or to a larger format"
+            f"the setting {setting} changes too much of what this model says: on a text of "
+            f"{len(tokens)} tokens its predictions differ by a KL divergence of "
+            f"{quality.divergence:.3g}, and at most {most} is served; set it to auto, or to a "
+            "larger format"
         )
-    report(
-        f"KV cache in {layout.format_in_use}: KL divergence {quality.divergence:.2g} from full "
-        f"precision, {quality.agreement:.1%} of likeliest tokens the same"
-    )
     del full, stored
     mx.clear_cache()  # the check's buffers
-    return quality.divergence
+    return quality
 
 
 def compare(full: mx.array, stored: mx.array) -> FormatQuality:
-    """Compare logits, both float32 `[tokens, vocabulary]`."""
+    """Compare logits in full precision with others, both float32 `[tokens, vocabulary]`."""
     expected = full - mx.logsumexp(full, axis=-1, keepdims=True)
     found = stored - mx.logsumexp(stored, axis=-1, keepdims=True)
-    # What the model rules out, at minus infinity, counts nothing.
+    # A token at minus infinity has no chance, so it adds nothing.
     terms = mx.where(mx.isfinite(expected), mx.exp(expected) * (expected - found), 0)
     same = mx.argmax(full, axis=-1) == mx.argmax(stored, axis=-1)
     divergence = mx.maximum(terms.sum(axis=-1).mean(), 0)  # rounding may leave less; NaN stays
@@ -127,10 +176,10 @@ def compare(full: mx.array, stored: mx.array) -> FormatQuality:
 
 
 def format_check_bytes(layout: Layout) -> int:
-    """The memory that the check of a layout's format takes at most, in addition to the weights; 0
-    if there is none.
+    """The most memory in bytes that the check of a layout's formats takes, in addition to the
+    weights; 0 for a layout without formats to check.
     """
-    if layout.is_stored_in_full:
+    if layout.is_stored_in_full and not layout.rounds_states:
         return 0
     row, steps = _probe([0] * _MOST_TOKENS)
     layout = layout.within(_MOST_TOKENS)
@@ -147,7 +196,7 @@ def format_check_bytes(layout: Layout) -> int:
 
 
 def _probe(tokens: list[int]) -> tuple[Row, list[list[Chunk]]]:
-    """The row of a text, and the steps that compute it."""
+    """The row of a text, and the chunk of each step that computes it."""
     n_tokens = len(tokens)
     decoded = max(n_tokens - _DECODED, 1)
     first = min(_FIRST_CHUNK, decoded - 1)

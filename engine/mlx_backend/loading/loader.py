@@ -31,7 +31,7 @@ from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
 from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
-from engine.values.settings import AdapterConfig, KVFormat
+from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
@@ -62,9 +62,10 @@ def open_model(
     purpose: Purpose = GENERATES,
     adapter_configs: Sequence[AdapterConfig] = (),
     kv_format: KVFormat = KVFormat.AUTO,
+    state_format: StateFormat = StateFormat.AUTO,
 ) -> LoadedModel:
     """Build the model, its adapters and its tokenizer. `load_weights` reads the weights. The layout
-    stores K and V in `kv_format`, where they can be stored so.
+    stores K and V in `kv_format`, and saves states in `state_format`, where that is possible.
 
     On a CPU everything is float32, and quantized weights are dequantized, if the result leaves a
     fifth of `memory_bytes` free: half precision and quantized products are 20 to 50 times slower
@@ -79,7 +80,7 @@ def open_model(
         if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
             model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
-    layout = discover(model).within(max_tokens).stored_as(kv_format)
+    layout = discover(model).within(max_tokens).stored_as(kv_format, state_format)
     tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
     adapters = read_adapters(adapter_configs, model, layout.vocab_size)
     row_adapters = install_adapters(model, adapters)
@@ -100,8 +101,8 @@ def open_model(
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
-    """Read the weights into memory, and check how the model runs over shared storage with K and V
-    in full.
+    """Read the weights into memory, and check how the model runs over shared storage that holds
+    all in full.
 
     `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
     of them.

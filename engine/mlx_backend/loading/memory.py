@@ -14,13 +14,19 @@ from functools import cached_property
 from engine.api import ModelError
 from engine.mlx_backend.host import Machine
 from engine.mlx_backend.kv.shape import block_bytes
-from engine.mlx_backend.kv.states import state_bytes
+from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.mlx_backend.model.layout import Layout
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
-from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize
+from kvstore.sizes import (
+    StateCounts,
+    StorageBytes,
+    StorageSizes,
+    WindowSize,
+    checkpoint_interval,
+)
 from kvstore.window import lease_slots
 
 USEFUL_STATES = 4
@@ -43,11 +49,11 @@ REHEARSAL_ROWS, REHEARSAL_BLOCKS = 4, 9
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that a model's layers keep; 0 where it has none of a kind."""
+    """Bytes that a model's layers keep; 0 or None where it has none of a kind."""
 
     block_bytes: int  # of a block in the layers that keep every token
     windows: tuple[tuple[int, int], ...] = ()  # (window, bytes of a block in its layers)
-    state_bytes: int = 0  # of one sequence's recurrent state
+    state: StateBytes | None = None  # of one sequence
 
     def storage_bytes(self, sizes: StorageSizes) -> StorageBytes:
         """The bytes of storage of these sizes."""
@@ -56,9 +62,9 @@ class Footprint:
         for window, slot_bytes in zip(sizes.windows, slots, strict=True):
             arenas += window.n_slots * slot_bytes
         states = 0
-        if sizes.states is not None:
-            slots.append(self.state_bytes)
-            states = sizes.states.total * self.state_bytes
+        if sizes.states is not None and self.state is not None:
+            slots.append(self.state.saved)
+            states = self.state.total(sizes.states)
         return StorageBytes(self.block_bytes, tuple(slots), arenas, states)
 
 
@@ -69,7 +75,7 @@ def footprint(layout: Layout, block_size: int) -> Footprint:
         tuple(
             (window, block_bytes(layout.layers_of(window), block_size)) for window in layout.windows
         ),
-        state_bytes(layout.states),
+        layout.state_bytes,
     )
 
 
@@ -150,7 +156,7 @@ class MemoryPlan:
             raise ModelError(self._does_not_fit())
         kv_bytes, saved_bytes = self._wanted()
         room_bytes = self._room_bytes - self._running_bytes
-        if self.footprint.state_bytes:
+        if self.footprint.state is not None:
             room_bytes -= saved_bytes
         most_kv_bytes = self._most_kv_bytes(room_bytes)
         if most_kv_bytes < least_kv_bytes(self.config, self.footprint):
@@ -213,7 +219,7 @@ class MemoryPlan:
         if self.config.decode == "eager":
             return 0
         windows = [window for window, _ in self.footprint.windows]
-        sizes = rehearsal_sizes(windows, self.footprint.state_bytes > 0)
+        sizes = rehearsal_sizes(windows, self.footprint.state is not None)
         stored = self.footprint.storage_bytes(sizes)
         workspace = replace(self.workspace, rows=REHEARSAL_ROWS, tokens=REHEARSAL_ROWS)
         return (
@@ -260,12 +266,19 @@ class MemoryPlan:
     @property
     def _running_bytes(self) -> int:
         """Recurrent states of all running sequences."""
-        return self.config.max_running * self.footprint.state_bytes
+        state = self.footprint.state
+        return 0 if state is None else self.config.max_running * state.running
+
+    @property
+    def _useful_saved_bytes(self) -> int:
+        """USEFUL_STATES for each running sequence."""
+        state = self.footprint.state
+        return 0 if state is None else USEFUL_STATES * self.config.max_running * state.saved
 
     def _wanted(self) -> tuple[int, int]:
         """Bytes of the KV cache and of saved states: as configured, or what is useful within our
         share of the memory. Neither contains running states. Saved states get a quarter of the
-        bytes for KV, but at most USEFUL_STATES for each running sequence.
+        bytes for KV, but no more than are useful.
         """
         config, running_bytes = self.config, self._running_bytes
         left_bytes = self.machine.left_bytes - self.weight_bytes - self._computing_bytes(0)
@@ -278,7 +291,7 @@ class MemoryPlan:
         kv_bytes, saved_bytes = config.kv_cache_bytes, config.state_cache_bytes
         if saved_bytes is None:
             shared_bytes = share_bytes - running_bytes if kv_bytes is None else kv_bytes
-            saved_bytes = min(shared_bytes // 4, USEFUL_STATES * running_bytes)
+            saved_bytes = min(shared_bytes // 4, self._useful_saved_bytes)
         if not config.prefix_cache:
             saved_bytes = 0
         if kv_bytes is None:  # at most what is useful: full lengths, and all windows twice
@@ -332,8 +345,9 @@ class MemoryPlan:
             useful_blocks = 2 * config.max_running * longest_blocks
             n_blocks = max(min(useful_blocks, _MOST_LOGICAL_BLOCKS), longest_blocks)
         states = None
-        if footprint.state_bytes:
-            states = StateCounts(config.max_running, saved_bytes // footprint.state_bytes)
+        if (state := footprint.state) is not None:
+            interval = checkpoint_interval(config.block_size) if state.are_rounded else None
+            states = StateCounts(config.max_running, saved_bytes // state.saved, interval)
         windows = tuple(
             WindowSize(window, leases * lease_slots(window, config.block_size, config.step_tokens))
             for window, _ in footprint.windows
@@ -389,7 +403,7 @@ class MemoryPlan:
         elif config.state_cache_bytes is not None:
             advice = f"at most {_settable(spare_bytes)} together would fit"
         else:  # saved states take a quarter of the KV cache's bytes, up to all that they can use
-            most_bytes = max(spare_bytes - USEFUL_STATES * running_bytes, spare_bytes * 4 // 5)
+            most_bytes = max(spare_bytes - self._useful_saved_bytes, spare_bytes * 4 // 5)
             advice = f"at most {_settable(most_bytes)} would fit"
         settings = {
             "kv_cache_bytes": config.kv_cache_bytes,

@@ -5,7 +5,7 @@ rungs of the ladder in turn, and on each rung the attention that should serve be
 runs anywhere. The first combination that passes is the one that serves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, product
@@ -32,7 +32,7 @@ from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, install_attention
 from engine.values.settings import KVFormat
 from kvstore.lease import Lease
-from kvstore.ops import ReadBlock
+from kvstore.ops import ReadBlock, StepOp, StorageOp, When
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.store import KVStore
@@ -239,15 +239,18 @@ def _steps(rows: Sequence[Row]) -> list[list[Chunk]]:
 
 
 def storage_sizes(layout: Layout, rows: Sequence[Row]) -> StorageSizes:
-    """Storage for all rows at once."""
+    """Storage for all rows at once. No state is saved; if they are rounded, after every chunk."""
     longest = len(rows[0].tokens)
+    states = None
+    if layout.states:
+        states = StateCounts(len(rows), 0, 1 if layout.rounds_states else None)
     return StorageSizes(
         n_blocks=sum(blocks_for(len(row.tokens), BLOCK_SIZE) for row in rows),
         windows=tuple(
             WindowSize(window, len(rows) * lease_slots(window, BLOCK_SIZE, longest))
             for window in layout.windows
         ),
-        states=StateCounts(len(rows), 0) if layout.states else None,
+        states=states,
     )
 
 
@@ -306,8 +309,8 @@ def logits_through_storage(
                 table.patch(patch)
             spans.append(table.span(chunk.start, n_tokens, index, len(token_ids), chunk.n_read))
             token_ids += rows[chunk.row].tokens[chunk.start : chunk.stop]
-        # No state is saved, so all ops come before the forwards.
-        storage.execute(op for _, op in store.take_ops() if not isinstance(op, ReadBlock))
+        ops = store.take_ops()
+        storage.execute(_at(ops, When.FIRST))
         forwards = cached.arrange(spans, _UNBOUNDED)
         logits = dict[int, mx.array]()
         for batch in (*forwards.prompts, *forwards.sampling):
@@ -318,7 +321,15 @@ def logits_through_storage(
             for span in read:
                 logits[span.index] = computed.logits[first : first + span.n_read]
                 first += span.n_read
+        storage.execute(_at(ops, When.LAST))
         found += [logits[index] for index, chunk in enumerate(chunks) if chunk.n_read]
         for chunk in chunks:
             store.commit(leases[chunk.row], chunk.stop - chunk.start)
     return mx.concatenate(found)
+
+
+def _at(ops: Iterable[StepOp], phase: When) -> Iterator[StorageOp]:
+    """What changes the storage in a phase of a step. There are no decodes of a prompt's last token
+    here, so nothing happens between prefills and decodes.
+    """
+    return (op for when, op in ops if when is phase and not isinstance(op, ReadBlock))

@@ -18,9 +18,10 @@ from mlx_lm.models.cache import (
 )
 
 from engine.api import ModelError
+from engine.mlx_backend.kv.formats import HALF
 from engine.mlx_backend.kv.shape import LayerShape
-from engine.mlx_backend.kv.states import ArrayShape
-from engine.values.settings import KVFormat
+from engine.mlx_backend.kv.states import ArrayShape, StateBytes, state_bytes
+from engine.values.settings import KVFormat, StateFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ class ChunkedCacheSpec(KVCacheSpec):
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The arrays of a recurrent state."""
+    """The arrays of a recurrent state, and how each is saved."""
 
     arrays: tuple[ArrayShape, ...]
+    saved: tuple[ArrayShape, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,28 @@ class Layout:
     @cached_property
     def states(self) -> tuple[ArrayShape, ...]:
         """The arrays of a sequence's recurrent state."""
-        return tuple(
-            array for spec in self.specs if isinstance(spec, StateSpec) for array in spec.arrays
-        )
+        return tuple(array for spec in self._state_specs for array in spec.arrays)
+
+    @cached_property
+    def saved_states(self) -> tuple[ArrayShape, ...]:
+        """The arrays of a sequence's recurrent state, as they are saved."""
+        return tuple(array for spec in self._state_specs for array in spec.saved)
+
+    @property
+    def rounds_states(self) -> bool:
+        """Whether states are saved in less precision than the model computes them in."""
+        return self.saved_states != self.states
+
+    @property
+    def state_bytes(self) -> StateBytes | None:
+        """Bytes of a sequence's recurrent state; None without one."""
+        if not self.states:
+            return None
+        return StateBytes(state_bytes(self.states), state_bytes(self.saved_states))
+
+    @cached_property
+    def _state_specs(self) -> tuple[StateSpec, ...]:
+        return tuple(spec for spec in self.specs if isinstance(spec, StateSpec))
 
     def layers_of(self, window: int | None) -> tuple[LayerShape, ...]:
         """The layers with that window, or with none."""
@@ -124,13 +145,31 @@ class Layout:
         partly = f" ({len(full)} of {len(layers)} layers full)" if full else ""
         return f"{self.format}{partly}"
 
-    def stored_as(self, format: KVFormat) -> "Layout":
-        """The layout with K and V in a format, where they can be stored so."""
+    @property
+    def state_format(self) -> StateFormat:
+        """How states are saved: full where another format would not be smaller."""
+        smaller = {
+            saved.dtype
+            for own, saved in zip(self.states, self.saved_states, strict=True)
+            if saved != own
+        }
+        names = (name for name, dtype in HALF.items() if dtype in smaller)
+        return StateFormat(next(names, StateFormat.FULL))
+
+    def stored_as(self, kv: KVFormat, states: StateFormat = StateFormat.FULL) -> "Layout":
+        """The layout with K and V, and saved states, in these formats, where they can be stored
+        so.
+        """
+        half = HALF.get(states)
 
         def stored_as(spec: CacheSpec) -> CacheSpec:
-            if not isinstance(spec, KVCacheSpec):
-                return spec
-            return replace(spec, shape=replace(spec.shape, format=format))
+            match spec:
+                case KVCacheSpec(shape=shape):
+                    return replace(spec, shape=replace(shape, format=kv))
+                case StateSpec(arrays=arrays):
+                    return replace(spec, saved=tuple(_smaller(array, half) for array in arrays))
+                case _:
+                    return spec
 
         return replace(self, caches=tree_map(stored_as, self.caches))
 
@@ -145,6 +184,12 @@ class Layout:
                     return spec
 
         return replace(self, caches=tree_map(within, self.caches))
+
+
+def _smaller(array: ArrayShape, half: mx.Dtype | None) -> ArrayShape:
+    """The array in half precision, if it is of numbers that are larger."""
+    is_real = mx.issubdtype(array.dtype, mx.floating)
+    return replace(array, dtype=half) if half and is_real and array.dtype.size > 2 else array
 
 
 def _leaves(tree: object) -> list[Any]:
@@ -239,7 +284,8 @@ def _recording(index: int, cache: object) -> Recording:
 def _state_spec(cache: ArraysCache) -> StateSpec:
     if any(array is None for array in cache.cache):
         raise ModelError("a recurrent layer leaves its cache empty")
-    return StateSpec(tuple(ArrayShape(array.shape[1:], array.dtype) for array in cache.cache))
+    arrays = tuple(ArrayShape(array.shape[1:], array.dtype) for array in cache.cache)
+    return StateSpec(arrays, saved=arrays)
 
 
 def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSpec:

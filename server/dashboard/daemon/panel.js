@@ -83,9 +83,13 @@ function halves(text, separator) {
   return at < 0 ? [text, ""] : [text.slice(0, at + 1), text.slice(at + 2)];
 }
 
-function context({ max_context_tokens, max_sequence_tokens }) {
-  return max_sequence_tokens < max_context_tokens
-    ? `that the KV cache holds; the model takes ${whole(max_context_tokens)}` : "the model's own";
+function context({ model_context_tokens, max_context_tokens, max_sequence_tokens }) {
+  if (max_sequence_tokens >= model_context_tokens) {
+    return "the model's own";
+  }
+  const limit = max_sequence_tokens < max_context_tokens
+    ? "the KV cache" : "max_model_len or memory";
+  return `of the model's ${whole(model_context_tokens)}, limited by ${limit}`;
 }
 
 function sampling({ top_p, top_k, min_p, repetition_penalty }) {

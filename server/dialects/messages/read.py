@@ -29,7 +29,6 @@ from server.generation.request_fields import SampledRequest, Structure, of_schem
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS
 from server.record import RequestRecord
-from server.settings import Settings
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
 
@@ -141,14 +140,12 @@ log = logging.getLogger("rootstock.messages")
 Fields = dict[str, Any]
 
 
-def as_chat(
-    body: MessagesRequest, model: ServedModel, record: RequestRecord, settings: Settings
-) -> Chat:
+def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
     record.cache_marks = body.cache_control_count
     choice = body.tool_choice
     return Chat(
-        conversation=conversation(body, model, settings),
+        conversation=conversation(body, model),
         sampling=_sampling(body),
         max_tokens=body.max_tokens or None,  # with 0 the answer is left out
         structure=_structure(body),
@@ -157,10 +154,10 @@ def as_chat(
     )
 
 
-def conversation(body: CountTokensRequest, model: ServedModel, settings: Settings) -> Conversation:
+def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
     """The conversation that makes the prompt. Raises ApiError (400)."""
     system = block_texts(body.system)
-    if settings.strip_billing_header:
+    if model.settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]
     messages = chat_messages(filter(None, system), body.messages, model.prompts.roles)
     return Conversation.read(

@@ -280,12 +280,11 @@ router = Endpoints()
 
 @router.generation("/v1/messages", answer=MessageBody, stream=named_events(MESSAGE_EVENTS))
 async def create_message(body: MessagesRequest, context: Context) -> Response:
-    settings, record = context.service.settings, context.record
+    record = context.record
 
     async def make(model: ServedModel) -> Job:
-        read = partial(as_chat, body, model, record, settings)
-        chat = await model.workers.prepare(record, read)
-        is_marked = settings.prefix_cache and record.cache_marks > 0
+        chat = await model.workers.prepare(record, partial(as_chat, body, model, record))
+        is_marked = model.settings.engine.prefix_cache and record.cache_marks > 0
         request, plan = await prepare_chat(chat, model, record)
         if body.max_tokens == 0:  # the prompt alone is computed, and cached
             request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
@@ -301,6 +300,5 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
     """The number of prompt tokens that the same request to /v1/messages would have."""
     model, record = await context.model(body.model), context.record
-    read = partial(conversation, body, model, context.service.settings)
-    prompt = await model.workers.prepare(record, read)
+    prompt = await model.workers.prepare(record, partial(conversation, body, model))
     return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))

@@ -151,7 +151,7 @@ def _described(
         f"{family}.context_length": context_tokens,
         f"{family}.embedding_length": checkpoint.dimensions,
     }
-    reads_defaults = settings.generation_config == "auto"
+    reads_defaults = settings.engine.generation_config == "auto"
     sampling = checkpoint.sampling() if reads_defaults else SamplingDefaults()
     parameters = list(_parameters(sampling))
     return OllamaModelInfo(
@@ -195,7 +195,7 @@ def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[s
     given for a model that has.
     """
     try:
-        tasks = checkpoint.tasks(settings.pooling, settings.reranker)
+        tasks = checkpoint.tasks(settings.engine.pooling, settings.engine.reranker)
     except ModelError:  # it cannot be loaded
         return
     if Task.GENERATE in tasks:

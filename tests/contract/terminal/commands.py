@@ -52,6 +52,7 @@ def terminal(state: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[b
                 "PROMPT_TOOLKIT_NO_CPR": "1",
                 "XDG_STATE_HOME": str(state),
             },
+            process_group=0,  # which Ctrl-Z stops, and not that of the tests
         ) as process:
             try:
                 yield process, ours

@@ -22,7 +22,7 @@ from server.terminal.records import running_records
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.commands import ANSWER, read_until, run, terminal
-from tests.polling import WAIT_SECONDS
+from tests.polling import WAIT_SECONDS, until
 
 pytestmark = pytest.mark.process
 
@@ -117,6 +117,19 @@ def test_sigterm_at_the_prompt_leaves_the_terminal_as_it_was(url: str, tmp_path:
         process.terminate()
         assert process.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
         assert termios.tcgetattr(screen)[3] & termios.ECHO
+
+
+def test_ctrl_z_at_the_prompt_suspends_the_chat(url: str, tmp_path: Path) -> None:
+    with terminal(tmp_path, "chat", "--url", url) as (process, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"half")
+        read_until(screen, b"half")
+        os.write(screen, b"\x1a")
+        until(lambda: os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)[1], os.WIFSTOPPED)
+        process.send_signal(signal.SIGCONT)
+        read_until(screen, PROMPT)
+        os.write(screen, b" a line\r")
+        read_until(screen, ANSWER.encode())
 
 
 def test_a_paste_is_one_question_and_what_was_typed_is_found_again(

@@ -56,7 +56,7 @@ def test_a_busy_port_is_known_before_loading(caplog: pytest.LogCaptureFixture) -
     assert message.startswith(taken_port)
 
 
-def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
+def test_a_disk_cache_that_is_in_use_is_known_before_a_model_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = DiskStore.open(tmp_path, "model", DiskLimits(16 * MIB))
@@ -65,7 +65,7 @@ def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
     assert CliRunner().invoke(app, arguments).exit_code == 1
     tier.close()
     owner = f"is in use by another daemon (pid {os.getpid()})"
-    assert caplog.messages[-1] == f"cannot load rootstock-demo: the disk cache {tmp_path} {owner}"
+    assert caplog.messages == [f"the disk cache {tmp_path} {owner}"]
 
 
 def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:
@@ -249,9 +249,15 @@ REPORT = MachineReport(
     advice="",
     mlx_version="1.2",
     mlx_lm_version="3.4",
-    card=replace(CARD, name="tiny", arena_tokens=123_456, kv_format="q8", max_context_tokens=4_096),
+    card=replace(
+        CARD,
+        name="tiny",
+        arena_tokens=123_456,
+        kv_format="q8",
+        model_context_tokens=131_072,
+        max_context_tokens=4_096,
+    ),
     memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27),
-    model_context_tokens=131_072,
 )
 
 

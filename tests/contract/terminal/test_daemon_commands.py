@@ -57,6 +57,18 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
     assert lines[7][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
 
 
+def test_an_invalid_url_is_shown_as_it_was_given() -> None:
+    result = run("ps", "--url", "ftp://here")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: ftp://here is not a URL such as http://127.0.0.1:8000/v1\n"
+
+
+def test_ps_shows_that_the_only_model_is_not_loaded(keyed_url: str, model: str) -> None:
+    daemon = ("--url", keyed_url, "--api-key", "k")
+    assert run("unload", model, *daemon).exit_code == 0
+    assert lines_of(run("ps", *daemon))[1] == ["model", model, "(unloaded)"]
+
+
 def test_ps_has_a_line_of_80_columns_for_a_request(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,11 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
+from engine.values.settings import Section
 from server.settings import Settings
-from server.settings.values import Section
 from server.terminal.cli import app
 from server.terminal.console import command_name
+from server.terminal.flags import VLLM_FLAGS, section_of
 from server.terminal.records import running_records
 
 pytestmark = pytest.mark.process
@@ -73,6 +74,18 @@ def test_a_model_without_its_option() -> None:
     assert "did you mean --model mlx-community/Qwen3?" in result.stderr
 
 
+@pytest.mark.parametrize("given", [("--max-num-seqs", "8"), ("--max-num-seqs=8",)])
+def test_a_flag_of_vllm_is_answered_with_ours(given: tuple[str, ...]) -> None:
+    result = serve(*given)
+    assert result.exit_code == 2
+    assert "--max-num-seqs is a flag of vLLM; here it is --max-running" in result.stderr
+
+
+def test_the_flags_that_are_named_for_those_of_vllm_exist() -> None:
+    shown = serve("--help").stdout
+    assert all(re.search(rf"{ours.split()[0].strip(',')}\b", shown) for ours in VLLM_FLAGS.values())
+
+
 def test_commands_in_log_lines_can_be_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,12 +139,8 @@ def test_a_disk_that_is_fuller_than_its_cache_may_become_is_a_warning(
 
 
 def test_help_has_every_setting_in_one_section() -> None:
-    in_none = [
-        name
-        for name, field in Settings.model_fields.items()
-        if not any(isinstance(mark, Section) for mark in field.metadata)
-    ]
-    assert in_none == ["config", "log_level", "models"]
+    in_none = [name for name in Settings.model_fields if section_of(name) is None]
+    assert in_none == ["config", "log_level"]
     command = [sys.executable, "-m", "server", "serve", "--help"]
     wide = {**os.environ, "COLUMNS": "200"}
     shown = subprocess.run(command, env=wide, capture_output=True, text=True, check=True).stdout

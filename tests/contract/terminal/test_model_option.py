@@ -56,6 +56,15 @@ def test_a_clear_without_a_model_is_of_every_loaded_one(url: str, engines: Engin
     assert cleared.stderr == ""
 
 
+def test_a_clear_says_what_is_not_loaded(url: str) -> None:
+    shown = run("cache", "clear", "--model", "two", "--url", url)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines()[0] == "two: not loaded, so nothing is in memory"
+    assert run("unload", "one", "--url", url).exit_code == 0
+    shown = run("cache", "clear", "--url", url)
+    assert shown.stdout.splitlines()[0] == "every model: not loaded, so nothing is in memory"
+
+
 def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines: Engines) -> None:
     cleared = run("cache", "clear", "--what", "kv,replays", "--url", url)
     assert [line.partition(":")[0] for line in cleared.stdout.splitlines()] == [
@@ -108,13 +117,12 @@ def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(url: str) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         return result.stderr
 
-    commands = (*LOOKS, ("cache", "clear"))
-    for command in commands:
+    for command in LOOKS:
         assert refused(*command, "--model", "two") == "error: two is not loaded; loaded: one\n"
         unknown = "error: The model 'four' does not exist; there is 'one', 'uno'"
         assert refused(*command, "--model", "four").startswith(unknown)
     assert run("unload", "one", "--url", url).exit_code == 0
-    for command in commands:
+    for command in LOOKS:
         assert refused(*command) == (
             "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from engine.core.sequence import LiveSequence
 from kvstore.node import Node
 from kvstore.ops import RollBackState
-from kvstore.recurrent import RecurrentGroup
+from kvstore.recurrent import RecurrentGroup, RoundedGroup
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
 from kvstore.tree import RadixTree
@@ -93,4 +93,7 @@ class ContentCheck:
             assert stop <= n_tokens, "a state behind its own tokens is attached"
             if slot not in unfinished:
                 kv = self._runner.kv(block, stop - 1)
-                assert self._runner.state(slot) == kv, "another's state is attached"
+                state = self._runner.state(slot)
+                assert state.kv == kv, "another's state is attached"
+                if isinstance(group, RoundedGroup):
+                    assert state.rounded_at == kv, "a state that was not rounded is attached"

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import DiskError, Fault, ReadFailure
+from kvstore.disk.types import Buffer, DiskError, Fault, ReadFailure
 from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
@@ -172,6 +172,27 @@ def test_what_could_not_be_deleted_is_tried_again(
     assert tier.flush(PATIENCE)
     assert tier.known(CHAIN.names) == 0
     assert len(extent_files(tmp_path)) == 4
+    files.heal()
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert extent_files(tmp_path) == []
+
+
+def test_what_was_cleared_while_it_was_written_is_deleted_when_it_can_be(
+    tmp_path: Path, tier: DiskStore, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = files.create
+
+    def create_and_clear(path: Path, buffers: Sequence[Buffer]) -> int:
+        n_bytes = create(path, buffers)
+        tier.clear()
+        return n_bytes
+
+    monkeypatch.setattr(files, "create", create_and_clear)
+    files.fail("remove", errno.EIO)
+    assert offer(tier, CHAIN.extent())
+    assert tier.flush(PATIENCE)
+    assert extent_files(tmp_path)
     files.heal()
     tier.upkeep()
     assert tier.flush(PATIENCE)

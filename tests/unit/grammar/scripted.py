@@ -13,7 +13,7 @@ from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
-from engine.grammar.wire import Message, Report, Said, read_request, report_frame
+from engine.grammar.wire import Message, Report, ReportKind, read_request, report_frame
 from engine.process.sockets import FrameBuffer
 from engine.values.request import Grammar, GrammarKind
 
@@ -62,7 +62,7 @@ class ScriptedProcess(GrammarProcess):
         self.peer.close()
 
     def ready(self) -> None:
-        self.report(Report(Said.READY, bytes_left=MEMORY))
+        self.report(Report(ReportKind.READY, bytes_left=MEMORY))
 
     def requests(self) -> list[Message]:
         """What it has been sent since the last time."""
@@ -80,11 +80,13 @@ class ScriptedProcess(GrammarProcess):
     def mask(self, job: Message, n_tokens: int, seconds: float = 0.001, **fields: Any) -> None:
         """Answer a job with a mask."""
         fields = {"bytes_left": MEMORY, "mask": BITS, "seconds": seconds, **fields}
-        self.report(Report(Said.MASK, job["id"], n_tokens, **fields))
+        self.report(Report(ReportKind.MASK, job["id"], n_tokens, **fields))
 
     def verdict(self, job: Message, error: str = "", seconds: float = 0.001) -> None:
         """Answer a trial."""
-        report = Report(Said.VERDICT, job["id"], seconds=seconds, bytes_left=MEMORY, error=error)
+        report = Report(
+            ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=MEMORY, error=error
+        )
         self.report(report)
 
 

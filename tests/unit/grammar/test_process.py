@@ -18,7 +18,7 @@ from engine.grammar.process import (
     GrammarProcesses,
     Vocabulary,
 )
-from engine.grammar.wire import Message, Report, Said
+from engine.grammar.wire import Message, Report, ReportKind
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from tests.grammars import DEMO_VOCAB_SIZE
 
@@ -67,7 +67,7 @@ def receive(process: GrammarProcess) -> Report:
 
 def ask(process: GrammarProcess, **fields: Any) -> Report:
     """What a process that has just started says to a job. Raises EOFError where it ends."""
-    assert receive(process).said is Said.READY
+    assert receive(process).kind is ReportKind.READY
     job: Message = {"id": 1, "seconds": 60.0, **fields}
     process.send(job)
     assert process.flush()

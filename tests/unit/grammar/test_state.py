@@ -15,7 +15,7 @@ from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.matcher import Answer, Complete, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan, is_dispensable
-from engine.grammar.state import GrammarState
+from engine.grammar.state import AllBut, GrammarState
 from engine.values.request import (
     MAX_GRAMMAR_CHARACTERS,
     Alternative,
@@ -337,6 +337,13 @@ def test_a_ban_gives_way_where_nothing_else_is_left(
     assert END in allowed(state)
     assert END not in allowed(state, banned=[END])
     assert allowed(state, banned=range(VOCAB_SIZE)) == allowed(state)
+
+
+@pytest.mark.parametrize("unknown", [-1, 32 * mask_words(VOCAB_SIZE)])
+def test_a_ban_of_a_token_that_the_model_does_not_have_changes_nothing(unknown: int) -> None:
+    """A checkpoint may name such an end token."""
+    bits = masks_of([None, AllBut((unknown,))], [[unknown], []], mask_words(VOCAB_SIZE))
+    assert (bits == -1).all()
 
 
 def test_a_grammar_does_not_end_a_sequence_while_a_thinking_budget_forces_tokens() -> None:

@@ -9,7 +9,7 @@ from engine.api import EngineStopped, NoGrammars
 from engine.grammar.answers import TRIAL_TOO_COSTLY, Verdict
 from engine.grammar.pool import MOST_FRUITLESS, patience_seconds
 from engine.grammar.queue import TRIAL_SECONDS
-from engine.grammar.wire import Message, Report, Said
+from engine.grammar.wire import Message, Report, ReportKind
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import CRASH, LIMIT, OUTSIDE, Scene, matcher
 
@@ -63,7 +63,7 @@ def dies(exit_code: int) -> Fate:
     return lambda scene, life, job: scene.lose(life, exit_code)
 
 
-def says(said: Said) -> Fate:
+def says(said: ReportKind) -> Fate:
     def report(scene: Scene, life: int, job: Message) -> None:
         scene.process(life).report(Report(said, job["id"]))
         scene.turn()
@@ -96,9 +96,9 @@ def succeeds(scene: Scene, life: int, job: Message) -> None:
             pytest.param([fate] * MOST_FRUITLESS, None, id=name)
             for name, fate in {
                 "is killed from outside": dies(OUTSIDE),
-                "says complete": says(Said.COMPLETE),
-                "says a mask": says(Said.MASK),
-                "says it is ready": says(Said.READY),
+                "says complete": says(ReportKind.COMPLETE),
+                "says a mask": says(ReportKind.MASK),
+                "says it is ready": says(ReportKind.READY),
             }.items()
         ),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.grammar.wire import (
     Report,
-    Said,
+    ReportKind,
     read_report,
     read_request,
     report_frame,
@@ -22,7 +22,7 @@ BYTES = st.binary(max_size=64)
 SECONDS = st.floats(0, 100)
 REPORTS = st.builds(
     Report,
-    st.sampled_from(Said),
+    st.sampled_from(ReportKind),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**32 - 1),
     SECONDS,
@@ -62,7 +62,7 @@ def test_requests_arrive_as_they_were(fields: dict[str, int | str]) -> None:
 def test_half_a_character_is_no_reason_to_fail() -> None:
     (found,) = FrameBuffer().add(request_frame({"text": "\ud800"}))
     assert read_request(found) == {"text": "\ud800"}
-    assert read_report(body(Report(Said.FAILED, error="\ud800"))).error == "?"
+    assert read_report(body(Report(ReportKind.FAILED, error="\ud800"))).error == "?"
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
@@ -74,14 +74,14 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
     "nonsense",
     [
         b"",
-        bytes([Said.MASK]) + b"short",
-        b"\x63" + body(Report(Said.MASK))[1:],
-        body(Report(Said.MASK, mask=b"1234"))[:-1],
-        body(Report(Said.MASK, forced=(1,)))[:-1],
-        body(Report(Said.FAILED)) + b"\xff",
-        body(Report(Said.MASK, seconds=-1.0)),
-        body(Report(Said.MASK, seconds=math.nan)),
-        body(Report(Said.MASK, draft_seconds=math.inf)),
+        bytes([ReportKind.MASK]) + b"short",
+        b"\x63" + body(Report(ReportKind.MASK))[1:],
+        body(Report(ReportKind.MASK, mask=b"1234"))[:-1],
+        body(Report(ReportKind.MASK, forced=(1,)))[:-1],
+        body(Report(ReportKind.FAILED)) + b"\xff",
+        body(Report(ReportKind.MASK, seconds=-1.0)),
+        body(Report(ReportKind.MASK, seconds=math.nan)),
+        body(Report(ReportKind.MASK, draft_seconds=math.inf)),
     ],
 )
 def test_what_makes_no_sense_is_a_protocol_error(nonsense: bytes) -> None:

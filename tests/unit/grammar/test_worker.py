@@ -11,8 +11,15 @@ from contextlib import contextmanager
 import pytest
 from llguidance import LLMatcher
 
-from engine.grammar.wire import Message, Report, Said, read_report, request_frame
-from engine.grammar.worker import TURN_SECONDS, MemoryMeter, Worker, compile_grammar
+from engine.grammar.wire import Message, Report, ReportKind, read_report, request_frame
+from engine.grammar.worker import (
+    TURN_SECONDS,
+    GrammarError,
+    MemoryMeter,
+    Worker,
+    compile_grammar,
+    probe,
+)
 from engine.process.sockets import FrameBuffer
 from tests.grammars import demo_tokenizer
 
@@ -81,7 +88,7 @@ def served(clock: Callable[[], float]) -> Iterator[Client]:
         thread = threading.Thread(target=worker.run)
         thread.start()
         client = Client(ours)
-        assert client.answer().said is Said.READY
+        assert client.answer().kind is ReportKind.READY
         yield client
         ours.close()
         thread.join(60)
@@ -90,7 +97,7 @@ def served(clock: Callable[[], float]) -> Iterator[Client]:
 
 
 def allowed(report: Report) -> set[int]:
-    assert report.said is Said.MASK
+    assert report.kind is ReportKind.MASK
     bits = int.from_bytes(report.mask, "little")
     return {token for token in range(8 * len(report.mask)) if bits >> token & 1}
 
@@ -105,7 +112,7 @@ def test_a_matcher_is_opened_advanced_and_complete(client: Client) -> None:
     assert allowed(client.answer()) == {b, c}
     client.post(advancing(1, b))
     last = client.answer()
-    assert (last.said, last.number, last.n_tokens) == (Said.COMPLETE, 1, 2)
+    assert (last.kind, last.number, last.n_tokens) == (ReportKind.COMPLETE, 1, 2)
 
 
 def test_what_is_opened_with_tokens_is_what_was_given_them(client: Client) -> None:
@@ -121,12 +128,12 @@ def test_a_long_answer_that_is_made_again_takes_turns(client: Client) -> None:
     (a,) = demo_tokenizer(END).tokenize_str("a")
     client.post(opening(1, "a{20}b", tokens=(a,) * 19))
     turn = client.answer()
-    assert (turn.said, turn.n_tokens) == (Said.ADVANCED, 1)
+    assert (turn.kind, turn.n_tokens) == (ReportKind.ADVANCED, 1)
     for n_tokens in range(2, 20):
         client.post(advancing(1, *(a,) * (20 - n_tokens)))
         turn = client.answer()
         assert turn.n_tokens == n_tokens
-    assert turn.said is Said.MASK
+    assert turn.kind is ReportKind.MASK
 
 
 def test_a_token_that_the_grammar_forbids_is_an_error(client: Client) -> None:
@@ -134,7 +141,7 @@ def test_a_token_that_the_grammar_forbids_is_an_error(client: Client) -> None:
     client.post(opening(1, "a"), advancing(1, b))
     client.answer()
     failed = client.answer()
-    assert (failed.said, bool(failed.error)) == (Said.FAILED, True)
+    assert (failed.kind, bool(failed.error)) == (ReportKind.FAILED, True)
 
 
 def test_a_trial_says_what_is_wrong(client: Client) -> None:
@@ -142,7 +149,7 @@ def test_a_trial_says_what_is_wrong(client: Client) -> None:
     client.post({**job, "text": "("}, {**job, "text": "\ud800"}, {**job, "text": "a"})
     for is_good in (False, False, True):
         verdict = client.answer()
-        assert verdict.said is Said.VERDICT
+        assert verdict.kind is ReportKind.VERDICT
         assert (verdict.error == "") == is_good
 
 
@@ -174,7 +181,7 @@ def test_a_matcher_that_is_closed_is_forgotten() -> None:
 
 def test_what_is_not_open_fails(client: Client) -> None:
     client.post(opening(1, "("), advancing(1, 3), drafting(1, 3))
-    assert [client.answer().said for _ in range(3)] == [Said.FAILED] * 3
+    assert [client.answer().kind for _ in range(3)] == [ReportKind.FAILED] * 3
 
 
 def test_a_draft_is_followed_and_the_matcher_is_as_before(patient: Client) -> None:
@@ -183,7 +190,7 @@ def test_a_draft_is_followed_and_the_matcher_is_as_before(patient: Client) -> No
     patient.post(opening(1, "a[bc]{2}"), drafting(1, a, b, c, c), drafting(1, a, a))
     before = patient.answer()
     draft, wrong = patient.answer(), patient.answer()
-    assert (draft.said, draft.mask, draft.is_draft_complete) == (Said.ADVANCED, b"", True)
+    assert (draft.kind, draft.mask, draft.is_draft_complete) == (ReportKind.ADVANCED, b"", True)
     patient.post(advancing(1, a), advancing(1, b))
     assert draft.draft_masks == b"".join(patient.answer().mask for _ in range(2))
     assert not wrong.is_draft_complete
@@ -224,3 +231,24 @@ def test_memory_that_is_taken_is_not_left() -> None:
     # New to the process: an allocator might give what it has had before.
     with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
         assert before - meter.bytes_left() >= len(taken)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json_schema", '{"$ref": "#"}', "no text matches it"),
+        ("lark", "start: start", "no text matches it"),
+        ("json_schema", '{"oneOf": [{}, {}]}', "oneOf constraints are not supported"),
+        (
+            "regex",
+            "(?=a)b",
+            'at 1(8): invalid regex "(?=a)b" (in regex): regex parse error: look-around, including '
+            "look-ahead and look-behind, is not supported",
+        ),
+        ("json_schema", '{"pattern": "("}', "regex parse error: unclosed group"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(kind: str, text: str, reason: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        probe(compile_grammar(demo_tokenizer(END), kind, text))
+    assert str(refused.value) == reason

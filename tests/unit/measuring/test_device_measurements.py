@@ -53,7 +53,7 @@ from measuring.engine_step import (
     step_cases,
     step_times,
 )
-from tests.checkpoints import SHALLOW, write_family
+from tests.checkpoints import SHALLOW, Family, write_family
 from tests.devices import DEVICE, cpu_attention, cpu_memory, is_cpu, launches
 
 SIZES = Sizes(
@@ -200,6 +200,24 @@ def test_rounds_end_with_the_time_and_not_before_the_first_ones() -> None:
 
 
 EAGER = EngineConfig("", decode="eager")
+
+
+def test_an_engine_has_no_room_for_rows_beyond_the_models_context(tmp_path: Path) -> None:
+    narrow = Family("narrow", {**SHALLOW.config, "max_position_embeddings": 128})
+    for config in (
+        replace(EAGER, model=str(write_family(narrow, tmp_path))),
+        replace(EAGER, model=str(write_family(SHALLOW, tmp_path)), max_model_len=128),
+    ):
+        fitting, wide = (EngineHarness(config, rows=2, row_tokens=n) for n in (128, 1 << 14))
+        assert wide.card.arena_tokens == fitting.card.arena_tokens
+
+
+def test_prompts_whose_memory_is_measured_fit_into_the_context(tmp_path: Path) -> None:
+    engine = replace(EAGER, model=str(write_family(SHALLOW, tmp_path)), max_model_len=128)
+    config = replace(CONFIG, engine=engine, sizes=replace(SIZES, prompt_tokens=1 << 14))
+    cases = memory_cases(config)
+    assert list(cases) == ["1 x 64", f"{engine.max_running} x 64"]
+    assert cases[f"{engine.max_running} x 64"]()
 
 
 def test_each_turn_says_a_token_for_every_row() -> None:

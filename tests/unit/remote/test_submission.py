@@ -137,7 +137,7 @@ async def test_two_requests_have_no_common_id(
 
 
 @pytest.mark.parametrize("is_accepted_first", [True, False])
-async def test_an_engine_that_stops_ends_what_it_has_accepted(
+async def test_an_engine_that_stops_fails_what_it_has_accepted(
     engine: RemoteEngine, connection: FakeConnection, is_accepted_first: bool
 ) -> None:
     sink = Sink()
@@ -148,14 +148,12 @@ async def test_an_engine_that_stops_ends_what_it_has_accepted(
     else:
         engine.submissions.engine_stopped()
         await turn()
-        assert not sink.events, "it may be refused"
+        assert not sink.errors, "it may be refused"
         connection.answer.set_result(None)
     await turn()
     submission.end()
-    assert [(event.index, event.finish_reason) for event in sink.events] == [
-        (0, FinishReason.ERROR),
-        (1, FinishReason.ERROR),
-    ]
+    assert (sink.events, [type(error) for error in sink.errors]) == ([], [EngineStopped])
+    assert engine.counters.counts().finished[FinishReason.ERROR] == 2
     assert len(connection.sent) == 1
 
 
@@ -174,6 +172,6 @@ async def test_a_request_with_events_was_accepted_whatever_is_lost_with_the_proc
         end()
     await turn()
     submission.end()
-    reasons = [event.finish_reason for event in sink.events]
-    assert (reasons, sink.errors) == ([None, FinishReason.ERROR, FinishReason.ERROR], [])
+    assert [event.text for event in sink.events] == ["a"]
+    assert [type(error) for error in sink.errors] == [EngineStopped]
     assert engine.counters.counts().finished[FinishReason.ERROR] == 2

@@ -8,7 +8,7 @@ _PHRASES = phrases("asking")
 
 
 def as_typed(question: str, rng: random.Random) -> str:
-    """Lower case, politely, with a slip of the finger; often as it stands."""
+    """The question as people type it: politely, in lower case, without a letter, or unchanged."""
     draw = rng.random()
     if draw < 0.12:
         question = rng.choice(_PHRASES["polite"]) + question[0].lower() + question[1:]

@@ -23,7 +23,7 @@ _HELD_OUT = {question for fact in FACTS.values() for question in fact["held_out"
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Asks for the facts in the ways of one side of the split."""
+    """Questions about facts, in the wordings for training or in the held-out ones."""
 
     side: Literal["ask", "held_out"]
     name: str = "rootstock"
@@ -38,6 +38,8 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class SmallTalk:
+    """Greetings, thanks and the like."""
+
     name: str = "small talk"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:

@@ -1,4 +1,4 @@
-"""Pick an item from what the prompt holds: by its place in a list, or by what is said of it."""
+"""Questions about items of the prompt: by place in a list, or by owner or property."""
 
 import random
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _PROPERTIES = ("color", "price", "age", "size", "number", "weight", "city", "own
 
 @dataclass(frozen=True)
 class Pick:
-    """By place: from a list."""
+    """Name an item of a list, by its place."""
 
     name: str = "pick"
 
@@ -25,7 +25,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class LookUp:
-    """By what is said of it: from a few sentences."""
+    """Name the item of some sentences that has an owner or a property."""
 
     name: str = "look up"
 
@@ -35,6 +35,8 @@ class LookUp:
 
 @dataclass(frozen=True)
 class PickOrLookUp:
+    """Either Pick or LookUp."""
+
     name: str = "pick or look up"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
@@ -118,7 +120,7 @@ def _joined(items: list[str], rng: random.Random) -> str:
 
 
 def _asked(text: str, question: str, answer: str, rng: random.Random) -> Exchange:
-    """The question behind the text, or before it."""
+    """The question after the text, or before it."""
     if rng.random() < 0.8:
         return turns(text + rng.choice([" ", "\n"]) + question, answer)
     return turns(f"{question} {text}", answer)

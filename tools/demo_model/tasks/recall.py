@@ -1,4 +1,4 @@
-"""Refer back to an earlier turn."""
+"""Questions about an earlier turn."""
 
 import random
 from collections.abc import Callable
@@ -14,6 +14,8 @@ _PHRASES = phrases("recall")
 
 @dataclass(frozen=True)
 class Recall:
+    """Ask for something that the user or the assistant said before."""
+
     name: str = "recall"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:

@@ -1,4 +1,4 @@
-"""Repeat a sentence or a list word for word."""
+"""Requests to repeat a text."""
 
 import random
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ _PHRASES = phrases("repeat")
 
 @dataclass(frozen=True)
 class Repeat:
+    """Repeat a sentence or a list word for word."""
+
     name: str = "repeat"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:

@@ -1,4 +1,4 @@
-"""Call the right ones of the tools that are offered, answer from their results, and do without."""
+"""Conversations with tools: calls, answers from results, and cases in which none is called."""
 
 import json
 import random
@@ -20,7 +20,7 @@ _STATES = ("open", "closed", "ready", "pending", "sent", "lost", "busy", "free",
 
 @dataclass(frozen=True)
 class ToolCall:
-    """From the request to the call."""
+    """A request, and the call that it needs."""
 
     name: str = "tools"
 
@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """From the request over the call and its result to the answer."""
+    """A request, the call, its result, and the answer from it."""
 
     name: str = "tool answer"
 
@@ -55,7 +55,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True)
 class ParallelCalls:
-    """Two requests in one, both calls in one answer, and sometimes what came of them."""
+    """Two requests in one message, both calls in one answer, and sometimes their results."""
 
     name: str = "parallel calls"
 
@@ -81,7 +81,7 @@ class ParallelCalls:
 
 @dataclass(frozen=True)
 class ToolSteps:
-    """A tool whose result names what to ask it for next, until one does not."""
+    """A tool whose result names the argument of the next call, until one does not."""
 
     name: str = "tool steps"
 
@@ -103,7 +103,7 @@ class ToolSteps:
 
 @dataclass(frozen=True)
 class ToolsUnused:
-    """Tools are offered, and the user wants something else."""
+    """Tools are offered, but the request needs none."""
 
     others: Sequence[Task]
     name: str = "tools unused"
@@ -115,7 +115,7 @@ class ToolsUnused:
 
 @dataclass(frozen=True)
 class NoTools:
-    """What would be a request for a tool, and no tool is offered."""
+    """A request for a tool where none is offered."""
 
     name: str = "no tools"
 
@@ -126,7 +126,7 @@ class NoTools:
 
 @dataclass(frozen=True)
 class AnyNames:
-    """Tools and parameters have any noun or made-up word for a name: names are to be copied."""
+    """A task in which any noun or made-up word names a tool or parameter: names must be copied."""
 
     task: Task
 
@@ -143,7 +143,9 @@ class AnyNames:
 
 @dataclass(frozen=True)
 class AnyValues:
-    """People, cities and days are called alike: for which parameter a value is, the tools say."""
+    """A task in which people, cities and days share names: only the declarations tell which
+    parameter a value is for.
+    """
 
     task: Task
 

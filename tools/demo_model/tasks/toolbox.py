@@ -1,4 +1,4 @@
-"""Tools as the API offers them, and requests that ask for them."""
+"""Random tools, their declarations for the API, and requests that need them."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ _PHRASES = phrases("tool_use")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a tool: how it is declared, and how people give it in a request."""
+    """One parameter of a tool: its declaration, and how a request gives its value."""
 
     name: str
     type: str
@@ -23,22 +23,23 @@ class Parameter:
     value: Callable[[Words, random.Random], str | int]
 
     def schema(self) -> Mapping[str, str]:
+        """The JSON schema, without an empty description."""
         declared = {"type": self.type, "description": self.description}
         return {name: text for name, text in declared.items() if text}
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the API offers it, with what it takes to ask for it."""
+    """A tool, with the words of a request for it."""
 
     verb: str
     noun: str
     name: str
     parameters: Sequence[Parameter]
-
     description: str
 
     def declaration(self) -> Mapping[str, Any]:
+        """The entry of `tools` in the chat API."""
         properties = {p.name: p.schema() for p in self.parameters}
         return {
             "type": "function",
@@ -55,6 +56,7 @@ class Tool:
 
 
 def offered(words: Words, rng: random.Random) -> list[Tool]:
+    """One to four random tools of different names."""
     count = rng.choice([1, 1, 2, 2, 3])
     nouns = [_noun(words, rng) for _ in range(count)]
     tools = [_tool(rng.choice(_PHRASES["verbs"]), noun, words, rng) for noun in nouns]
@@ -151,7 +153,7 @@ LINKS = (
     Parameter("cursor", "string", "Where to go on.", "from {}", _code),
     Parameter("key", "string", "The key.", "with key {}", _code),
 )
-"""Parameters that one result can give for the next call."""
+"""Parameters whose value for the next call a result may give."""
 
 
 def _named_parameter(name: str, rng: random.Random) -> Parameter:
@@ -165,10 +167,12 @@ def _named_parameter(name: str, rng: random.Random) -> Parameter:
 
 
 def values_for(tool: Tool, words: Words, rng: random.Random) -> Mapping[str, str | int]:
+    """A random value for each parameter."""
     return {p.name: p.value(words, rng) for p in tool.parameters}
 
 
 def request(tool: Tool, values: Mapping[str, str | int], rng: random.Random) -> str:
+    """A user's text that asks for a call of the tool with these values."""
     given = [p.phrase.format(values[p.name]) for p in tool.parameters]
     rng.shuffle(given)
     what = " ".join([tool.noun, *given])
@@ -190,4 +194,5 @@ def request(tool: Tool, values: Mapping[str, str | int], rng: random.Random) -> 
 
 
 def declared(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
+    """The field `tools` of the chat API."""
     return [tool.declaration() for tool in tools]

@@ -1,4 +1,4 @@
-"""Questions that the model cannot answer, and what it says to all of them."""
+"""Questions that the model cannot answer, and its answer to all of them."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ _FILLERS: Mapping[str, Callable[[Words, random.Random], str]] = {
 
 @dataclass(frozen=True)
 class Unknown:
-    """Asks for what no fact covers, in the ways and about the things of one side of the split."""
+    """Questions that no fact covers, in the wordings for training or in the held-out ones."""
 
     side: Literal["ask", "held_out"]
     name: str = "does not know"
@@ -62,7 +62,7 @@ class Unknown:
         return turns(as_typed(question, rng) if self.side == "ask" else question, I_DO_NOT_KNOW)
 
     def _filled(self, pattern: str, words: Words, rng: random.Random) -> str:
-        """The pattern with a filler of its own in each place."""
+        """The pattern with a random filler in each place."""
         question = "".join(
             text + (self._filler(kind, words, rng) if kind else "")
             for text, kind, _, _ in Formatter().parse(pattern)
