@@ -49,7 +49,7 @@ def faults(*, family: Families = None, scene: Scenes = None, seed: Seed = 1) -> 
 @app.command()
 def families(*, family: Families = None, seed: Seed = 1) -> None:
     """Stop and kill a daemon of each kind of model, and ask the next one again."""
-    for name in family or kinds.FAMILIES:
+    for name in family or kinds.NAMES:
         kinds.run(name, seed)
 
 

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from engine.values.settings import KVFormat
 from load_tests.processes import STOP_SECONDS
+from tests.checkpoints import FAMILIES
 from tests.restart.asking import Heard, ask, client
 from tests.restart.living import MIB, Daemon, checkpoint, disk_flags, living
 from tests.restart.questions import token_ids
 
-FAMILIES = (
+NAMES = (
     *("qwen3", "gemma3_text", "mamba2", "qwen3_next", "deepseek_v3"),
     *("qwen3_4bit", "qwen3_next_4bit"),
+    "qwen3_q8",
 )
 LENGTHS = (1160, 4000)
 ANSWER_TOKENS = 8
@@ -31,14 +34,19 @@ def run(family: str, seed: int) -> None:
         randomness, ids = random.Random(seed), sorted(token_ids(model).values())
         prompts = [randomness.choices(ids, k=length) for length in LENGTHS]
         for ending in (signal.SIGTERM, signal.SIGKILL):
-            told = _restart(model, folder, prompts, ending)
+            told = _restart(model, folder, prompts, ending, FAMILIES[family].kv_format)
             print(f"{family}, seed {seed}, {ending.name}: {told}", flush=True)
 
 
 def _restart(
-    model: Path, folder: Path, prompts: Sequence[Sequence[int]], ending: signal.Signals
+    model: Path,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    ending: signal.Signals,
+    kv_format: KVFormat,
 ) -> str:
-    flags = disk_flags(folder / f"kv-{ending.name}", 512 * MIB, kv_bytes=256 * MIB)
+    disk = disk_flags(folder / f"kv-{ending.name}", 512 * MIB, kv_bytes=256 * MIB)
+    flags = (*disk, "--kv-format", kv_format)
     with living(model, folder / "log", *flags) as daemon:
         cold = asyncio.run(_ask(daemon, prompts))
         if ending == signal.SIGKILL:
