@@ -308,11 +308,13 @@ class StepTimes:
     decode: str
 
 
-def generated_tokens(most_rounds: int) -> int:
-    """The tokens that each row must be able to generate for `most_rounds` rounds: those of the
-    rounds that are not counted, too, and some of steps that were launched ahead.
+def generated_tokens(most_rounds: int, rows: int, context_tokens: int, step_tokens: int) -> int:
+    """The most tokens that a row generates in `most_rounds` rounds after prompts of so many tokens:
+    those of the rounds that are not counted, too, some of steps that were launched ahead, and those
+    of the first row while the prompts of the others are computed.
     """
-    return STEPS * (WARM_UP_ROUNDS + most_rounds + 2)
+    others_steps = (rows - 1) * math.ceil(context_tokens / max(step_tokens - rows, 1))
+    return others_steps + STEPS * (WARM_UP_ROUNDS + most_rounds + 2)
 
 
 def step_cases(config: MeasureConfig) -> Cases:
@@ -320,18 +322,21 @@ def step_cases(config: MeasureConfig) -> Cases:
     that the model supports. Raises ModelError.
     """
     sizes = config.sizes
-    max_tokens = generated_tokens(sizes.rounds)
-    row_tokens = max(sizes.step_contexts) + max_tokens
-    engine = EngineHarness(config.engine, max(sizes.rows), row_tokens)
+
+    def generated(rows: int, context_tokens: int) -> int:
+        return generated_tokens(sizes.rounds, rows, context_tokens, config.engine.step_tokens)
+
+    most_rows, longest = max(sizes.rows), max(sizes.step_contexts)
+    engine = EngineHarness(config.engine, most_rows, longest + generated(most_rows, longest))
 
     def measure(rows: int, context_tokens: int) -> Figures:
-        limits = sizes.rounds, max_tokens, sizes.case_seconds
+        limits = sizes.rounds, generated(rows, context_tokens), sizes.case_seconds
         return asdict(step_times(engine, rows, context_tokens, *limits))
 
     return {
         f"{rows} x {context:,}": partial(measure, rows, context)
         for context, rows in itertools.product(sizes.step_contexts, sizes.rows)
-        if context + max_tokens <= engine.card.max_sequence_tokens
+        if context + generated(rows, context) <= engine.card.max_sequence_tokens
     }
 
 
@@ -438,8 +443,9 @@ def command_buffer_cases(config: MeasureConfig, device: mx.Device | None = None)
         raise NotApplicable("MLX has no command buffers on a CPU")
     sizes = config.sizes
     context_tokens = min(sizes.step_contexts)
-    max_tokens = generated_tokens(sizes.rounds)
-    engine = EngineHarness(config.engine, max(sizes.rows), context_tokens + max_tokens)
+    most_rows, step_tokens = max(sizes.rows), config.engine.step_tokens
+    max_tokens = generated_tokens(sizes.rounds, most_rows, context_tokens, step_tokens)
+    engine = EngineHarness(config.engine, most_rows, context_tokens + max_tokens)
 
     def step_ms(rows: int) -> float:
         engine.begin(rows, context_tokens, max_tokens)

@@ -70,8 +70,8 @@ def main(
     """Measure each number of rows after each context."""
     conditions = observe(0, (), load_blas().name or "the system's")
     rows, context = rows or list(ROWS), context or list(CONTEXTS)
-    max_tokens = generated_tokens(rounds)
     config = EngineConfig(str(checkpoint(shape)))
+    max_tokens = generated_tokens(rounds, max(rows), max(context), config.step_tokens)
     engine = EngineHarness(config, max(rows), max(context) + max_tokens)
     all_found = [
         Found(n, tokens, step_times(engine, n, tokens, rounds, max_tokens))

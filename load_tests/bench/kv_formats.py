@@ -130,7 +130,7 @@ def main(
     rows, context = rows or [1, 8], context or [1024, 4096]
     formats = formats or [KVFormat.FULL, KVFormat.Q8]
     config, console = EngineConfig(str(checkpoint(shape))), Console(width=110)
-    max_tokens = generated_tokens(rounds)
+    max_tokens = generated_tokens(rounds, max(rows), max(context), config.step_tokens)
     row_tokens = max(context) + max_tokens
     engines = {
         format: EngineHarness(replace(config, kv_format=format), max(rows), row_tokens)

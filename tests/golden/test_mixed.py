@@ -7,6 +7,7 @@ on disk what the first one has left.
 
 import math
 import random
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,6 +40,11 @@ from tests.unit.scripted_drafter import ScriptedDrafter
 NEAR = {KVFormat.F16: 4e-3, KVFormat.BF16: 2e-2, KVFormat.Q8: 2e-2, KVFormat.K8V4: 1e-1}
 """How far log-probabilities may differ: a number that differs in its last bits may be rounded to
 the next code.
+"""
+
+ADAPTED_TIMES = 8
+"""How much farther with random adapters, with which q8 itself moves log-probabilities by up to 0.4:
+of a text with a difference of 0.1, one code of the first layer was another, by one.
 """
 
 SEEDS = (2, 4, 5)
@@ -182,14 +188,19 @@ def poison(storage: Storage) -> None:
 
 
 def expect_near(found: Answer, expected: Answer, is_greedy: bool, near: float) -> None:
-    """Log-probabilities are nearly the same, up to where two tokens are nearly as likely."""
+    """Log-probabilities are nearly the same, and most hardly differ, up to where two tokens are
+    nearly as likely.
+    """
     assert len(found[0]) == len(expected[0])
+    differences = [0.0]
     for ours, alone in zip(found[1], expected[1], strict=True):
         if ours.token_id != alone.token_id:
             likelihood = dict(alone.top).get(ours.token_id, -math.inf)
             assert not is_greedy or alone.logprob - likelihood < 2 * near
-            return
-        assert abs(ours.logprob - alone.logprob) < near
+            break
+        differences.append(abs(ours.logprob - alone.logprob))
+    assert max(differences) < near
+    assert statistics.median(differences) < near / 10
 
 
 CASES = [
@@ -224,7 +235,7 @@ def test_in_company_a_request_says_what_it_says_alone(
     for requests in (first, second):
         engine = company.engine()
         found = company.answers_of(engine, requests, alone)
-        near = NEAR[kv_format] * (1 + adapted)
+        near = NEAR[kv_format] * (ADAPTED_TIMES if adapted else 1)
         for request in requests:
             for answer in ((request.id, index) for index in range(request.n)):
                 expect_near(found[answer], alone[answer], request.n == 1, near)
