@@ -44,7 +44,7 @@ ROOM = EngineRoom(n_blocks=128, block_size=BLOCK_SIZE, max_running=16, step_toke
 NEAR_TIE = tolerance(1e-3)
 """Logits closer than this may be ranked otherwise when other rows are computed beside them."""
 
-STORED_TIMES = 200
+STORED_TIMES = 100
 """How much more logits may differ where K and V are not stored as they are computed: a number that
 differs in its last bits may be rounded to the next code, and numbers of later layers after it.
 """

@@ -42,11 +42,6 @@ NEAR = {KVFormat.F16: 4e-3, KVFormat.BF16: 2e-2, KVFormat.Q8: 2e-2, KVFormat.K8V
 the next code.
 """
 
-ADAPTED_TIMES = 8
-"""How much farther with random adapters, with which q8 itself moves log-probabilities by up to 0.4:
-of a text with a difference of 0.1, one code of the first layer was another, by one.
-"""
-
 SEEDS = (2, 4, 5)
 """Short blocks in an arena that grows, compiled; eager, poisoned; long prompts, poisoned."""
 
@@ -235,7 +230,7 @@ def test_in_company_a_request_says_what_it_says_alone(
     for requests in (first, second):
         engine = company.engine()
         found = company.answers_of(engine, requests, alone)
-        near = NEAR[kv_format] * (ADAPTED_TIMES if adapted else 1)
+        near = NEAR[kv_format] * (1 + adapted)
         for request in requests:
             for answer in ((request.id, index) for index in range(request.n)):
                 expect_near(found[answer], alone[answer], request.n == 1, near)

@@ -7,8 +7,7 @@ the model computes the same: forwards of unlike shapes differ in a number's last
 rounded to the next code.
 
 Neighbouring numbers of a vector form a group with one scale, and a number is an integer times the
-scale. The number farthest from zero becomes the lowest integer, as in llama.cpp's type Q4_0: there
-is one more below zero than above. Keys are rotated by a Hadamard transform first, and so are the
+scale. Keys are rotated by a Hadamard transform first, and so are the
 queries that meet them, which leaves their products as they are. A few channels of keys are far
 larger than the others; without the rotation they would take the precision of their group (QuaRot,
 Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
@@ -77,13 +76,24 @@ class Codec:
         if not self.bits:
             return [stored]
         groups = stored.reshape(-1, self.groups, self.group)
-        highest, lowest = groups.max(axis=-1, keepdims=True), groups.min(axis=-1, keepdims=True)
-        scales = mx.where(highest > -lowest, highest, lowest) / -self.zero
+        scales = self._scales(groups)
         numbers = mx.round(groups / mx.where(scales == 0, 1, scales)) + self.zero
         codes = mx.minimum(numbers, 2 * self.zero - 1).astype(mx.uint8).reshape(len(stored), -1)
         if self.bits == 4:
             codes = codes[:, ::2] | codes[:, 1::2] << 4
         return [codes, scales.reshape(len(stored), -1)]
+
+    def _scales(self, groups: mx.array) -> mx.array:
+        """The scale of each group, `[..., group]`: the number farthest from zero is kept exactly.
+
+        There is one integer more below zero than above. With 4 bits that number becomes the lowest
+        integer, as in llama.cpp's type Q4_0, for steps that are an eighth smaller. With 8 bits, as
+        in Q8_0, it becomes 127 or -127: its sign does not matter, so no other number is cut off.
+        """
+        if self.bits == 4:
+            highest, lowest = groups.max(axis=-1, keepdims=True), groups.min(axis=-1, keepdims=True)
+            return mx.where(highest > -lowest, highest, lowest) / -self.zero
+        return mx.abs(groups).max(axis=-1, keepdims=True) / (self.zero - 1)
 
     def decode(self, rows: Sequence[mx.array]) -> mx.array:
         """The vectors, `[..., dim]` of `dtype`, with these rows, `[..., width]` of each plane.
