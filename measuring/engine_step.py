@@ -309,9 +309,10 @@ class StepTimes:
 
 
 def generated_tokens(most_rounds: int, rows: int, context_tokens: int, step_tokens: int) -> int:
-    """The most tokens that a row generates in `most_rounds` rounds after prompts of so many tokens:
-    those of the rounds that are not counted, too, some of steps that were launched ahead, and those
-    of the first row while the prompts of the others are computed.
+    """An upper bound for the tokens that a row generates in a measurement of `most_rounds` rounds.
+
+    Besides these rounds it has the uncounted ones, two rounds for steps launched ahead, and, for
+    the first row, a token for each step in which the other rows' prompts are computed.
     """
     others_steps = (rows - 1) * math.ceil(context_tokens / max(step_tokens - rows, 1))
     return others_steps + STEPS * (WARM_UP_ROUNDS + most_rounds + 2)

@@ -46,7 +46,9 @@ class ConnectionLimits:
 
     @property
     def max_answering_small(self) -> int:
-        """The same for clients that have less than their share of the connections."""
+        """The limit, above `max_answering`, for clients with less than their share of connections:
+        half of the reserve is theirs.
+        """
         return self.max_connections - self._n_reserved + self._n_reserved // 2
 
     @property

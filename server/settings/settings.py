@@ -31,7 +31,7 @@ SECRET = "api_key"
 """The setting whose value is never shown."""
 
 ENTRY = "must be a mapping such as {model: models/tiny}"
-"""What is said of an entry of `models` that is none."""
+"""The message for an entry of `models` that is not a mapping."""
 
 LONGEST_VALUE = 80
 """Characters of a refused value that are shown."""

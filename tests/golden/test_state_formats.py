@@ -1,7 +1,8 @@
-"""Recurrent states that are saved in half precision: what is said depends on nothing else.
+"""Recurrent states saved in half precision: a request gets the same answer cold, warm, forked,
+preempted, with drafts, compiled and after a restart.
 
-Wherever a state may be saved each run of the same tokens rounds it. So mlx-lm's own model says the
-same if its caches are rounded there.
+Every run of the same tokens rounds its state at the same positions. So mlx-lm's own model generates
+the same tokens if its caches are rounded there.
 """
 
 from collections.abc import Callable, Sequence

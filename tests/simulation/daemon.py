@@ -79,7 +79,7 @@ class Mailbox(Inbox):
 
 
 _ROUNDED_EVERY = {0.05: 2, 0.1: 7, 0.15: 32}
-"""Of so many machines the states are rounded, after so many tokens."""
+"""Tokens between two roundings of a state, by the share of simulated machines up to it."""
 
 
 @dataclass(frozen=True, slots=True)
