@@ -95,6 +95,17 @@ def step_table(measured: list[Subject], rows: int, context: int, rounds: int) ->
     return Table(("format", "bytes a token", "KL", step, "of the first"), tuple(lines))
 
 
+def ask_in_turn(engine: EngineHarness, prompts: int, prompt_tokens: int, turns: int) -> float:
+    """Ask for a token after each of some new prompts, in turn and so many times. Returns the
+    seconds for all.
+    """
+    asked = [engine.unique_prompt(prompt_tokens) for _ in range(prompts)]
+    began = time.perf_counter()
+    for prompt in asked * turns:
+        engine.wait_for({engine.submit(prompt, max_tokens=1)})
+    return time.perf_counter() - began
+
+
 def reuse_table(config: EngineConfig, formats: list[KVFormat]) -> Table:
     """A row for each format, with what caches of equal bytes find of prompts asked for in turn."""
     lines, first_bytes = [], 0
@@ -106,12 +117,7 @@ def reuse_table(config: EngineConfig, formats: list[KVFormat]) -> Table:
         if bytes_per_token != first_bytes:
             row_tokens = PROMPT_TOKENS * first_bytes // bytes_per_token
             engine = EngineHarness(own, PROMPTS // 2, row_tokens)
-        prompts = [engine.unique_prompt(PROMPT_TOKENS) for _ in range(PROMPTS)]
-        began = time.perf_counter()
-        for _ in range(TURNS):
-            for prompt in prompts:
-                engine.wait_for({engine.submit(prompt, max_tokens=1)})
-        seconds = time.perf_counter() - began
+        seconds = ask_in_turn(engine, PROMPTS, PROMPT_TOKENS, TURNS)
         tokens = f"{engine.card.arena_tokens:,}"
         lines.append((format, tokens, f"{engine.hit_share():.0%}", f"{seconds:.1f}"))
     asked = f"{PROMPTS} prompts of {PROMPT_TOKENS}, {TURNS} times: s"

@@ -4,7 +4,6 @@ Prompts are asked for in turn, more than the saved states of the first format su
 of their tokens that was found, and the time for all.
 """
 
-import time
 from dataclasses import replace
 
 import typer
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.values.settings import EngineConfig, StateFormat
+from load_tests.bench.kv_formats import ask_in_turn
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
@@ -28,12 +28,7 @@ def main(
     lines = []
     for format in (StateFormat.FULL, StateFormat.F16, StateFormat.BF16):
         engine = EngineHarness(replace(config, state_format=format), 1, 2 * prompts * prompt_tokens)
-        asked = [engine.unique_prompt(prompt_tokens) for _ in range(prompts)]
-        began = time.perf_counter()
-        for _ in range(turns):
-            for prompt in asked:
-                engine.wait_for({engine.submit(prompt, max_tokens=1)})
-        seconds = time.perf_counter() - began
+        seconds = ask_in_turn(engine, prompts, prompt_tokens, turns)
         divergence = engine.card.state_divergence
         told = "" if divergence is None else f"{divergence:.2g}"
         lines.append((format, told, f"{engine.hit_share():.0%}", f"{seconds:.1f}"))
