@@ -2,18 +2,17 @@
 that end leave.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.queue import Admission
-from engine.core.sequence import LiveSequence, LiveSequences, Status
+from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, Status
 from engine.core.step import (
     Decode,
     Failed,
     Prefill,
     Prefilled,
-    Row,
     RowResult,
     Sampled,
     SampledToken,
@@ -51,19 +50,17 @@ class Commit:
         self._pins = pins
         self._now = 0.0  # of the metrics' clock, which is read once for all tokens of a step
 
-    def step(
-        self, sequences: Iterable[LiveSequence], rows: Sequence[Row], results: Sequence[RowResult]
-    ) -> None:
+    def step(self, rows: Sequence[PlannedRow], results: Sequence[RowResult]) -> None:
         """Apply each row's result to its sequence.
 
-        Sequences that have ended or been preempted since the step was planned are skipped. A
-        preempted sequence will draw the same tokens again.
+        Rows of sequences that have ended or been preempted since the step was planned are skipped,
+        also if the sequence has been admitted again. It will draw the same tokens again.
         """
         self._now = self._metrics.now()
-        for sequence, row, result in zip(sequences, rows, results, strict=True):
-            lease = sequence.lease
-            if lease is None:
+        for planned, result in zip(rows, results, strict=True):
+            if not planned.is_current:
                 continue
+            sequence, lease, row = planned
             if type(result) is Failed:
                 self.fail(sequence, result.message)
                 continue

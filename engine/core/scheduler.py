@@ -25,6 +25,7 @@ from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
 from engine.core.sequence import (
     LiveSequence,
     LiveSequences,
+    PlannedRow,
     Status,
     batch_entry,
     prefill_row,
@@ -33,6 +34,7 @@ from engine.core.step import (
     Late,
     Resample,
     Row,
+    SequenceId,
     StepPlan,
     StepResult,
     Verify,
@@ -57,15 +59,14 @@ arrives meanwhile waits for that step, and for no other.
 
 @dataclass(slots=True)
 class Step:
-    """A step that is being planned, and later the step in flight.
-
-    `sequences[i]` is the sequence of `plan.rows[i]`.
+    """A step that is being planned, and later the step in flight. `plan` gets the rows once all of
+    them are planned.
     """
 
     plan: StepPlan
     budget: StepBudget
     budget_tokens: int  # that may still be planned
-    sequences: list[LiveSequence] = field(default_factory=list)
+    rows: list[PlannedRow] = field(default_factory=list)
     preempted: list[LiveSequence] = field(default_factory=list)
     n_drafts: int = 0  # rows that verify a draft
     is_reading: bool = False  # blocks are read to be written to disk
@@ -90,29 +91,27 @@ class Step:
         scored = 1.0 if sequence.lacks_scores else 0.0
         return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
 
-    def add(self, sequence: LiveSequence, row: Row) -> None:
-        """Add a row that the sequence computes, and the changes of its tables."""
-        plan = self.plan
+    def add(self, sequence: LiveSequence, lease: Lease, row: Row) -> None:
+        """Add a row of the sequence over its lease, and the changes of its tables."""
         if sequence.pending is None:
-            plan.enter.append(batch_entry(sequence))
+            self.plan.enter.append(batch_entry(sequence))
         sequence.pending = row
-        plan.rows.append(row)
-        self.sequences.append(sequence)
-        self.patch_tables(sequence)
+        self.rows.append(PlannedRow(sequence, lease, row))
+        self.patch_tables(sequence.id, lease)
 
     def verify(self, index: int, row: Verify) -> None:
         """Verify a draft in place of the decode in row `index`."""
-        sequence = self.sequences[index]
-        self.plan.rows[index] = sequence.pending = row
+        sequence, lease, _ = self.rows[index]
+        self.rows[index] = PlannedRow(sequence, lease, row)
+        sequence.pending = row
         self.n_drafts += 1
         self.budget_tokens -= len(row.draft)
         self.budget.add_draft(row.start, len(row.draft))
-        self.patch_tables(sequence)
+        self.patch_tables(sequence.id, lease)
 
-    def patch_tables(self, sequence: LiveSequence) -> None:
-        lease = sequence.lease
-        if lease is not None and lease.is_patched:
-            self.plan.patches += [(sequence.id, patch) for patch in lease.take_patches()]
+    def patch_tables(self, sequence_id: SequenceId, lease: Lease) -> None:
+        if lease.is_patched:
+            self.plan.patches += [(sequence_id, patch) for patch in lease.take_patches()]
 
 
 class Scheduler:
@@ -245,8 +244,9 @@ class Scheduler:
             self._admission.add(sequence)
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
-        if not (step.sequences or step.is_loading or step.is_reading):
+        if not (step.rows or step.is_loading or step.is_reading):
             return None
+        step.plan.rows = [planned.row for planned in step.rows]
         step.plan.ops = self.store.take_ops()
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
         return step
@@ -273,16 +273,18 @@ class Scheduler:
         self.metrics.steps += 1
         if self.disk is not None:
             self.disk.commit(step.plan.number, result.read)
-        self._commit.step(step.sequences, step.plan.rows, result.rows)
+        self._commit.step(step.rows, result.rows)
 
     def fail(self, step: Step, message: str) -> None:
-        """End the sequences of a step that has raised, and publish nothing of it."""
+        """End the sequences of a step that has raised, and publish nothing of it. Sequences that
+        have been preempted since it was planned go on.
+        """
         self.store.revoke(step.plan.ops)
         if self.disk is not None:
             self.disk.fail(step.plan.number)
-        for sequence in step.sequences:
-            if sequence.lease is not None:
-                self._commit.fail(sequence, message)
+        for planned in step.rows:
+            if planned.is_current:
+                self._commit.fail(planned.sequence, message)
 
     def _preempt_for_client(self, step: Step) -> None:
         """Preempt at most one sequence of a client that has much for a client that has little."""
@@ -325,12 +327,12 @@ class Scheduler:
                 self._add_prefill(sequence, 1, step)
                 continue
             if type(sequence.pending) is Late:
-                step.add(sequence, Resample(sequence.id))
+                step.add(sequence, lease, Resample(sequence.id))
                 self.metrics.late_rows += 1
                 continue
             start = lease.planned_tokens
             if start < sequence.end_tokens and self._reserve(sequence, lease, 1, step):
-                step.add(sequence, sequence.decode)
+                step.add(sequence, lease, sequence.decode)
                 n_rows += 1
                 n_keys += start + 1
                 n_listed += sequence.request.sampling.top_logprobs is not None
@@ -392,7 +394,7 @@ class Scheduler:
         if not self._reserve(sequence, lease, n_tokens, step):
             return
         row = prefill_row(sequence, start, n_tokens)
-        step.add(sequence, row)
+        step.add(sequence, lease, row)
         step.budget_tokens -= n_tokens
         is_listed = row.samples and sequence.request.sampling.top_logprobs is not None
         if n_tokens == 1:  # computed with the decodes
@@ -409,7 +411,7 @@ class Scheduler:
         """
         position = sequence.sampled_position if n_tokens > 1 else 0
         while self.store.plan(lease, n_tokens, position) is not None:
-            in_step, running = set(step.sequences), self.running
+            in_step, running = {planned.sequence for planned in step.rows}, self.running
             others = [s for s in running if s not in in_step and s.status is Status.RUNNING]
             victim = preemption_victim(others, running)
             self._preempt(victim, step)

@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
@@ -206,6 +207,24 @@ class LiveSequence:
             case FinishReason.LENGTH if grammar.is_complete:
                 return delta._replace(finish_reason=FinishReason.STOP)  # nothing is missing
         return delta
+
+
+class PlannedRow(NamedTuple):
+    """A row of a step, the sequence that computes it, and the sequence's lease at that time.
+
+    A sequence may lose its lease and be admitted again before the step is collected. The result
+    then belongs to blocks and tokens that the sequence no longer has, and must be ignored: the row
+    is not *current*.
+    """
+
+    sequence: LiveSequence
+    lease: Lease
+    row: Row
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still has the lease that the row was planned for."""
+        return self.sequence.lease is self.lease
 
 
 def batch_entry(sequence: LiveSequence) -> BatchEntry:

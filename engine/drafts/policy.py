@@ -244,11 +244,10 @@ class DraftPolicy:
             return
         expected = [
             (index, lease, proposer, chances)
-            for index, sequence in enumerate(step.sequences)
+            for index, (sequence, lease, row) in enumerate(step.rows)
             if (proposer := sequence.proposer) is not None
             and not proposer.backoff_tokens
-            and type(step.plan.rows[index]) is Decode
-            and (lease := sequence.lease) is not None
+            and type(row) is Decode
             and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
             and (chances := _chances(sequence, proposer, 0))
         ]
@@ -261,7 +260,7 @@ class DraftPolicy:
         else:
             counts = self._probes.take(rows, step.budget_tokens)
         for (index, lease, proposer, _), count in zip(expected, counts, strict=True):
-            sequence = step.sequences[index]
+            sequence = step.rows[index].sequence
             if not count or (sequence.unanswered is not None and not self._store.can_truncate):
                 continue  # if its logits are saved, it cannot return to before these tokens
             draft = proposer.draft(count)

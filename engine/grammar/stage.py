@@ -109,12 +109,12 @@ class GrammarStage:
         began = self._now()
         self._scheduler.emit_unblocked()
         rows = [
-            sequence
-            for sequence, row in zip(step.sequences, step.plan.rows, strict=True)
-            if sequence.grammar is not None and sequence.lease is not None and _samples(row)
+            planned.sequence
+            for planned in step.rows
+            if planned.sequence.grammar is not None and planned.is_current and _samples(planned.row)
         ]
         if unanswered := [sequence for sequence in rows if sequence.unanswered is not None]:
-            self._await_matchers(unanswered, len(step.sequences), step_seconds)
+            self._await_matchers(unanswered, len(step.rows), step_seconds)
         self._await_drafts(began + SAMPLE_SHARE * step_seconds)
         late, draws = list[SequenceId](), list[_Draw]()
         for sequence in rows:
@@ -156,7 +156,7 @@ class GrammarStage:
 
     def _look_ahead(self, step: Step) -> None:
         """Ask for the masks along the drafts of guided sequences."""
-        for sequence, row in zip(step.sequences, step.plan.rows, strict=True):
+        for sequence, _, row in step.rows:
             if sequence.grammar is not None and isinstance(row, Verify):
                 drafted = GuidedDraft(sequence.grammar, row.draft)
                 self._drafted[sequence.id] = drafted

@@ -50,6 +50,7 @@ class Happening(StrEnum):
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
     PINNED = "turns in which prefixes were pinned"
+    READMITTED = "sequences admitted again while their row was in flight"
 
 
 Census = Counter[Happening]

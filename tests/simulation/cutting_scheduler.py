@@ -6,7 +6,7 @@ from engine.core.metrics import Metrics
 from engine.core.request import Limits
 from engine.core.scheduler import Scheduler, Step
 from engine.core.sequence import LiveSequence
-from engine.core.step import Verify
+from engine.core.step import StepResult, Verify
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.policy import DraftPolicy
 from engine.output.text import NewOutput
@@ -41,6 +41,15 @@ class CuttingScheduler(Scheduler):
         self._random = random
         self._census = census
         self._cut_share = random.choice([0.0, 0.0, 0.5])
+
+    def commit(self, step: Step, result: StepResult) -> None:
+        readmitted = [
+            planned
+            for planned in step.rows
+            if planned.sequence.lease is not None and not planned.is_current
+        ]
+        self._census[Happening.READMITTED] += len(readmitted)
+        super().commit(step, result)
 
     def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
         if n_tokens > 1 and self._random.random() < self._cut_share:

@@ -91,6 +91,8 @@ class Layout:
     windows: tuple[int, ...]
     has_states: bool
     rounded_every: int | None = None  # how many tokens, where states are saved in less precision
+    n_blocks: tuple[int, ...] = (6, 10, 20, 48)  # of an engine's arena: one of these
+    context_tokens: tuple[int, ...] = (24, 60, 200)  # of an engine: one of these
 
     @classmethod
     def draw(cls, random: Random) -> "Layout":
@@ -136,7 +138,7 @@ class Daemon:
         self._random = random
         self._layout = layout
         self.clock = world.clock
-        n_blocks = random.choice([6, 10, 20, 48])
+        n_blocks = random.choice(layout.n_blocks)
         self.limits = _limits(random, layout, n_blocks)
         self.pool = BlockPool(n_blocks)
         is_cached = tier is not None or random.random() < 0.8
@@ -256,7 +258,7 @@ def draw_rules(random: Random) -> tuple[WriteRules, LoadRules]:
 def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
     return Limits(
         vocab_size=layout.vocab_size,
-        max_context_tokens=random.choice([24, 60, 200]),
+        max_context_tokens=random.choice(layout.context_tokens),
         arena_tokens=n_blocks * layout.block_size,
         max_running=random.choice([1, 3, 8]),
         max_waiting=random.choice([4, 16]),

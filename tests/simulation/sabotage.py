@@ -15,7 +15,7 @@ from engine.core.commit import Commit
 from engine.core.pins import Pins
 from engine.core.queue import Admission, WaitingQueue
 from engine.core.request import Namespaces
-from engine.core.sequence import LiveSequence, LiveSequences, batch_entry
+from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, batch_entry
 from engine.core.step import BatchEntry
 from engine.disk_cache.loader import DiskLoader, _Load
 from engine.disk_cache.writer import DiskWriter
@@ -202,6 +202,11 @@ def _keep_pooled(sequences: LiveSequences, sequence: LiveSequence) -> Lease:
 def _ban_along_draft(sequence: LiveSequence, n_draft: int = 0) -> tuple[int, ...]:
     """The tokens of a draft do not count for `min_tokens`."""
     return _banned_tokens(sequence)
+
+
+def _of_any_lease(planned: PlannedRow) -> bool:
+    """A result counts if its sequence has a lease, whichever."""
+    return planned.sequence.lease is not None
 
 
 def _nothing(*args: object) -> None:
@@ -424,6 +429,14 @@ SABOTAGES: Sequence[Sabotage] = (
         _nothing,
         578,
         "awaits a step that is over",
+    ),
+    Sabotage(
+        "the result of an earlier lease counts",
+        PlannedRow,
+        "is_current",
+        property(_of_any_lease),
+        695,
+        "is to be written, and has 2 references",
     ),
     Sabotage(
         "what a failed step was to load is published",

@@ -3,7 +3,7 @@
 One seed decides all: the sizes, the arrivals, the aborts, the clears, the faults, the restarts.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -35,7 +35,7 @@ from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
 from tests.simulation.oracle import Oracle, Overconfident
 from tests.simulation.receiver import Receiver
 from tests.simulation.troubled_store import HEALTHY, Temper, TroubledStore
-from tests.simulation.workload import Workload
+from tests.simulation.workload import PinningWorkload, Workload
 
 PATIENCE = 100
 """Turns. A load may take twenty seconds, and turns that sleep take a quarter of one."""
@@ -45,6 +45,9 @@ BACKGROUND_RATES = 0.0, 0.0, 0.1
 
 PINNING_RATES = 0.0, 0.0, 0.3
 """Shares of the requests in the background where the model's groups allow pins."""
+
+PINNING_MACHINES = 11
+"""One machine in this many has a small arena, and clients that pin prefixes in it."""
 
 CLEARED = {
     (CacheTier.MEMORY,): Happening.CLEARED_MEMORY,
@@ -76,7 +79,17 @@ class Simulation:
         self._arrival_rate = random.choice([0.1, 0.5, 0.8])
         self._clear_rate = random.choice([0.05, 0.2, 0.4])
         self._restart_rate = random.choice([0.0, 0.03, 0.06])
+        pins = Random(f"pins {seed}")
+        is_pinning = seed % PINNING_MACHINES == 2
         self._layout = Layout.draw(random)
+        if is_pinning:
+            self._layout = replace(
+                self._layout,
+                windows=(),
+                has_states=False,
+                n_blocks=(8, 12, 16),
+                context_tokens=(200,),
+            )
         check = RecordCheck(self._layout.vocab_size)
         self.tier = TroubledStore(random, Temper.draw(random), check, self.census)
         self._has_disk = random.random() < 0.85
@@ -84,9 +97,23 @@ class Simulation:
         self._new_proposer = random.choice([Proposer, Overconfident])
         sizes = self._layout.vocab_size, self._layout.block_size
         can_pin = not (self._layout.windows or self._layout.has_states)
-        self._workload = Workload(random, *sizes, PINNING_RATES if can_pin else BACKGROUND_RATES)
+        if is_pinning:
+            rates: Sequence[float] = self._pin_much(pins)
+            self._workload: Workload = PinningWorkload(random, *sizes, rates)
+        else:
+            rates = PINNING_RATES if can_pin else BACKGROUND_RATES
+            self._workload = Workload(random, *sizes, rates)
         self._namespaces = NamespaceCheck()
         self._start()
+
+    def _pin_much(self, pins: Random) -> Sequence[float]:
+        """Have pins last, and steps overlap. Return the shares of requests in the background."""
+        self._arrival_rate, self._clear_rate = pins.choice([0.1, 0.3]), 0.01
+        self._abort_rate = self._restart_rate = 0.0
+        self._has_disk = pins.random() < 0.3
+        if pins.random() < 0.7:
+            self._draft_error = None
+        return [pins.choice([0.3, 0.6])]
 
     def _start(self) -> None:
         """Another engine."""

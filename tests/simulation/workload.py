@@ -146,3 +146,22 @@ class Workload:
             self._prefixes[random.randrange(len(self._prefixes))] = prompt
         self._sent.append(prompt)
         return prompt
+
+
+class PinningWorkload(Workload):
+    """Clients whose background requests pin short prefixes, next to answers that fill the arena:
+    requests find too few blocks until something is unpinned.
+    """
+
+    def __init__(
+        self, random: Random, vocab_size: int, block_size: int, background_rates: Sequence[float]
+    ) -> None:
+        super().__init__(random, vocab_size, block_size, background_rates)
+        self._max_tokens = [5, 1000]  # no more than fit into the arena
+        self._pooled_rate = 0.0
+        self._client_weights = [1, 1, 1]
+
+    def _background_request(self, prompt: list[int], client: str) -> Request:
+        most = self._background.choice([1, 2, 4]) * self._block_size
+        request = super()._background_request(prompt[:most], client)
+        return replace(request, pin=True)
