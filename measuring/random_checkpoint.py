@@ -52,29 +52,23 @@ def write_checkpoint(
     seed: int,
     tokenizer: Tokenizer,
     dtype: mx.Dtype = mx.float16,
-    quantization: Mapping[str, int] | None = None,
+    quantization: Mapping[str, Any] | None = None,
     rule: QuantizationRule | None = None,
     chat_template: str = CHATML,
 ) -> None:
     """Write a random checkpoint that mlx-lm and transformers load.
 
     `config` is its config.json and names the architecture by `model_type`. `quantization`, when
-    given, is {"bits", "group_size"}, and `rule` makes exceptions for single modules. The same
-    arguments write the same weights. The directory is created atomically; an existing one stays as
-    it is.
+    given, are arguments of mlx-lm's `quantize_model`, such as `bits` and `group_size`, and `rule`
+    makes exceptions for single modules. The same arguments write the same weights. The directory is
+    created atomically; an existing one stays as it is.
     """
     if directory.exists():
         return
     config = {**config, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
     model = random_model(config, seed, dtype)
     if quantization is not None:
-        model, config = quantize_model(
-            model,
-            dict(config),
-            quantization["group_size"],
-            quantization["bits"],
-            quant_predicate=rule,
-        )
+        model, config = quantize_model(model, dict(config), **quantization, quant_predicate=rule)
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
     try:

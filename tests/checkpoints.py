@@ -49,7 +49,7 @@ class Family:
 
     name: str
     config: dict[str, Any]
-    quantization: dict[str, int] | None = None
+    quantization: dict[str, Any] | None = None
     rule: QuantizationRule | None = None
     kv_format: KVFormat = KVFormat.AUTO  # in which it is served
 

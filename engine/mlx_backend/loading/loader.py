@@ -25,6 +25,7 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.loading.weights import to_float32
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
@@ -75,8 +76,7 @@ def open_model(
     """
     model, config = _build(checkpoint, purpose)
     if mx.default_device() == mx.cpu:
-        model = utils.dequantize_model(model)
-        model.set_dtype(mx.float32)
+        to_float32(model)
         if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
             model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
