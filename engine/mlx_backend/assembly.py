@@ -47,7 +47,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.settings import DEFAULT_NAME, EngineConfig
+from engine.values.settings import DEMO_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
@@ -200,7 +200,7 @@ def _planned_card(
     """The model's card as far as it is known before the weights are read."""
     loaded, layout = opened.loaded, opened.loaded.layout
     return ModelCard(
-        name=config.model or DEFAULT_NAME,
+        name=config.model or DEMO_NAME,
         fingerprint=loaded.fingerprint,
         vocab_size=layout.vocab_size,
         model_context_tokens=loaded.max_context_tokens,

@@ -9,8 +9,11 @@ from annotated_types import Ge, Gt, Le
 
 from kvstore.disk.types import LEAST_BYTES
 
-DEFAULT_NAME = "rootstock-demo"
+DEMO_NAME = "rootstock-demo"
 """The name of the embedded model."""
+
+SMOLLM2_NAME = "smollm2"
+"""The name of a small real model, which is fetched as a package and converted once."""
 
 LEAST_DISK_BYTES = LEAST_BYTES
 """The fewest bytes of a disk cache, whose index alone may need a few MiB."""

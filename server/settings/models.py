@@ -23,7 +23,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_settings import NoDecode
 
 from engine.values.settings import (
-    DEFAULT_NAME,
+    DEMO_NAME,
     LEAST_DISK_BYTES,
     AdapterConfig,
     DiskCacheConfig,
@@ -272,7 +272,7 @@ class ModelSettings(ConversationSettings, EngineSettings, ResidencySettings):
     @property
     def source(self) -> str:
         """The directory or repository that it comes from."""
-        return self.model or DEFAULT_NAME
+        return self.model or DEMO_NAME
 
 
 def _check_adapters(names: Iterable[str], adapters: Iterable[str]) -> None:
