@@ -31,6 +31,43 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """How answers are generated. Those of fewer than `min_tokens` tokens are errors; if that is
+    `max_tokens`, the server is asked not to stop at the model's end of text.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a chat completion. `top_p` is named because a checkpoint may have a default
+        that not every server reads.
+        """
+        fields = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": 1.0}
+        if self.min_tokens == self.max_tokens:
+            fields["ignore_eos"] = True
+        if self.seed is not None:
+            fields["seed"] = self.seed
+        return fields
+
+    def allows(self, n_tokens: object, finish_reason: str | None) -> bool:
+        """Whether an answer may have that many tokens and that end."""
+        if not isinstance(n_tokens, int):
+            return False
+        if finish_reason == "length":
+            return n_tokens == self.max_tokens
+        is_between = self.min_tokens <= n_tokens <= self.max_tokens
+        return finish_reason == "stop" and is_between and self.min_tokens < self.max_tokens
+
+
+def exactly(output_tokens: int) -> Generation:
+    """Greedy answers of `output_tokens` tokens each."""
+    return Generation(max_tokens=output_tokens, min_tokens=output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One finished request. Times are seconds; `started_seconds` counts from the run's start."""
 
@@ -44,6 +81,9 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int  # draft tokens that were verified, where the server reports them
+    accepted_tokens: int  # those that are part of the answer
+    text: str
 
 
 async def discover(base_url: str, api_key: str = "") -> Target:
@@ -90,20 +130,18 @@ class Asker:
     async def ask(
         self,
         messages: Sequence[Mapping[str, str]],
-        output_tokens: int,
+        generation: Generation,
         listener: "Listener",
         session: str = "",
     ) -> None:
-        """Request a stream of `output_tokens` tokens and let `listener` hear it to its end.
+        """Request a streamed answer and let `listener` hear it to its end.
 
         Raises TargetError.
         """
         body = {
             "model": self.target.model,
             "messages": messages,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
+            **generation.fields(),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -127,9 +165,11 @@ class Asker:
     async def answered(
         self, messages: Sequence[Mapping[str, str]], output_tokens: int
     ) -> "Listener":
-        """`ask` with a listener of its own. Raises TargetError if no text came, too."""
+        """The greedy answer of `output_tokens` tokens. Raises TargetError as `ask` does, and if no
+        text came.
+        """
         listener = Listener()
-        await self.ask(messages, output_tokens, listener)
+        await self.ask(messages, exactly(output_tokens), listener)
         if not listener.heard:
             raise TargetError("a prompt was not answered")
         return listener
@@ -175,17 +215,19 @@ class Listener:
                 self.text += text
                 self.heard.append(now)
 
-    def answer(self, asked_tokens: int, start: float, place: tuple[int, int, int]) -> Answer:
+    def answer(self, asked: Generation, start: float, place: tuple[int, int, int]) -> Answer:
         """The record of a stream that ended as it should; TargetError of one that did not."""
         if self.done is None:
             raise TargetError(f"the stream ended without [DONE] after {len(self.heard)} pieces")
         generated = self.usage.get("completion_tokens")
-        if (generated, self.finish_reason) != (asked_tokens, "length") or not self.heard:
+        if not asked.allows(generated, self.finish_reason) or not self.heard:
             raise TargetError(
-                f"asked for {asked_tokens} tokens; got {generated}, "
+                f"asked for {asked.max_tokens} tokens; got {generated}, "
                 f"{len(self.heard)} pieces of text, finish_reason {self.finish_reason}"
             )
         details = self.usage.get("prompt_tokens_details") or {}
+        drafts = self.usage.get("completion_tokens_details") or {}
+        accepted_tokens = drafts.get("accepted_prediction_tokens", 0)
         return Answer(
             *place,
             started_seconds=self.started - start,
@@ -194,7 +236,10 @@ class Listener:
             gap_seconds=tuple(b - a for a, b in zip(self.heard, self.heard[1:], strict=False)),
             prompt_tokens=self.usage["prompt_tokens"],
             cached_tokens=details.get("cached_tokens", 0),
-            completion_tokens=asked_tokens,
+            completion_tokens=self.usage["completion_tokens"],
+            drafted_tokens=accepted_tokens + drafts.get("rejected_prediction_tokens", 0),
+            accepted_tokens=accepted_tokens,
+            text=self.text,
         )
 
 

@@ -7,7 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from load_tests.client import Asker, Listener, Target, TargetError, connected, limited, message
+from load_tests.client import (
+    Asker,
+    Listener,
+    Target,
+    TargetError,
+    connected,
+    exactly,
+    limited,
+    message,
+)
 from load_tests.scenarios.kinds import Arrival
 from load_tests.scenarios.workloads import text
 
@@ -109,7 +118,7 @@ async def streaming(asker: Asker, texts: Sequence[str]) -> AsyncIterator[Streams
     """
     listeners = [Listener() for _ in texts]
     tasks = [
-        asyncio.create_task(asker.ask([message("user", words)], STREAM_TOKENS, listener))
+        asyncio.create_task(asker.ask([message("user", words)], exactly(STREAM_TOKENS), listener))
         for words, listener in zip(texts, listeners, strict=True)
     ]
     try:

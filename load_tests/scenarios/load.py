@@ -5,7 +5,16 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from load_tests.client import Answer, Asker, Listener, Target, connected, limited, message
+from load_tests.client import (
+    Answer,
+    Asker,
+    Generation,
+    Listener,
+    Target,
+    connected,
+    limited,
+    message,
+)
 from load_tests.report import Percentiles, Table, percentiles
 from load_tests.scenarios.workloads import Conversation, Workload
 
@@ -41,7 +50,7 @@ class Summary:
 async def play(workload: Workload, target: Target) -> Run:
     """Play the workload. Raises TargetError at the first thing that goes wrong."""
     async with limited(target), connected(target) as asker:
-        player = _Player(asker, workload.output_tokens, time.perf_counter())
+        player = _Player(asker, workload.generation, time.perf_counter())
         answers: list[Answer] = []
         for number, wave in enumerate(workload.waves):
             answers += await player.wave(number, wave, workload.concurrency)
@@ -51,7 +60,7 @@ async def play(workload: Workload, target: Target) -> Run:
 @dataclass(frozen=True, slots=True)
 class _Player:
     asker: Asker
-    output_tokens: int
+    generation: Generation
     start: float
 
     async def wave(
@@ -75,11 +84,10 @@ class _Player:
                 messages.append(message("user", text))
                 listener = Listener()
                 session = f"{wave}-{number}"
-                await self.asker.ask(messages, self.output_tokens, listener, session)
+                await self.asker.ask(messages, self.generation, listener, session)
                 messages.append(message("assistant", listener.text))
-                answers.append(
-                    listener.answer(self.output_tokens, self.start, (wave, number, turn))
-                )
+                place = wave, number, turn
+                answers.append(listener.answer(self.generation, self.start, place))
         return answers
 
 

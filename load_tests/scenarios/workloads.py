@@ -7,6 +7,7 @@ the words differently, so token counts always come from the server's `usage`.
 import random
 from dataclasses import dataclass
 
+from load_tests.client import Generation, exactly
 from load_tests.scenarios.kinds import Load
 from load_tests.tokenizer import WORDS
 
@@ -24,7 +25,7 @@ class Workload:
     """Waves of conversations. A wave starts `concurrency` at a time, when the last wave is done."""
 
     concurrency: int
-    output_tokens: int  # generated in every turn
+    generation: Generation  # of the answer to every turn
     waves: tuple[tuple[Conversation, ...], ...]
 
 
@@ -39,7 +40,7 @@ def build(scenario: Load, seed: int) -> Workload:
         )
         for i in range(scenario.conversations)
     )
-    return Workload(scenario.concurrency, scenario.output_tokens, (wave,) * scenario.waves)
+    return Workload(scenario.concurrency, exactly(scenario.output_tokens), (wave,) * scenario.waves)
 
 
 def text(rng: random.Random, words: int) -> str:

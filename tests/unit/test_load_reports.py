@@ -208,6 +208,9 @@ def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Ans
         prompt_tokens=100,
         cached_tokens=cached_tokens,
         completion_tokens=len(gaps) + 1,
+        drafted_tokens=0,
+        accepted_tokens=0,
+        text="",
     )
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from kvstore.disk.folder import LOCK
 from load_tests.__main__ import app
-from load_tests.client import Target, TargetError, discover
+from load_tests.client import Generation, Target, TargetError, discover, exactly
 from load_tests.peers.catalogue import Server
 from load_tests.processes import Process
 from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
@@ -105,7 +105,7 @@ async def served(respond: Respond) -> AsyncIterator[tuple[FakeServer, Target]]:
 
 
 def one(*turns: str, system: str | None = None, output_tokens: int = 3) -> Workload:
-    return Workload(1, output_tokens, ((Conversation(system, turns),),))
+    return Workload(1, exactly(output_tokens), ((Conversation(system, turns),),))
 
 
 async def test_a_conversation_sends_back_what_the_server_said() -> None:
@@ -123,7 +123,7 @@ async def test_a_conversation_sends_back_what_the_server_said() -> None:
 async def test_a_conversation_asks_for_equal_work_and_names_its_session_to_routers() -> None:
     conversations = (Conversation(None, ("first ", "second ")), Conversation(None, ("other ",)))
     async with served(honest) as (fake, target):
-        await play(Workload(1, 1, (conversations,)), target)
+        await play(Workload(1, exactly(1), (conversations,)), target)
     sessions = [re.findall(r"x-session-id: (\S+)", head) for head in fake.heads]
     assert sessions == [["0-0"], ["0-0"], ["0-1"]]
     for body in fake.bodies:
@@ -144,11 +144,34 @@ async def test_an_answer_keeps_counts_and_times() -> None:
 async def test_waves_follow_each_other_and_concurrency_is_a_limit() -> None:
     wave = tuple(Conversation(None, (f"text {i} ",)) for i in range(6))
     async with served(honest) as (fake, target):
-        run = await play(Workload(2, 1, (wave, wave)), target)
+        run = await play(Workload(2, exactly(1), (wave, wave)), target)
     assert fake.most_open <= 2
     assert [a.wave for a in run.answers] == [0] * 6 + [1] * 6
     texts = [body["messages"][0]["content"] for body in fake.bodies]
     assert sorted(texts[:6]) == sorted(texts[6:]) == [f"text {i} " for i in range(6)]
+
+
+async def test_an_answer_may_end_early_where_the_work_says_so() -> None:
+    early = stream(chunk("a"), chunk(finish_reason="stop"), usage(2), "[DONE]")
+    work = Workload(1, Generation(3, 1, 0.7, seed=5), ((Conversation(None, ("hello ",)),),))
+    async with served(lambda body: early) as (fake, target):
+        (found,) = (await play(work, target)).answers
+    assert (found.text, found.completion_tokens) == ("a", 2)
+    (body,) = fake.bodies
+    assert (body["temperature"], body["top_p"], body["seed"]) == (0.7, 1.0, 5)
+    assert "ignore_eos" not in body
+
+
+async def test_drafts_are_counted_where_the_server_reports_them() -> None:
+    counts = usage(3)
+    counts["usage"]["completion_tokens_details"] = {
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 5,
+    }
+    answered = stream(chunk("a"), chunk(finish_reason="length"), counts, "[DONE]")
+    async with served(lambda body: answered) as (_, target):
+        (found,) = (await play(one("hello "), target)).answers
+    assert (found.accepted_tokens, found.drafted_tokens) == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +241,8 @@ CONVERSATIONS = Load(
 def test_a_seed_gives_the_same_texts_on_every_machine() -> None:
     assert build(CONVERSATIONS, 7) == build(CONVERSATIONS, 7)
     assert build(CONVERSATIONS, 7) != build(CONVERSATIONS, 8)
-    digest = hashlib.sha256(repr(build(CONVERSATIONS, 7)).encode()).hexdigest()
-    assert digest.startswith("b5b28c8b3ad5524d")
+    digest = hashlib.sha256(repr(build(CONVERSATIONS, 7).waves).encode()).hexdigest()
+    assert digest.startswith("62e0b39d6a7f0890")
 
 
 def test_waves_are_alike_and_deal_system_prompts_in_turn() -> None:
