@@ -106,10 +106,10 @@ screenshots: $(VENV)/.dev  ## make the pictures of docs/images
 clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## test other projects' clients: docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)
 
-bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## compare with mlx_lm.server and vllm-mlx (6 GB on Linux): an hour, or ARGS=--quick
+bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## compare with mlx_lm.server and vllm-mlx (6 GB on Linux) on real texts: an hour, or ARGS=--quick
 	$(BIN)/python -m load_tests compare $(ARGS)
 
-figures: $(VENV)/.dev  ## print the tables of docs/performance.md from the runs in docs/benchmarks
+figures: $(VENV)/.dev  ## print the tables of README and docs/performance.md from the runs in docs/benchmarks
 	$(BIN)/python -m load_tests results --into docs/benchmarks --markdown
 
 grafana: $(VENV)/.dev  ## check the panels and alerts of configs/ with a real Prometheus, if installed

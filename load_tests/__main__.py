@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
 from load_tests.grafana.command import grafana
-from load_tests.scenarios.kinds import Playable, Restarting, load_scenario, names_for_any_server
+from load_tests.scenarios.kinds import Playable, Restarting, load_scenario, text_scenario_names
 from load_tests.scenarios.load import Summary, run_table
 from load_tests.scenarios.option import Scenarios
 from load_tests.scenarios.perform import Outcome, perform
@@ -55,7 +55,7 @@ def run(
     conditions = observe(seed, (target,), blas="the server's")
     try:
         outcomes = asyncio.run(
-            _run(target, model, api_key, scenario or names_for_any_server(), seed)
+            _run(target, model, api_key, scenario or text_scenario_names(), seed)
         )
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error

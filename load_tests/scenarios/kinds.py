@@ -1,12 +1,10 @@
 """What the files in `yaml/` say."""
 
 from importlib import resources
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-
-from load_tests.shapes import Shape
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -17,7 +15,7 @@ class _Common(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     description: str
-    checkpoint: Shape = "qwen3"
+    checkpoint: str = "qwen3"  # a random one's shape, a directory, or a model's name
     beside: tuple[str, ...] = ()  # flags of the Rootstock to compare with; none: other servers
     others: tuple[Literal["mlx_lm", "vllm_mlx"], ...] = ("mlx_lm", "vllm_mlx")
     listen_queue: Count = 5  # connections that may wait for mlx_lm.server; 5 is its own number
@@ -42,6 +40,37 @@ class Load(_Common):
             "conversations": self.concurrency,
             "turns": min(self.turns, 2),
             "output_tokens": min(self.output_tokens, QUICK_TOKENS),
+        }
+        return self.model_copy(update=work)
+
+
+Part = Literal["docstring", "source"]
+
+
+class Text(_Common):
+    """Conversations of a real model about texts of Python's standard library: one for each of
+    `openings` with each of `texts`. Answers may end early.
+    """
+
+    kind: Literal["text"]
+    checkpoint: str = "smollm2"
+    concurrency: Count
+    texts: tuple[str, ...]  # dotted names
+    part: Part = "docstring"  # of each that is asked about
+    openings: tuple[str, ...]  # first messages, where {text} and {name} are filled in
+    turns: tuple[str, ...] = ()  # the messages after the first
+    system: str = ""  # where {manual} is filled in
+    manual: tuple[str, ...] = ()  # dotted names, whose docstrings make the manual
+    waves: Count = 1  # the same conversations again, each wave after the last one's end
+    output_tokens: Count  # at most
+    temperature: Annotated[float, Field(ge=0)] = 0
+    seed: int | None = None
+
+    def quick(self) -> Self:
+        """The same with half the texts and shorter answers, for trying it."""
+        work = {
+            "texts": self.texts[: (len(self.texts) + 1) // 2],
+            "output_tokens": (self.output_tokens + 1) // 2,
         }
         return self.model_copy(update=work)
 
@@ -103,7 +132,7 @@ class Comeback(_Disk):
         return self.model_copy(update=work)
 
 
-Playable = Load | Arrival
+Playable = Load | Text | Arrival
 """Needs no more than a server."""
 
 Restarting = Restart | Comeback
@@ -120,16 +149,19 @@ def scenario_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def small_scenario_names() -> list[str]:
-    """Of those that a session of work has time for: not at a real model's size."""
-    return [name for name in scenario_names() if load_scenario(name).checkpoint != "real"]
-
-
-def names_for_any_server() -> list[str]:
-    """Of those that ask for no disk cache, and start no server."""
-    return [name for name in small_scenario_names() if not isinstance(load_scenario(name), _Disk)]
+def text_scenario_names() -> list[str]:
+    """Names of the scenarios with real texts for a real model, sorted."""
+    return [name for name in scenario_names() if isinstance(load_scenario(name), Text)]
 
 
 def load_scenario(name: str) -> Playable | Restarting:
-    """Read `yaml/<name>.yaml`. Raises FileNotFoundError, pydantic.ValidationError."""
-    return _SCENARIO.validate_python(yaml.safe_load((_FILES / f"{name}.yaml").read_text()))
+    """Read `yaml/<name>.yaml`, which may be `like` another one but for what it says itself.
+
+    Raises FileNotFoundError, pydantic.ValidationError.
+    """
+    return _SCENARIO.validate_python(_fields(name))
+
+
+def _fields(name: str) -> dict[str, Any]:
+    own = yaml.safe_load((_FILES / f"{name}.yaml").read_text())
+    return {**(_fields(own.pop("like")) if "like" in own else {}), **own}

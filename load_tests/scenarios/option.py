@@ -1,5 +1,6 @@
 """The option of commands that play scenarios."""
 
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -7,20 +8,22 @@ import typer
 from load_tests.scenarios.kinds import scenario_names
 
 
-def _known(names: list[str] | None) -> list[str] | None:
-    """Raises typer.BadParameter."""
+def _known(patterns: list[str] | None) -> list[str] | None:
+    """The scenarios that match one of the patterns. Raises typer.BadParameter."""
     there = scenario_names()
-    for name in names or ():
-        if name not in there:
-            raise typer.BadParameter(f"{name} is none of {', '.join(there)}.")
-    return names
+    if patterns is None:
+        return None
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in there):
+            raise typer.BadParameter(f"{pattern} is none of {', '.join(there)}.")
+    return [name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 Scenarios = Annotated[
     list[str] | None,
     typer.Option(
         "--scenario",
-        help="A name; may be repeated. By default all that do not begin with real-.",
+        help="A name, or a pattern such as 'unique-*'; may be repeated. By default 'text-*'.",
         callback=_known,
     ),
 ]

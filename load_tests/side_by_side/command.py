@@ -9,22 +9,23 @@ from typing import Annotated
 import typer
 
 from engine.mlx_backend.cpu.blas import load_blas
-from load_tests.checkpoint import checkpoint
+from load_tests.checkpoint import served_checkpoint
 from load_tests.conditions import observe
 from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
+from load_tests.report import Table
 from load_tests.scenarios.kinds import (
     Playable,
     Restarting,
     load_scenario,
     scenario_names,
-    small_scenario_names,
+    text_scenario_names,
 )
 from load_tests.scenarios.option import Scenarios
-from load_tests.shapes import Shape
 from load_tests.side_by_side import record as records
 from load_tests.side_by_side.record import Record
 from load_tests.side_by_side.rounds import Bench, play_rounds
 from load_tests.side_by_side.tables import tables
+from load_tests.side_by_side.text_tables import short_table, text_table
 from load_tests.terminal import fail, show
 
 RESULTS = Path("build/load_tests/results")
@@ -39,8 +40,15 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for 
 def compare(
     *,
     scenario: Scenarios = None,
-    shape: Annotated[
-        Shape | None, typer.Option("--checkpoint", help="What all serve; the scenario's own.")
+    model: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint",
+            help="What all serve: a shape, a directory or a model's name; the scenario's own.",
+        ),
+    ] = "",
+    without: Annotated[
+        list[str] | None, typer.Option(help="A server to leave out, such as vllm_mlx.")
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each server per scenario.")] = 3,
     is_quick: Annotated[
@@ -63,15 +71,17 @@ def compare(
     logger.setLevel(logging.INFO)
     folder = into or (QUICK_RESULTS if is_quick else RESULTS)
     kept = []
-    for name in scenario or small_scenario_names():
-        called, played = _chosen(name, shape, tuple(flag or ()), peer_listen_queue)
+    for name in scenario or text_scenario_names():
+        called, played = _chosen(name, model, tuple(flag or ()), peer_listen_queue)
+        others = tuple(other for other in played.others if other not in (without or ()))
+        played = played.model_copy(update={"others": others})
         logger.info("%s: %s", called, played.description)
         if is_quick:
             kept.append(_record(called, played.quick(), seed, repeat=1))
         else:
             kept.append(_record(called, played, seed, repeat))
         records.write(kept[-1], folder)
-    show(kept[0].conditions, markdown, *tables(kept))
+    show(kept[0].conditions, markdown, *_tables(kept))
     failures = [(record.name, failure) for record in kept for failure in record.results.failures]
     for name, failure in failures:
         fail(f"{name}: {failure.peer}: {failure.reason}")
@@ -84,18 +94,23 @@ def results(*, into: Folder = None, markdown: Markdown = False) -> None:
     kept = records.read(folder, scenario_names())
     if not kept:
         raise typer.Exit(fail(f"{folder} has no results"))
-    show(kept[0].conditions, markdown, *tables(kept))
+    show(kept[0].conditions, markdown, *_tables(kept))
+
+
+def _tables(kept: list[Record]) -> list[Table]:
+    texts = [table for table in (short_table(kept), text_table(kept)) if table.rows]
+    return [*texts, *tables(kept)]
 
 
 def _chosen(
-    name: str, shape: Shape | None, flags: tuple[str, ...], listen_queue: int | None
+    name: str, model: str, flags: tuple[str, ...], listen_queue: int | None
 ) -> tuple[str, Playable | Restarting]:
     """The scenario, what the command line says in place of its own, and then under another name."""
-    told = {"checkpoint": shape, "beside": flags, "listen_queue": listen_queue}
+    told = {"checkpoint": model, "beside": flags, "listen_queue": listen_queue}
     changes = {key: value for key, value in told.items() if value}
     called = [
         name,
-        *(f"{key}={value}" for key, value in changes.items() if key != "beside"),
+        *(f"{key}={Path(str(value)).name}" for key, value in changes.items() if key != "beside"),
         *flags,
     ]
     return "-".join(called), load_scenario(name).model_copy(update=changes)
@@ -103,7 +118,7 @@ def _chosen(
 
 def _record(name: str, scenario: Playable | Restarting, seed: int, repeat: int) -> Record:
     peers = _peers(scenario)
-    model = checkpoint(scenario.checkpoint)
+    model = served_checkpoint(scenario.checkpoint)
     commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
     blas = load_blas().brief or "the system's"
     conditions = observe(seed, commands, blas, foreign_versions(peers))
