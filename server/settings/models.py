@@ -25,6 +25,7 @@ from pydantic_settings import NoDecode
 from engine.values.settings import (
     DEMO_NAME,
     LEAST_DISK_BYTES,
+    SMOLLM2_NAME,
     AdapterConfig,
     DiskCacheConfig,
     DiskWrites,
@@ -36,7 +37,7 @@ from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
 from server.settings.values import FROM_HOME, Adapters, SettingsModel, Texts
 
-MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
+MODEL = "A directory, a Hugging Face repository, smollm2 or rootstock-demo (the embedded model)."
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
 
 _DISK = DiskCacheConfig(directory=Path(), max_bytes=LEAST_DISK_BYTES)
@@ -300,7 +301,9 @@ class PoolSettings(SettingsModel):
     """The models, and the memory that they share."""
 
     model: Annotated[Texts, Section.MODEL] = Field(
-        (), description=f"{MODEL} Several are loaded when requests name them."
+        (),
+        description=f"{MODEL} Several are loaded when requests name them. Unset: smollm2 and "
+        "rootstock-demo.",
     )
     served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
     models: Annotated[
@@ -358,6 +361,27 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         if faults:
             raise ValidationError.from_exception_data("models", faults)
         return self
+
+    @property
+    def names_models(self) -> bool:
+        """Whether any model is named."""
+        return bool(self.model or self.models)
+
+    def with_default_models(self) -> Self:
+        """These settings, which name no model, for SmolLM2. The embedded model is the second one,
+        with default settings, and is loaded when a request names it.
+        """
+        first = {"model": SMOLLM2_NAME, "served_model_name": self.served_model_name}
+        second = ModelSettings(model=DEMO_NAME).model_dump(
+            exclude={*ResidencySettings.model_fields}
+        )
+        models = [first, second | {"preload": False}]
+        entries = tuple(map(ModelSettings.model_validate, models))
+        return self.model_copy(update={"models": entries, "served_model_name": ()})
+
+    def with_embedded_model(self) -> Self:
+        """These settings, which name no model, for the embedded model alone."""
+        return self.model_copy(update={"model": (DEMO_NAME,)})
 
     def each_model(self) -> tuple[ModelSettings, ...]:
         """The settings of `model` and of `models`, in this order; of the embedded model if there

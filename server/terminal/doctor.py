@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from rich.console import Group, RenderableType
 
 from engine.api import ModelError
-from engine.launch import describe_machine
-from engine.values.settings import EngineConfig
+from engine.launch import describe_machine, local_checkpoint
+from engine.values.settings import SMOLLM2_NAME, EngineConfig
 from engine.values.stats import MachineReport
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
@@ -60,11 +60,14 @@ def doctor(
     ] = Path(),
 ) -> None:
     """Show what this machine offers a model: its memory, and how many tokens the KV cache holds.
+    Without --model it is smollm2 if that has been fetched, else rootstock-demo.
 
     With --measure: how fast the device attends, decodes and gathers, what memory that takes, and
     whether every architecture passes the check at load. The report has no path, no name of a user,
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
+    if not settings.names_models and local_checkpoint(SMOLLM2_NAME) is not None:
+        settings = settings.with_default_models()
     model = settings.each_model()[0]
     config = settings.config_of(model)
     with errors_printed(ModelError):  # which MLX raises where it does not start

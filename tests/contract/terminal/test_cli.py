@@ -61,7 +61,7 @@ def test_a_disk_cache_that_is_in_use_is_known_before_a_model_is_loaded(
 ) -> None:
     tier = DiskStore.open(tmp_path, "model", DiskLimits(16 * MIB))
     limits = ["--kv-cache-bytes", "16MiB", "--disk-cache-bytes", "64MiB"]
-    arguments = ["serve", "--port", "0", *limits, "--disk-cache", str(tmp_path)]
+    arguments = ["serve", "--demo", "--port", "0", *limits, "--disk-cache", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 1
     tier.close()
     owner = f"is in use by another daemon (pid {os.getpid()})"
@@ -69,7 +69,8 @@ def test_a_disk_cache_that_is_in_use_is_known_before_a_model_is_loaded(
 
 
 def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "900GiB"]
+    command = [sys.executable, "-m", "server", "serve", "--demo", "--port", "0"]
+    command += ["--kv-cache-bytes", "900GiB"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr

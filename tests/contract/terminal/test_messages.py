@@ -101,7 +101,7 @@ def test_commands_in_log_lines_can_be_typed(
 def test_a_budget_that_is_too_small_is_said_to_be_the_budget(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert serve("--memory-budget", "10MB").exit_code == 1
+    assert serve("--demo", "--memory-budget", "10MB").exit_code == 1
     assert re.match(
         r"cannot load rootstock-demo: the model does not fit: it needs at least \d+ MiB \(.*\), "
         r"and memory_budget leaves it 10 MiB: raise memory_budget, or lower ",
@@ -117,7 +117,7 @@ def test_a_disk_cache_that_cannot_be_written_is_known_before_a_model_is_loaded(
         pytest.skip("there is no /proc")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert serve("--disk-cache", folder).exit_code == 1
+    assert serve("--demo", "--disk-cache", folder).exit_code == 1
     (message,) = caplog.messages
     if folder == "file":
         assert message == "disk_cache: file is a file; a folder is needed"
@@ -157,7 +157,8 @@ def test_a_start_has_the_few_lines_that_an_operator_needs_and_a_stop_says_so(
 ) -> None:
     """In a process of its own, which has a record from the time it listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "16MiB"]
+    command = [sys.executable, "-m", "server", "serve", "--demo", "--port", "0"]
+    command += ["--kv-cache-bytes", "16MiB"]
     lines = list[str]()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
