@@ -313,7 +313,7 @@ def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
     execution = Execution(
         next(rung for rung in LADDER if rung.name == batching),
         next(one for one in attentions(config.attention, loaded) if one.name == attention),
-        install_patches(loaded.model, loaded.layout),
+        install_patches(loaded.model, loaded.layout, loaded.row_adapters),
         loaded.row_adapters,
     )
     block_size, context_tokens = config.block_size, loaded.max_context_tokens

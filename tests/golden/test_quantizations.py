@@ -8,27 +8,35 @@ import numpy.typing as npt
 import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
+from mlx_lm.utils import load_model
 
+from engine.api import ModelError
+from engine.mlx_backend.loading.loader import open_model
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
-from measuring.random_checkpoint import CONFIGS, random_model
-from tests.checkpoints import Family, write_family
+from measuring.random_checkpoint import random_model
+from tests.checkpoints import Family
 from tests.devices import tolerance
 from tests.golden.driving import Driver, expect_greedy, random_tokens, reference, rms
 from tests.offline import OfflineDaemon, Room, Served, load
-
-NVFP4 = {"mode": "nvfp4", "group_size": 16, "bits": 4}
-SCALED_EXPERTS = Family(
-    "scaled_experts",
-    CONFIGS["qwen3_moe"],
-    {**NVFP4, "global_scale": True},
-    rule=lambda path, _: not path.endswith("mlp.gate"),  # mlx-lm's own rule: 8 bits, affine
+from tests.quantized import (
+    QUANTIZED,
+    SCALED_EXPERTS,
+    configure,
+    read_tensors,
+    write_packed,
+    write_quantized,
 )
-"""Experts with one scale each in addition to those of their groups, as ModelOpt exports them."""
 
 PROMPTS = [random_tokens(n, seed=n) for n in (7, 33, 60)]
 OUTPUT_TOKENS = 16
 TOLERANCE = tolerance(2e-4)
+
+FAST = ("linear-affine-4", "tied-mxfp8-8", "biased-mxfp4-4", "latent-nvfp4-4", "mixed-experts")
+
+cpu = pytest.mark.skipif(
+    mx.default_device() != mx.cpu, reason="elsewhere dtype and quantization stand"
+)
 
 Numbers = npt.NDArray[np.float32]
 
@@ -51,8 +59,7 @@ def peer_by_hand(family: Family, checkpoint: Path) -> Module:
     """mlx-lm's model with a checkpoint's weights in nvfp4 dequantized here. An expert's own scale
     is what the largest number becomes: 6 times 448, the largest ones of codes and scales.
     """
-    tensors = mx.load(str(checkpoint / "model.safetensors"))
-    assert isinstance(tensors, dict)
+    tensors = read_tensors(checkpoint)
     weights = {}
     for name, array in tensors.items():
         path, _, kind = name.rpartition(".")
@@ -66,6 +73,13 @@ def peer_by_hand(family: Family, checkpoint: Path) -> Module:
                 weights[name] *= tensors[f"{path}.global_scale"][:, None, None] / (6 * 448)
     model = random_model(family.config, 0, mx.float32)
     model.update(tree_unflatten(list(weights.items())))
+    return model
+
+
+def quantized_peer(checkpoint: Path) -> Module:
+    """mlx-lm's model, which multiplies by quantized weights, with float32 for all else."""
+    model: Module = load_model(checkpoint)[0]
+    model.set_dtype(mx.float32)
     return model
 
 
@@ -85,7 +99,56 @@ def expect_the_same(served: Served, peer: Module) -> None:
         expect_greedy(peer, tokens, said[request.id, 0])
 
 
-@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU multiplies by these scales itself")
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in QUANTIZED],
+)
+def test_each_quantization(name: str, tmp_path: Path) -> None:
+    checkpoint = write_quantized(QUANTIZED[name], tmp_path)
+    expect_the_same(load(checkpoint), quantized_peer(checkpoint))
+
+
+@cpu
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_scales_in_half_precision_round_no_weights(dtype: mx.Dtype, tmp_path: Path) -> None:
+    checkpoint = write_quantized(QUANTIZED["linear-affine-4"], tmp_path, dtype)
+    expect_the_same(load(checkpoint), quantized_peer(checkpoint))
+
+
+@cpu
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "symmetric"])
+def test_packed_by_others(method: str, zeros: bool, tmp_path: Path) -> None:
+    checkpoint = write_packed(tmp_path, method, zeros=zeros)
+    expect_the_same(load(checkpoint), quantized_peer(checkpoint))
+
+
+def test_groups_that_are_not_contiguous_are_refused(tmp_path: Path) -> None:
+    checkpoint = write_packed(tmp_path, "gptq", group_indices=True)
+    with pytest.raises(ModelError, match=r"^mlx-lm cannot load it: Found .*g_idx"):
+        load(checkpoint)
+
+
+@cpu
 def test_experts_with_scales_of_their_own(tmp_path: Path) -> None:
-    checkpoint = write_family(SCALED_EXPERTS, tmp_path)
+    checkpoint = write_quantized(SCALED_EXPERTS, tmp_path)
     expect_the_same(load(checkpoint), peer_by_hand(SCALED_EXPERTS, checkpoint))
+
+
+@cpu
+def test_without_memory_for_float32_such_experts_are_refused(tmp_path: Path) -> None:
+    checkpoint = write_quantized(SCALED_EXPERTS, tmp_path)
+    with pytest.raises(ModelError, match=r"global_scale.* on GPUs alone, and .* no memory for"):
+        open_model(checkpoint, memory_bytes=1 << 16)
+
+
+@cpu
+@pytest.mark.parametrize("name", ["linear-mxfp8-8", "linear-nvfp4-4"])
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 1 << 16], ids=["roomy", "tight"])
+def test_quantized_activations_are_refused(name: str, memory_bytes: int, tmp_path: Path) -> None:
+    checkpoint = write_quantized(QUANTIZED[name], tmp_path)
+    configure(checkpoint, quantize_activations=True)
+    with pytest.raises(ModelError, match=r"GPUs alone: without quantize_activations"):
+        open_model(checkpoint, memory_bytes)
+    configure(checkpoint, quantize_activations=False)
+    expect_the_same(load(checkpoint), quantized_peer(checkpoint))

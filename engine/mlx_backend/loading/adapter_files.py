@@ -69,7 +69,7 @@ def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int)
                 raise ModelError(
                     f"{path}.{name} has the shape {matrix.shape}; with this model it is {shape}"
                 )
-        added[path] = LowRank(a, scale * b.astype(mx.float32))
+        added[path] = LowRank(modules[path], a, b, scale)
     digest = blake3()
     for name in (CONFIG, WEIGHTS):
         digest.update((directory / name).stat().st_size.to_bytes(8, "little"))

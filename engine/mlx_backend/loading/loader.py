@@ -25,18 +25,24 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
-from engine.mlx_backend.loading.weights import to_float32
+from engine.mlx_backend.loading.weights import (
+    OriginalLayers,
+    gpu_only,
+    own_arrays,
+    to_float32,
+)
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.layout import Layout, discover
-from engine.mlx_backend.model.patches import OutputHead, RowAdapters, install_adapters
+from engine.mlx_backend.model.patches import OutputHead, RowAdapters
 from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
-READ_BYTES = 1 << 30  # of weights that are read before the progress is reported again
+READ_BYTES = 128 << 20  # of weights that are read at once, and then compared with mlx-lm's
+REPORTED_BYTES = 1 << 30  # of weights that are read before the progress is reported again
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 
 
@@ -54,6 +60,7 @@ class LoadedModel:
     weight_bytes: int  # including those of the adapters
     row_adapters: RowAdapters
     adapters: Mapping[str, str]  # fingerprints by name
+    original: OriginalLayers  # with which the layers are compared when their weights are read
     purpose: Purpose = GENERATES
 
 
@@ -75,15 +82,19 @@ def open_model(
     Raises ModelError.
     """
     model, config = _build(checkpoint, purpose)
+    original = OriginalLayers(model)
     if mx.default_device() == mx.cpu:
         to_float32(model)
         if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
             model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
+            original = OriginalLayers(model)
+        if problem := gpu_only(model):
+            raise ModelError(f"it cannot be served on a CPU: {problem}")
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens).stored_as(kv_format, state_format)
     tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
     adapters = read_adapters(adapter_configs, model, layout.vocab_size)
-    row_adapters = install_adapters(model, adapters)
+    row_adapters = RowAdapters(adapters)
     kv_heads = max((shape.kv_heads for shape in layout.kv_layers), default=0)
     return LoadedModel(
         model=model,
@@ -93,9 +104,10 @@ def open_model(
         query_heads=max(first_number(config, _HEADS_KEYS) or 0, kv_heads),
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
-        weight_bytes=_weight_bytes(model),
+        weight_bytes=_weight_bytes(model) + row_adapters.weight_bytes,
         row_adapters=row_adapters,
         adapters={adapter.name: adapter.fingerprint for adapter in adapters},
+        original=original,
         purpose=purpose,
     )
 
@@ -122,19 +134,31 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
 
 
 def _read_weights(loaded: LoadedModel, report: Report) -> None:
-    """Read the weights, a part at a time, so that the progress can be reported."""
+    """Read the weights, a part at a time, so that the progress can be reported and the layers that
+    were changed can be compared with mlx-lm's. Raises ModelError if they compute something else.
+    """
     total = readable_bytes(loaded.weight_bytes)
-    part, part_bytes, done_bytes = list[mx.array](), 0, 0
+    arrays, part = own_arrays(loaded.model), dict[str, Module]()
+    part_bytes, done_bytes, reported_bytes = 0, 0, 0
     report(f"loading weights, {total}…")
-    for weights in named_weights(loaded.model).values():
-        part.append(weights)
-        part_bytes += weights.nbytes
+
+    def read() -> None:
+        mx.eval([arrays[path] for path in part])
+        for path, module in part.items():
+            loaded.original.check(path, module, arrays[path])
+        part.clear()
+
+    for path, module in loaded.model.named_modules():
+        part[path] = module
+        part_bytes += sum(array.nbytes for array in arrays[path].values())
         if part_bytes >= READ_BYTES:
-            mx.eval(part)
-            done_bytes += part_bytes
-            part, part_bytes = [], 0
-            report(f"loading weights, {readable_bytes(done_bytes)} of {total}…")
-    mx.eval(part)
+            read()
+            done_bytes, part_bytes = done_bytes + part_bytes, 0
+            if done_bytes - reported_bytes >= REPORTED_BYTES:
+                reported_bytes = done_bytes
+                report(f"loading weights, {readable_bytes(done_bytes)} of {total}…")
+    read()
+    loaded.original.close()
     report(f"weights: {total}")
 
 
@@ -189,6 +213,8 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
         model, config = utils.load_model(
             checkpoint, lazy=True, model_config=changes, get_model_classes=classes
         )
+    except ModelError:
+        raise
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
         raise ModelError(f"mlx-lm cannot load it: {reason}") from error
@@ -200,22 +226,33 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
 
 
 def _without_head(model: type[Any]) -> type[Any]:
-    """A class of model that also loads the weights of the body alone. transformers writes their
-    names without a prefix if it saves the body by itself.
-    """
+    """A class of model that also loads the weights of the body alone."""
     has_own = hasattr(model, "sanitize")
 
     class Headless(model):  # type: ignore[misc]
         def sanitize(self, weights: Mapping[str, mx.array]) -> Mapping[str, mx.array]:
-            prefix = "" if any(name.startswith(_BODY) for name in weights) else _BODY
-            named = {
-                name if name.startswith(_HEAD) else prefix + name: array
-                for name, array in weights.items()
-                if name != _CLASSIFIER
-            }
+            named = weights_of_body(weights)
+            same = (
+                array is weights.get(name) or array is weights.get(name.removeprefix(_BODY))
+                for name, array in named.items()
+            )
+            if len(named) != len(weights.keys() - {_CLASSIFIER}) or not all(same):
+                raise ModelError("weights of its body were changed with their names: report it")
             return super().sanitize(named) if has_own else named
 
     return Headless
+
+
+def weights_of_body(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The weights of a checkpoint without a classifier, as mlx-lm names them. transformers writes
+    names without a prefix if it saves the body by itself.
+    """
+    prefix = "" if any(name.startswith(_BODY) for name in weights) else _BODY
+    return {
+        name if name.startswith(_HEAD) else prefix + name: array
+        for name, array in weights.items()
+        if name != _CLASSIFIER
+    }
 
 
 def _misfit(message: str) -> str:

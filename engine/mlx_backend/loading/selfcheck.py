@@ -113,16 +113,17 @@ def find_execution(
     """The first rung of the ladder on which the model's logits are those through its own caches.
 
     `attentions` are tried in their order on each rung, because more forwards cost more than another
-    attention. The check's rows take turns at no adapter and each of `adapters`. Puts our attention
-    into the model. Raises ModelError when nothing passes, with the problem on each rung.
+    attention. The check's rows take turns at no adapter and each of `adapters`. Changes the model's
+    layers by `install_patches` after its own logits have been computed. Raises ModelError when
+    nothing passes, with the problem on each rung.
     """
     rows = _rows(layout, adapters.names)
     steps = _steps(rows)
     problems = list[str]()
     with _sparse_early(model):
         try:
-            head = install_patches(model, layout)
             expected = own_logits(model, adapters, rows, steps)
+            head = install_patches(model, layout, adapters)
         except RUN_ERRORS as failure:
             raise ModelError(f"the model does not run on this device: {failure}") from failure
         for batching, attention in product(LADDER, attentions):
@@ -159,8 +160,11 @@ def check_bytes(layout: Layout) -> int:
     )
 
 
-def install_patches(model: Module, layout: Layout) -> OutputHead:
-    """Put our attention and our output head into a model. Raises whatever the model raises."""
+def install_patches(model: Module, layout: Layout, adapters: RowAdapters) -> OutputHead:
+    """Put our adapters, attention and output head into a model. Raises whatever the model
+    raises.
+    """
+    adapters.install()
     install_attention(model)
     return install_output_head(model, layout.vocab_size)
 
@@ -260,8 +264,8 @@ def own_logits(
     rows: Sequence[Row],
     steps: Sequence[Sequence[Chunk]],
 ) -> mx.array:
-    """The logits that are read, chunk by chunk, through the model's own caches: float32 `[logits,
-    vocabulary]`.
+    """The logits that are read, chunk by chunk, through the model's own layers and caches: float32
+    `[logits, vocabulary]`.
 
     Each row is one chunk: there are models in mlx-lm that compute a second chunk of several tokens
     otherwise, such as plamo3 in its windows.
@@ -269,7 +273,7 @@ def own_logits(
     chunks = [chunk for step in steps for chunk in step]
     found = dict[tuple[int, int], mx.array]()
     for index, row in enumerate(rows):
-        with adapters.of([row.adapter]):
+        with adapters.by_mlx_lm(model, row.adapter):
             logits = model(mx.array([row.tokens]), cache=make_prompt_cache(model))[0]
         positions = [at for chunk in chunks if chunk.row == index for at in chunk.read]
         own = logits[mx.array(positions)].astype(mx.float32)

@@ -11,7 +11,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.lora import LoRALinear
 
 Project: TypeAlias = Callable[[Any, mx.array], mx.array]
 """A method of a module that projects vectors."""
@@ -133,10 +135,14 @@ NO_ADAPTER = ""
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to one projection: `a`, `[inputs, rank]`, and `b`, `[rank, outputs]`."""
+    """What an adapter adds to a projection of the model: `scale` times the product with `a`,
+    `[inputs, rank]`, and `b`, `[rank, outputs]`.
+    """
 
+    projection: Module
     a: mx.array
     b: mx.array
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +155,25 @@ class Adapter:
 
 
 class RowAdapters:
-    """Chooses the adapter of each row of a forward, among those of these `names`."""
+    """The adapters of a model, and the choice of one for each row of a forward."""
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self.names = tuple(names)
-        self._index = {name: index for index, name in enumerate((NO_ADAPTER, *names))}
+    def __init__(self, adapters: Sequence[Adapter] = ()) -> None:
+        self.names = tuple(adapter.name for adapter in adapters)
+        self._index = {name: index for index, name in enumerate((NO_ADAPTER, *self.names))}
+        self._adapters = {adapter.name: adapter for adapter in adapters}
+        self._projections = {
+            path: low.projection for each in adapters for path, low in each.added.items()
+        }
+        self._stacked = {
+            path: _stacked([each.added.get(path) for each in adapters], adapter_dtype(projection))
+            for path, projection in self._projections.items()
+        }
         self.indices: mx.array | None = None  # [rows], 0 is none; None: no row has any
+
+    @property
+    def weight_bytes(self) -> int:
+        """The memory of the adapters' matrices."""
+        return sum(matrix.nbytes for pair in self._stacked.values() for matrix in pair)
 
     @contextmanager
     def of(self, rows: Sequence[str]) -> Iterator[None]:
@@ -182,42 +201,57 @@ class RowAdapters:
         finally:
             self.indices = None
 
+    @contextmanager
+    def by_mlx_lm(self, model: Module, name: str) -> Iterator[None]:
+        """Within the context the model has mlx-lm's own layers with the adapter of this name, or
+        with none. Only before `install`.
+        """
+        added = self._adapters[name].added if name else {}
+        layers = [(path, _lora(low)) for path, low in added.items()]
+        model.update_modules(tree_unflatten(layers))
+        try:
+            yield
+        finally:
+            plain = [(path, low.projection) for path, low in added.items()]
+            model.update_modules(tree_unflatten(plain))
 
-def install_adapters(model: Module, adapters: Sequence[Adapter]) -> RowAdapters:
-    """Let the projections that adapters change add what each row's adapter adds.
+    def install(self) -> None:
+        """Let the projections that adapters change add what each row's adapter adds.
 
-    A forward in which no row has an adapter is computed as before, and so are the projections that
-    no adapter changes.
-    """
-    rows = RowAdapters([adapter.name for adapter in adapters])
+        A forward in which no row has an adapter is computed as before, and so are the projections
+        that no adapter changes.
+        """
+        for path, projection in self._projections.items():
+            projection.adapters_a, projection.adapters_b = self._stacked[path]
+            _override(projection, "__call__", self._adapted)
+        mx.eval(self._stacked)
+        self._adapters = {}
 
-    def adapted(kind: type[Any]) -> Project:
+    def _adapted(self, kind: type[Any]) -> Project:
         def call(layer: Any, x: mx.array) -> mx.array:
             projected: mx.array = kind.__call__(layer, x)
-            if rows.indices is None:
+            if self.indices is None:
                 return projected
-            by_row = x.reshape(rows.indices.size, -1, x.shape[-1])
-            low = mx.gather_mm(by_row, layer.adapters_a, rhs_indices=rows.indices)
-            added = mx.gather_mm(low, layer.adapters_b, rhs_indices=rows.indices)
+            by_row = x.reshape(self.indices.size, -1, x.shape[-1])
+            low = mx.gather_mm(by_row, layer.adapters_a, rhs_indices=self.indices)
+            added = mx.gather_mm(low, layer.adapters_b, rhs_indices=self.indices)
             return projected + added.reshape(projected.shape).astype(projected.dtype)
 
         return call
 
-    modules = dict(model.named_modules())
-    for path in {path: None for adapter in adapters for path in adapter.added}:
-        projection = modules[path]
-        of_each = [adapter.added.get(path) for adapter in adapters]
-        dtype = adapter_dtype(projection, mx.default_device())
-        projection.adapters_a, projection.adapters_b = _stacked(of_each, dtype)
-        _override(projection, "__call__", adapted)
-    return rows
+
+def _lora(added: LowRank) -> Module:
+    """mlx-lm's layer of a projection and what an adapter adds to it."""
+    layer: Module = LoRALinear.from_base(added.projection, added.a.shape[1], scale=added.scale)
+    layer.lora_a, layer.lora_b = added.a, added.b
+    return layer
 
 
-def adapter_dtype(projection: Module, device: mx.Device) -> mx.Dtype:
+def adapter_dtype(projection: Module) -> mx.Dtype:
     """The dtype of an adapter's matrices: the one that the projection computes in. On a CPU it is
     float32, because MLX has no `gather_mm` of others there.
     """
-    if device == mx.cpu:
+    if mx.default_device() == mx.cpu:
         return mx.float32
     scales_or_weight: mx.array = projection.get("scales", projection.weight)
     is_float = mx.issubdtype(scales_or_weight.dtype, mx.floating)
@@ -235,10 +269,14 @@ def _stacked(of_each: Sequence[LowRank | None], dtype: mx.Dtype) -> tuple[mx.arr
     rank = max(added.a.shape[1] for added in given)
     all_a, all_b = [mx.zeros((inputs, rank))], [mx.zeros((rank, outputs))]
     for added in of_each:
-        a, b = (all_a[0], all_b[0]) if added is None else (added.a, added.b)
-        missing = rank - a.shape[1]
-        all_a.append(mx.pad(a.astype(mx.float32), [(0, 0), (0, missing)]))
-        all_b.append(mx.pad(b.astype(mx.float32), [(0, missing), (0, 0)]))
+        if added is None:
+            all_a.append(all_a[0])
+            all_b.append(all_b[0])
+            continue
+        missing = rank - added.a.shape[1]
+        all_a.append(mx.pad(added.a.astype(mx.float32), [(0, 0), (0, missing)]))
+        scaled = added.scale * added.b.astype(mx.float32)
+        all_b.append(mx.pad(scaled, [(0, missing), (0, 0)]))
     return mx.stack(all_a).astype(dtype), mx.stack(all_b).astype(dtype)
 
 
