@@ -46,6 +46,7 @@ _STEPS = (
     (2, 2, 2, 2),  # the same without padding
     (1, 4, 1, 1),  # decodes and a prompt
     (1, 1, 1, 1),
+    (1, 0, 0, 0),  # a row that has no adapter, without rows that have one
 )
 """Tokens of each row in each step. Rows are of unlike lengths, and there are not always as many as
 KV heads.
