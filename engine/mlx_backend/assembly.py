@@ -20,6 +20,7 @@ from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_bu
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
@@ -217,6 +218,7 @@ def _planned_card(
         generates=loaded.purpose.generates,
         kv_format=layout.format_in_use,
         state_format=str(layout.state_format) if layout.states else "",
+        license=Checkpoint(opened.checkpoint).license,
     )
 
 

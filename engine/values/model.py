@@ -150,6 +150,14 @@ class ModelCard:
         float | None,
         Fact("What `state_format` changes, measured as `kv_divergence`. Null for `full`."),
     ] = None
+    license: Annotated[
+        str,
+        Fact(
+            "The licence of the weights, by the checkpoint's README.md; empty if it names none.",
+            label="licence of the weights",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
     batching: Annotated[
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""

@@ -274,3 +274,28 @@ def test_what_is_missing_altogether_is_named(checkpoint: Path) -> None:
     assert refusal(checkpoint).endswith("has no tokenizer: tokenizer.json is missing")
     (checkpoint / "config.json").unlink()
     assert "config.json" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        ("---\nlicense: apache-2.0\n---\n# A model\n", "apache-2.0"),
+        ("---\nlanguage:\n- en\nlicense: llama3.2\ntags: [x]\n---\n", "llama3.2"),
+        ("---\nlanguage: en\n---\nlicense: mit\n---\n", ""),
+        ("# A model\n---\nlicense: mit\n---\n", ""),
+        ("---\nlicense:\n---\n", ""),
+        ("", ""),
+        (None, ""),
+        (b"---\nlicense: \xff\n---\n", ""),
+    ],
+)
+def test_the_licence_is_the_one_that_the_front_matter_names(
+    text: str | bytes | None, licence: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "README.md").write_bytes(text.encode() if isinstance(text, str) else text)
+    assert Checkpoint(tmp_path).license == licence
+
+
+def test_the_embedded_model_names_its_licence() -> None:
+    assert Checkpoint(DEFAULT_CHECKPOINT).license == "apache-2.0"

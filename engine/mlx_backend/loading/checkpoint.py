@@ -251,6 +251,20 @@ class Checkpoint:
         return sum(self._sizes.values())
 
     @property
+    def license(self) -> str:
+        """The `license` at the beginning of README.md, where Hugging Face has it, such as
+        apache-2.0; "" if there is none.
+        """
+        try:
+            text = (self._directory / "README.md").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):  # no weights depend on it
+            return ""
+        before, _, rest = text.partition("---\n")
+        front, closing, _ = rest.partition("\n---\n")
+        found = re.search(r"^license: *([\w.-]+) *$", front, re.MULTILINE)
+        return found[1] if found and closing and not before else ""
+
+    @property
     def modified(self) -> datetime:
         return datetime.fromtimestamp((self._directory / "config.json").stat().st_mtime, UTC)
 
