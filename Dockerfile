@@ -38,9 +38,17 @@ HEALTHCHECK --start-period=15m CMD ["python", "-c", \
 ENTRYPOINT ["rootstock"]
 CMD ["serve"]
 
+# SmolLM2, the default model, so that a container starts without a network. It is converted here, as
+# MLX for CUDA does not start without a card.
+FROM base AS weights
+RUN set -- /tmp/wheels/*.whl \
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1[cpu]" \
+    && PIP_NO_CACHE_DIR=1 XDG_CACHE_HOME=/cache rootstock pull smollm2
+
 FROM base AS cuda
 RUN set -- /tmp/wheels/*.whl \
     && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1[cuda]"
+COPY --from=weights --chown=10001 /cache /home/rootstock/.cache
 USER 10001
 
 FROM base AS runtime
@@ -48,4 +56,5 @@ FROM base AS runtime
 ARG EXTRAS="[cpu,mkl]"
 RUN set -- /tmp/wheels/*.whl \
     && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1$EXTRAS"
+COPY --from=weights --chown=10001 /cache /home/rootstock/.cache
 USER 10001

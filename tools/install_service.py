@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 CONFIGS = Path(__file__).parents[1] / "configs"
 FIRST_CONFIG = """\
 # Settings of the Rootstock service; docs/settings.md lists them. For example:
-# model: mlx-community/Qwen3-4B-4bit
+# model: mlx-community/Qwen3-4B-4bit    # instead of smollm2 and rootstock-demo
 """
 
 Run = Callable[[Sequence[str]], None]

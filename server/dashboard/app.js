@@ -1,6 +1,7 @@
 // The page: watches the daemon, and passes its state to the parts.
 
 import { Playground } from "./chat/playground.js";
+import { questionsFor } from "./chat/questions.js";
 import { Connect } from "./connect/connect.js";
 import { Daemon } from "./daemon/panel.js";
 import { Alarms } from "./models/alarms.js";
@@ -98,6 +99,7 @@ class App extends Component {
   cache() {
     const { snapshot, status, now, received } = this.state;
     const model = this.model();
+    const [question] = questionsFor(this.state.served.find(({ id }) => id === this.chosen()));
     if (model.state !== "ready") return html`<${Unloaded} model=${model} acts=${this.acts} />`;
     if (snapshot?.model !== model.id) return html`<p class="notice">Waiting for the first picture …</p>`;
     const isPast = this.state.isPast || status === "lost";
@@ -108,7 +110,7 @@ class App extends Component {
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
       <${Picture} key=${model.id} snapshot=${snapshot} isPast=${isPast} seconds=${(now - received) / 1000}
-                  named=${this.named()} clear=${(namespace) => this.clearButton(namespace)} />`;
+                  question=${question} named=${this.named()} clear=${(namespace) => this.clearButton(namespace)} />`;
   }
 
   /** A button that clears the namespace; without one, all of them. None for a namespace that is alone. */

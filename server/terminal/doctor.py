@@ -60,13 +60,15 @@ def doctor(
     ] = Path(),
 ) -> None:
     """Show what this machine offers a model: its memory, and how many tokens the KV cache holds.
-    Without --model it is smollm2 if that has been fetched, else rootstock-demo.
+    Without --model it is smollm2 if that has been fetched, else rootstock-demo, which --measure
+    takes in any case.
 
     With --measure: how fast the device attends, decodes and gathers, what memory that takes, and
     whether every architecture passes the check at load. The report has no path, no name of a user,
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
-    if not settings.names_models and local_checkpoint(SMOLLM2_NAME) is not None:
+    is_default = not measure and not settings.names_models
+    if is_default and local_checkpoint(SMOLLM2_NAME) is not None:
         settings = settings.with_default_models()
     model = settings.each_model()[0]
     config = settings.config_of(model)

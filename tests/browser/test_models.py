@@ -137,7 +137,7 @@ def test_the_page_is_about_the_model_that_is_chosen(
     page.get_by_role("button", name="Load second").click()
     expect(page.locator(".bar").first).to_be_visible()
     expect(page.locator("#daemon .facts")).to_contain_text(CARD.dtype)
-    page.get_by_role("button", name="Who are you?").click()
+    page.get_by_role("button", name="What is the capital of France?").click()
     expect(page.locator(".message.assistant[data-state='done']")).to_have_count(1)
     assert [engine.submitted.qsize() for engine in engines.started] == [0, 1]
     log = page.get_by_role("table", name="Requests that are over").locator("tbody tr")
@@ -306,7 +306,7 @@ def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
     expect(page.locator("#connect")).to_contain_text('"model":"second"')
     expect(page.get_by_role("table", name="Models")).to_have_count(0)
     expect(page.get_by_role("button", name="Load")).to_have_count(0)
-    page.get_by_role("button", name="Who are you?").click()
+    page.get_by_role("button", name="What is the capital of France?").click()
     expect(page.locator(".message.assistant[data-state='done']")).to_have_count(1)
     assert engines.started[1].submitted.qsize() == 1
 

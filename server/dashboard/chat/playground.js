@@ -5,10 +5,10 @@ import { Component, html } from "../parts/html.js";
 import { Dialogue } from "./dialogue.js";
 import { Answer, Question, ToolResult } from "./message.js";
 import { NO_OPTIONS, Options } from "./options.js";
+import { questionsFor } from "./questions.js";
 import { SUGGESTION } from "./tool.js";
 
 const AT_ONCE = 8;
-const SUGGESTIONS = ["How does the cache work?", "Who are you?", "What is Rootstock?"];
 
 export class Playground extends Component {
   state = { draft: "", options: NO_OPTIONS };
@@ -34,6 +34,7 @@ export class Playground extends Component {
 
   render({ model }, { options }) {
     const path = this.dialogue.conversation.path();
+    const questions = questionsFor(model);
     return html`
       <section class="playground" aria-labelledby="playground"
                ref=${(section) => (this.section = section)}>
@@ -47,7 +48,7 @@ export class Playground extends Component {
         <ol class="messages" ref=${(list) => (this.list = list)} tabindex="0"
             aria-label="The conversation" onScroll=${() => this.noteScroll()}>
           ${path.length === 0 && html`
-            <${Welcome} suggestions=${options.offersTool ? [SUGGESTION, ...SUGGESTIONS] : SUGGESTIONS}
+            <${Welcome} suggestions=${options.offersTool ? [SUGGESTION, ...questions] : questions}
                         onPick=${(text) => this.say(text, 1)} />`}
           ${path.map((message) => this.message(message))}
         </ol>

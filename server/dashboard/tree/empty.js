@@ -5,7 +5,7 @@ import { address } from "../net/api.js";
 import { Code } from "../parts/code.js";
 import { html } from "../parts/html.js";
 
-export function Empty({ disk, named }) {
+export function Empty({ disk, question, named }) {
   const isOnDisk = disk?.entries > 0;
   return html`
     <div class="empty">
@@ -14,6 +14,6 @@ export function Empty({ disk, named }) {
       <p>Send a message in the playground, point a client at <code>${address("v1")}</code>, or paste
         this into a terminal. The tokens of the prompt appear here as they are computed; send it
         again, and they are found instead.</p>
-      <${Code} text=${curl("How does the cache work?", named)} name="A request to try" />
+      <${Code} text=${curl(question, named)} name="A request to try" />
     </div>`;
 }

@@ -26,7 +26,7 @@ export class Picture extends Component {
     this.beginnings.read(bars.sort((one, other) => area(other) - area(one)).map(({ node }) => node));
   }
 
-  render({ isPast, seconds, named, clear, ...props }, { selected, mostAlone }) {
+  render({ isPast, seconds, question, named, clear, ...props }, { selected, mostAlone }) {
     const isShort = isMemoryShort(props.snapshot);
     const snapshot = isShort ? props.snapshot : withoutTurns(props.snapshot);
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
@@ -45,7 +45,7 @@ export class Picture extends Component {
         <p class="muted">A bar is a run of tokens, as wide as it is long${
           picture.axis.cuts.length > 0 && "; under a zigzag it is cut short"}. Prompts that begin alike share their first bars; where they part, they fan out to the right.</p>
         <${Patterns} />
-        ${isEmpty ? html`<${Empty} disk=${disk} named=${named} />` : html`
+        ${isEmpty ? html`<${Empty} disk=${disk} question=${question} named=${named} />` : html`
           <${Icicle} picture=${picture} path=${path} found=${foundIn(snapshot, seconds)} beginnings=${this.beginnings}
                      ages=${ages} selected=${selected} clear=${clear}
                      onSelect=${(id) => this.select(id)}
