@@ -60,3 +60,8 @@ cpu_memory = pytest.mark.skipif(
 cpu_attention = pytest.mark.skipif(
     "cascade" not in strategies(), reason="attention that is a CPU's alone"
 )
+
+cpu_float32 = pytest.mark.skipif(
+    not is_cpu(DEVICE), reason="a GPU serves the checkpoint quantized, in half precision"
+)
+"""For tests that compare a quantized checkpoint with mlx-lm's dequantized one."""

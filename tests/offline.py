@@ -16,6 +16,7 @@ from engine.core.request import Limits, Namespaces, prepare
 from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
+from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.grammar.stage import Answers, GrammarStage
 from engine.grammar.state import GrammarPlan
@@ -28,8 +29,8 @@ from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.output.text import output_factory
-from engine.values.output import OutputEvent, TokenLogprob, Usage
+from engine.output.text import NewOutput, detokenizer_factory, output_factory
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from kvstore import invariants
@@ -126,6 +127,17 @@ ChooseDecode: TypeAlias = Callable[[CachedModel], DecodePath]
 """Says how a model's steady decodes are computed."""
 
 
+def write_letters(served: Served) -> NewOutput:
+    """Outputs of random models, which no token ends: a letter for each token."""
+    return output_factory(frozenset(), lambda _: LetterDetokenizer())
+
+
+def write_text(served: Served) -> NewOutput:
+    """Outputs as the daemon makes them: the tokenizer's text, up to an end token of the model."""
+    loaded = served.loaded
+    return output_factory(loaded.eos_token_ids, detokenizer_factory(loaded.tokenizer._tokenizer))
+
+
 class OfflineDaemon:
     """Requests in, all their tokens out, with the store recounted after every step."""
 
@@ -141,10 +153,13 @@ class OfflineDaemon:
         launch: Launch = SERVING_LAUNCH,
         inbox: Inbox | None = None,
         decode: ChooseDecode | None = None,
+        drafts: Callable[[KVStore], DraftPolicy] = ScriptedPolicy,
+        write: Callable[[Served], NewOutput] = write_letters,
     ) -> None:
         """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
 
-        `decode` chooses how steady decodes are computed; None: eagerly.
+        `decode` chooses how steady decodes are computed; None: eagerly. `drafts` decides which
+        drafts are verified, and `write` makes the text of outputs.
         """
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
@@ -171,13 +186,13 @@ class OfflineDaemon:
         )
         self.scheduler = Scheduler(
             self.store,
-            output_factory(frozenset(), lambda _: LetterDetokenizer()),
+            write(served),
             self._limits,
             draw_seed=lambda: 0,
             metrics=Metrics(clock),
             namespaces=Namespaces(fingerprints=served.loaded.adapters),
             disk=None if disk is None else disk(self.store, model.storage),
-            drafts=ScriptedPolicy(self.store),
+            drafts=drafts(self.store),
         )
         self._events: list[OutputEvent] = []
         self.loop = EngineLoop(
@@ -191,6 +206,9 @@ class OfflineDaemon:
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)
+        self.texts = defaultdict[tuple[str, int], str](str)
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.prompt_logprobs = defaultdict[str, list[TokenLogprob | None]](list)
         self.vectors: dict[str, Vector] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
@@ -239,6 +257,10 @@ class OfflineDaemon:
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
             self.logprobs[event.request_id, event.index] += event.logprobs
+            self.texts[event.request_id, event.index] += event.text
+            self.prompt_logprobs[event.request_id] += event.prompt_logprobs
+            if event.finish_reason is not None:
+                self.reasons[event.request_id, event.index] = event.finish_reason
             if event.pooled:
                 self.vectors[event.request_id] = np.frombuffer(event.pooled, "<f4")
             if event.usage and event.index == 0:
