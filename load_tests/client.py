@@ -26,7 +26,7 @@ class Target:
     base_url: str
     model: str
     api_key: str = ""
-    stall_seconds: float = 300.0  # a server silent for this long has failed
+    stall_seconds: float = 600.0  # a server silent for this long has failed
     limit_seconds: float = 900.0  # and one that takes this long for a workload, too
 
 
