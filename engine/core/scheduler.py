@@ -59,9 +59,7 @@ arrives meanwhile waits for that step, and for no other.
 
 @dataclass(slots=True)
 class Step:
-    """A step that is being planned, and later the step in flight. `plan` gets the rows once all of
-    them are planned.
-    """
+    """A step that is being planned, then in flight. `plan` gets the rows when all are planned."""
 
     plan: StepPlan
     budget: StepBudget
