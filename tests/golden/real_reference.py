@@ -69,8 +69,8 @@ class Reference:
     @classmethod
     def of(cls, checkpoint: Path) -> "Reference":
         model, tokenizer, *_ = load(str(checkpoint))
+        model.set_dtype(mx.float32)  # first: dequantized weights have the precision of the scales
         model = dequantize_model(model)
-        model.set_dtype(mx.float32)
         mx.eval(model.parameters())
         return cls(model, tokenizer)
 
