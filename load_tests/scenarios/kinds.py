@@ -67,7 +67,7 @@ class Text(_Common):
     seed: int | None = None
 
     def quick(self) -> Self:
-        """The same with half the texts and shorter answers, for trying it."""
+        """The scenario with half of its texts and shorter answers, for a quick trial."""
         work = {
             "texts": self.texts[: (len(self.texts) + 1) // 2],
             "output_tokens": (self.output_tokens + 1) // 2,

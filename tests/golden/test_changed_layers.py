@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm import utils
 
 from engine.api import ModelError
@@ -193,3 +194,46 @@ def test_adapters_that_add_something_else_are_refused(
         monkeypatch.setattr(RowAdapters, "_adapted", enlarged)
     with pytest.raises(ModelError, match="logits are wrong by"):
         load(checkpoint, adapters=configs)
+
+
+@cpu
+def test_wrong_numbers_after_a_conversion_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint = write_family(Family("half", CONFIGS["qwen3"]), tmp_path, dtype=mx.float16)
+    to_float32 = weights.to_float32
+
+    def sabotaged(model: Any) -> None:
+        to_float32(model)
+        norm = model.model.layers[1].input_layernorm
+        norm.weight = norm.weight * 1.01
+
+    monkeypatch.setattr(loader, "to_float32", sabotaged)
+    with pytest.raises(ModelError, match=r"layers\.1\.input_layernorm was changed"):
+        load(checkpoint)
+
+
+def test_a_wrong_rope_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    config = {**CONFIGS["llama"], **scaling}
+    checkpoint = write_family(Family("dynamic", config), tmp_path)
+    load(checkpoint)
+
+    def other_base(dims: int, traditional: bool, base: float) -> RoPE:
+        return RoPE(dims, traditional, base * 1.01)
+
+    monkeypatch.setattr(loader, "RoPE", other_base)
+    with pytest.raises(ModelError, match="computes other numbers than mlx-lm"):
+        load(checkpoint)
+
+
+@cpu
+def test_a_layer_that_is_lost_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkpoint = write_family(Family("qwen3", CONFIGS["qwen3"]), tmp_path)
+
+    def sabotaged(model: Any) -> None:
+        model.model.layers.pop()
+
+    monkeypatch.setattr(loader, "to_float32", sabotaged)
+    with pytest.raises(ModelError, match="was lost at load"):
+        load(checkpoint)

@@ -40,7 +40,7 @@ _SAMPLED_NUMBERS = 1 << 16
 """How many numbers of an array are compared that was only converted to another type."""
 
 _NORM_STRIDE = 16
-"""One of so many columns counts for the norm of weights, of which only the size is needed."""
+"""The norm of weights is estimated from every 16th column: only its order of size matters."""
 
 
 def to_float32(model: Module) -> None:
