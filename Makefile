@@ -106,7 +106,7 @@ screenshots: $(VENV)/.dev  ## make the pictures of docs/images
 clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## test other projects' clients: docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)
 
-bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## compare with mlx_lm.server and vllm-mlx (6 GB on Linux) on real texts: an hour, or ARGS=--quick
+bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## compare with mlx_lm.server and vllm-mlx (6 GB on Linux) on real texts; ARGS=--quick for a trial
 	$(BIN)/python -m load_tests compare $(ARGS)
 
 figures: $(VENV)/.dev  ## print the tables of README and docs/performance.md from the runs in docs/benchmarks
