@@ -31,16 +31,11 @@ from kvstore.types import BlockId
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from tests.checkpoints import Family, write_family
 from tests.devices import cpu_attention
-from tests.golden.compiling import compile_as_served, compile_at_once
+from tests.golden.compiling import ROUNDED_TOLERANCES, compile_as_served, compile_at_once
 from tests.golden.test_adapters import adapter_configs
 from tests.golden.test_restarts import disk_cache
 from tests.offline import OfflineDaemon, Room, Served, load
 from tests.unit.scripted_drafter import ScriptedDrafter
-
-NEAR = {KVFormat.F16: 4e-3, KVFormat.BF16: 2e-2, KVFormat.Q8: 2e-2, KVFormat.K8V4: 1e-1}
-"""How far log-probabilities may differ: a number that differs in its last bits may be rounded to
-the next code.
-"""
 
 SEEDS = (2, 4, 5)
 """Short blocks in an arena that grows, compiled; eager, poisoned; long prompts, poisoned."""
@@ -199,7 +194,7 @@ def expect_near(found: Answer, expected: Answer, is_greedy: bool, near: float) -
 
 
 CASES = [
-    *((kv_format, "qwen3", False) for kv_format in NEAR),
+    *((kv_format, "qwen3", False) for kv_format in ROUNDED_TOLERANCES),
     (KVFormat.Q8, "olmo3", False),  # windows
     (KVFormat.K8V4, "falcon_h1", False),  # recurrent layers
     (KVFormat.Q8, "llama", True),
@@ -230,7 +225,7 @@ def test_in_company_a_request_says_what_it_says_alone(
     for requests in (first, second):
         engine = company.engine()
         found = company.answers_of(engine, requests, alone)
-        near = NEAR[kv_format] * (1 + adapted)
+        near = ROUNDED_TOLERANCES[kv_format] * (1 + adapted)
         for request in requests:
             for answer in ((request.id, index) for index in range(request.n)):
                 expect_near(found[answer], alone[answer], request.n == 1, near)
