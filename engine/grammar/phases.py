@@ -75,7 +75,7 @@ class _Builder:
             return Phase()
         thinking, marker = constraint.thinking, constraint.behind
         if marker:
-            begin = Phase(until=marker)
+            begin = Phase(until=marker, spellings=constraint.spellings)
             begin.next = self._grammar_phase(constraint, begin if constraint.repeats else after)
         else:
             begin = self._grammar_phase(constraint, after)

@@ -4,7 +4,7 @@ A request's constraint and thinking budget become a `GrammarPlan`, which its seq
 sequence has a `GrammarState`, which accepts its tokens and says what may come next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -61,6 +61,7 @@ class Phase:
     grammar: TriedGrammar | None = None
     choice: AllBut | int | None = None
     until: TokenIds = ()
+    spellings: Set[TokenIds] = frozenset()  # other tokens that count as the marker
     next: "Phase | None" = None  # after the grammar or the marker; None: the sequence ends
     is_dispensable: bool = False  # if the grammar fails, anything may follow; else an error
     limit: int | None = None
@@ -69,6 +70,17 @@ class Phase:
     """Phases that may begin in place of this one, by their first tokens."""
     skips: Mapping[int, "Phase"] = field(default_factory=dict)
     """Tokens of which one may come before this phase, and the phase that begins after it."""
+    marker_lengths: tuple[int, ...] = field(init=False)
+    """The numbers of tokens that a marker may have, the largest first."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(marker) for marker in (self.until, *self.spellings)}
+        self.marker_lengths = tuple(sorted(lengths, reverse=True))
+
+    def ends_with_marker(self, tokens: TokenIds) -> bool:
+        """Whether the last tokens are the marker."""
+        endings = (tokens[-length:] for length in self.marker_lengths)
+        return any(ending == self.until or ending in self.spellings for ending in endings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,8 @@ class _Position:
                 return self.accept(token_id)
         self.n_tokens += 1
         if phase.until:
-            self.tail = (*self.tail, token_id)[-len(phase.until) :]
-            if self.tail == phase.until:
+            self.tail = (*self.tail, token_id)[-phase.marker_lengths[0] :]
+            if phase.ends_with_marker(self.tail):
                 assert phase.next is not None, "a marker leads to another phase"
                 self.enter(phase.next)
                 return phase

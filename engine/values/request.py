@@ -106,7 +106,8 @@ class Constraint:
     It holds from the first token on, or behind a `thinking` block, or where the marker `behind` has
     been generated, within the block not looked for; what comes before is free. Where it is
     fulfilled, and nothing may follow, the sequence ends; with `repeats` it is free until the marker
-    comes again. `instead` may come in its place.
+    comes again. `spellings` are other tokens that mean the same as `behind`. `instead` may come in
+    its place.
 
     Where the grammar is refused, the first of the `weaker` ones that is not holds. None is no
     grammar: then the sequence is free, also where a grammar turns out later to be too costly.
@@ -119,6 +120,7 @@ class Constraint:
     repeats: bool = False
     instead: "Alternative | None" = None
     weaker: tuple[Grammar | None, ...] = ()
+    spellings: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,11 @@ def request(
     behind: tuple[int, ...] = (),
     repeats: bool = False,
     budget: ThinkingBudget | None = None,
+    spellings: frozenset[tuple[int, ...]] = frozenset(),
 ) -> Request:
-    constraint = Constraint(Grammar(kind, text), "response_format", thinking, behind, repeats)
+    constraint = Constraint(
+        Grammar(kind, text), "response_format", thinking, behind, repeats, spellings=spellings
+    )
     return Request("r", (1,), 100, constraint=constraint, thinking_budget=budget)
 
 
@@ -145,6 +148,10 @@ ANSWERS: dict[str, tuple[Request, list[Step]]] = {
     "free until a marker": (
         ab(behind=(7, 8)),
         [FREE, 7, FREE, 5, FREE, 8, FREE, 7, FREE, 7, FREE, 8, MASK, "ab", COMPLETE],
+    ),
+    "each spelling of a marker counts": (
+        ab(behind=(7, 8), spellings=frozenset({(6, 8), (9,), (5, 5, 5)}), repeats=True),
+        [7, FREE, 8, "ab", 5, 6, FREE, 8, "ab", FREE, 9, "ab", 5, 5, FREE, 5, MASK, "ab", FREE],
     ),
     "a repeated grammar makes room for free text": (
         ab(behind=(7,), repeats=True),
