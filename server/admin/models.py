@@ -119,6 +119,7 @@ class Model(BaseModel):
     sampling_defaults: SamplingDefaults | None
     tasks: list[Task] | None
     tools: bool | None  # whether it writes tool calls; null while it is not loaded
+    tool_format: str | None  # the format of its calls; null without, or while it is not loaded
 
     type: Literal["model"]
     display_name: str
@@ -168,6 +169,8 @@ async def get_model(id: str, service: ServiceDependency, record: RecordDependenc
 def _model(service: Service, name: str, model: RegisteredModel) -> Model:
     card, alias = model.card, model.aliases[name]
     max_tokens = card.max_sequence_tokens if card else None
+    planner = model.loaded.served[name].planner if model.loaded else None
+    tools = planner.tools if planner else None
     return Model(
         id=name,
         object="model",
@@ -179,7 +182,8 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         tasks=list(card.tasks) if card else None,
-        tools=model.loaded.served[name].planner.calls if model.loaded else None,
+        tools=tools is not None if planner else None,
+        tool_format=tools.name if tools else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

@@ -1,9 +1,11 @@
 """The plan of a request's answers: how their text is parsed, and which grammar constrains it."""
 
 import json
+import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from engine.values.model import Replay, Tokenizer
@@ -119,10 +121,55 @@ def _closed(grammar: Grammar) -> Grammar:
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """The tokens that begin calls and no other text, and the part of a call that they spell."""
+    """The tokens that begin calls and no other text, and the part of a call that they spell. The
+    `spellings` are other tokens with that text at their end.
+    """
 
     tokens: tuple[int, ...]
     text: str
+    spellings: frozenset[tuple[int, ...]] = frozenset()
+
+
+_BEFORE_CALLS = ("", *string.printable, *("\n\n", ".\n", ".\n\n", ":\n", ":\n\n", "```\n", '".'))
+"""Texts before a marker, with which its first characters may be one token."""
+
+
+def marker_of(tools: ToolFormat, tokenizer: Tokenizer) -> _Marker | None:
+    """What begins calls in free text. Text may be spelled in other tokens, so a marker has to begin
+    with an added token, unless the format is found by its text. After the last added token, the
+    last token may merge with the following text and does not count.
+    """
+    added = tokenizer.added_tokens
+    for text in tools.begins:
+        if text in added:
+            return _Marker((added[text],), text)
+    if tools.found_by == "text":
+        return _spelled_marker(tools.begins[0], tokenizer)
+    ids = frozenset(added.values())
+    for text in tools.begins:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        first = next((at for at, token in enumerate(tokens) if token in ids), len(tokens))
+        if run := tokens[first:] if tokens[-1] in ids else tokens[first:-1]:
+            return _Marker(tuple(run), tokenizer.decode(run))
+    return None
+
+
+def _spelled_marker(text: str, tokenizer: Tokenizer) -> _Marker | None:
+    """The marker without its last character, as the tokenizer spells it after any usual text. None
+    if that character is always part of a longer token.
+    """
+    begin = text[:-1]
+    runs = dict[tuple[int, ...], None]()
+    for before in _BEFORE_CALLS:
+        *tokens, _ = tokenizer.encode(before + text, add_special_tokens=False)
+        for start in reversed(range(len(tokens))):
+            if tokenizer.decode(tokens[start:]).endswith(begin):
+                runs[tuple(tokens[start:])] = None
+                break
+    if not runs:
+        return None
+    first, *others = runs
+    return _Marker(first, begin, frozenset(others))
 
 
 class ConstraintWriter:
@@ -132,11 +179,13 @@ class ConstraintWriter:
         self,
         tokenizer: Tokenizer,
         tools: ToolFormat | None,
+        marker: _Marker | None,
         thinking: Thinking,
         settings: ConversationSettings,
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = tools
+        self._marker = marker
         self._thinking = thinking
         self._settings = settings
 
@@ -149,7 +198,7 @@ class ConstraintWriter:
             if grammar.too_long:
                 raise InvalidField("tools", grammar.too_long)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
-        marker = self._marker(tools) if tools is not None else None
+        marker = self._marker if tools is not None else None
         calls = (
             self._triggered_tool_grammar(tools, marker, chat, functions)
             if tools and marker
@@ -163,22 +212,6 @@ class ConstraintWriter:
             thinking=self._thinking.before_content(),
             instead=_in_place(marker, calls) if marker else None,
         )
-
-    def _marker(self, tools: ToolFormat) -> _Marker | None:
-        """Text may be spelled in other tokens, so a marker has to begin with an added token. After
-        the last added token, the last token may merge with the following text and does not count.
-        """
-        added = self._tokenizer.added_tokens
-        for text in tools.begins:
-            if text in added:
-                return _Marker((added[text],), text)
-        ids = frozenset(added.values())
-        for text in tools.begins:
-            tokens = self._encoded(text)
-            first = next((at for at, token in enumerate(tokens) if token in ids), len(tokens))
-            if run := tokens[first:] if tokens[-1] in ids else tokens[first:-1]:
-                return _Marker(tuple(run), self._tokenizer.decode(run))
-        return None
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -208,6 +241,7 @@ class ConstraintWriter:
             behind=marker.tokens,
             repeats=parallel,
             weaker=(*weaker,) if is_promised else (*weaker, None),
+            spellings=marker.spellings,
         )
 
     def _fallback_grammars(
@@ -281,7 +315,8 @@ class AnswerPlanner:
         self._settings = settings
         found = detect(tokenizer.chat_template, tokenizer.added_tokens)
         names = chosen(settings.tool_parser, settings.reasoning_parser, found)
-        self._tools = tool_format(names.tools) if names.tools else None
+        self.tools = tool_format(names.tools) if names.tools else None
+        """The format of tool calls; None for a model that calls none."""
         self._reasoning = reasoning_format(names.reasoning) if names.reasoning else None
         self._format = answer_format(names)
         self._format_without_calls = replace(self._format, tools=None)
@@ -291,10 +326,9 @@ class AnswerPlanner:
         """Whether the model has a known reasoning format."""
         return self._reasoning is not None
 
-    @property
-    def calls(self) -> bool:
-        """Whether the model has a known format of tool calls."""
-        return self._tools is not None
+    @cached_property
+    def _marker(self) -> _Marker | None:
+        return marker_of(self.tools, self._tokenizer) if self.tools else None
 
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for a feature that the model has no format for."""
@@ -303,11 +337,13 @@ class AnswerPlanner:
             self._check_functions(functions, chat.tools_field)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
-        writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)
+        writer = ConstraintWriter(
+            self._tokenizer, self.tools, self._marker, thinking, self._settings
+        )
         return AnswerPlan(
             format=self._format if functions else self._format_without_calls,
             functions={function.name: function.parameters for function in functions},
-            new_id=self._tools.new_id if self._tools else openai_id,
+            new_id=self.tools.new_id if self.tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
             constraint=writer.constraint(chat, functions),
             thinking_budget=thinking.budget(chat.thinking_budget),
@@ -319,7 +355,7 @@ class AnswerPlanner:
         """Raise ApiError (400) where the model calls none, or it takes too long to follow what all
         of their schemas say.
         """
-        if self._tools is None:
+        if self.tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
             raise InvalidField(field, message, UNSUPPORTED)
         try:
@@ -332,7 +368,7 @@ class AnswerPlanner:
         return answer_constraint(structure, self._settings)
 
     def _has_special_markers(self, functions: Sequence[Function]) -> bool:
-        markers = [*self._tools.begins] if self._tools and functions else []
+        markers = [*self.tools.begins] if self.tools and functions else []
         if self._reasoning:
             markers += [self._reasoning.begin, self._reasoning.end]
         special = self._tokenizer.special_tokens

@@ -12,9 +12,12 @@ from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message
+from server.generation.generic_tools import SystemRole, concerns_tools, plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
 from server.generation.tools import CustomToolCall, FunctionToolCall
+from server.parsing.answer import ToolFormat
+from server.parsing.formats.json_calls import GENERIC
 from server.record import RequestRecord
 from server.workers import Workers
 
@@ -191,6 +194,7 @@ def _called(content: str, reasoning: str) -> Sequence[Mapping[str, object]]:
     return (_RESULT[0], call, {**_RESULT[2], "content": "B"})
 
 
+_SYSTEM = ({"role": "system", "content": _WORD}, {"role": "user", "content": "A"})
 _PREAMBLE = _called(_WORD, "C")
 _THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
 
@@ -201,12 +205,14 @@ class Roles:
 
     `late_system`: the role of system messages after the first. `behind_results`: the role of a user
     message right after tool results. `preambles`: the field of an assistant's text before a call,
-    where there is reasoning too.
+    where there is reasoning too. `system`: the role of the system messages before all others, where
+    the server describes the tools.
     """
 
     late_system: Literal["system", "user"]
     behind_results: Literal["user", "tool"]
     preambles: Literal["content", "reasoning"]
+    system: SystemRole
 
 
 def roles_of(tokenizer: Tokenizer) -> Roles:
@@ -219,6 +225,7 @@ def roles_of(tokenizer: Tokenizer) -> Roles:
         late_system="system" if has_late_system else "user",
         behind_results="tool" if needs_an_answer else "user",
         preambles="reasoning" if wants_one else "content",
+        system="system" if renders(_SYSTEM) else "user",
     )
 
 
@@ -274,8 +281,16 @@ class Turn:
 class PromptEncoder:
     """Turns what clients send into token ids, in the worker threads."""
 
-    def __init__(self, tokenizer: Tokenizer, card: ModelCard, workers: Workers) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: ToolFormat | None,
+        card: ModelCard,
+        workers: Workers,
+    ) -> None:
+        """`tools` is the format of the model's calls; None for a model that calls none."""
         self._tokenizer = tokenizer
+        self._tools = tools
         self._card = card
         self._workers = workers
 
@@ -301,6 +316,9 @@ class PromptEncoder:
 
             def render(written: WriteArguments) -> list[int]:
                 rendered = template_messages(fitted, written)
+                is_about_tools = conversation.tools or any(map(concerns_tools, rendered))
+                if self._tools is GENERIC and is_about_tools:
+                    return self._with_generic_tools(rendered, known, arguments)
                 return self._tokenizer.apply_chat_template(rendered, known, **arguments)
 
             try:
@@ -311,6 +329,18 @@ class PromptEncoder:
                 return render(as_text)
 
         return await self._bounded(record, encode, "messages")
+
+    def _with_generic_tools(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, Any],
+    ) -> list[int]:
+        """The conversation for a template that has no tools. `replays` are by message."""
+        others = {**arguments}
+        plain = plain_conversation(messages, others.pop("tools", ()), self.roles.system)
+        known = {plain.places[index]: replay for index, replay in replays.items()}
+        return self._tokenizer.apply_chat_template(plain.messages, known, **others)
 
     def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, with texts before calls moved to where the template renders them."""

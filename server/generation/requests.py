@@ -96,8 +96,8 @@ def served_models(
     """The engine's model by each of its names. `replays` are by adapter: adapters do not share
     them.
     """
-    prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
     planner = AnswerPlanner(engine.tokenizer, settings)
+    prompts = PromptEncoder(engine.tokenizer, planner.tools, engine.card, workers)
     prefixes = CommonPrefixTracker()
     return {
         alias.name: ServedModel(

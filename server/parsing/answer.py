@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from server.parsing.lark import CallSyntax
 from server.parsing.reader import (
@@ -46,7 +47,8 @@ class ReasoningFormat:
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """Calls after one of the `begins` markers, and at the very beginning of an answer also after
-    one of `leading`. `syntax` is how a grammar makes the model write them.
+    one of `leading`. `syntax` is how a grammar makes the model write them. In free text a grammar
+    finds a marker by the tokenizer's added token, or by all usual spellings of its text.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ToolFormat:
     syntax: CallSyntax
     leading: Sequence[str] = ()
     new_id: NewId = openai_id
+    found_by: Literal["token", "text"] = "token"
 
 
 @dataclass(frozen=True, slots=True)

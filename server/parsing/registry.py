@@ -112,12 +112,17 @@ _REASONING_SIGNS = (
 
 
 def detect(chat_template: str, added_tokens: Collection[str]) -> Formats:
-    """The formats that a model writes, detected in its chat template or in its added tokens."""
+    """The formats that a model writes, detected in its chat template or in its added tokens.
+
+    Calls of a model whose template shows no known format are in the generic one, which the server
+    describes in the prompt.
+    """
     tools = _first(_TOOL_SIGNS, chat_template) or _first(_TOKEN_SIGNS, added_tokens)
     if tools == harmony.TOOLS.name:
         return Formats(*_HARMONY)
     reasoning = _first(_REASONING_SIGNS, added_tokens) or _first(_REASONING_SIGNS, chat_template)
-    return Formats(tools, reasoning)
+    generic = json_calls.GENERIC.name if chat_template else None
+    return Formats(tools or generic, reasoning)
 
 
 def chosen(tool_parser: str, reasoning_parser: str, found: Formats) -> Formats:

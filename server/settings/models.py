@@ -180,8 +180,8 @@ class ConversationSettings(SettingsModel):
 
     tool_parser: Annotated[str, Section.MODEL] = Field(
         "auto",
-        description="Format of tool calls: a name, auto to detect it in the chat template, or "
-        "none.",
+        description="Format of tool calls: a name, auto to detect it in the chat template (generic "
+        "if it shows none), or none.",
     )
     reasoning_parser: Annotated[str, Section.MODEL] = Field(
         "auto",

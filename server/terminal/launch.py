@@ -128,7 +128,7 @@ class _ModelDescription(BaseModel):
 
 
 def _check_tools(agent: Agent, target: Target, endpoint: Endpoint) -> None:
-    """Raise TerminalError where the server reports that the model's chat template has no tools.
+    """Raise TerminalError where the server reports that the model calls no tools.
 
     Servers report it in Ollama's API. A server without it is not checked.
     """
@@ -142,9 +142,8 @@ def _check_tools(agent: Agent, target: Target, endpoint: Endpoint) -> None:
         return
     if described.template and "tools" not in described.capabilities:
         raise TerminalError(
-            f"{agent.command} works through tools, and {target.model} can call none: its chat "
-            "template has no place for them. Serve another model (`rootstock serve --model`), or "
-            "try it with --force"
+            f"{agent.command} works through tools, and {target.model} can call none. Serve another "
+            "model (`rootstock serve --model`), or try it with --force"
         )
 
 

@@ -31,7 +31,8 @@ LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
 AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
 TOOLBOX = RequestTools([LOOK, PATCH, AGENTS])
-USERS, TOOLS = Roles("user", "user", "content"), Roles("user", "tool", "content")
+USERS = Roles("user", "user", "content", "system")
+TOOLS = Roles("user", "tool", "content", "system")
 FUNCTIONS = ["look", "agents__look", "made_up"]
 CUSTOM = ["patch", "agents__patch"]
 

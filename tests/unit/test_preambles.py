@@ -44,7 +44,7 @@ def encoder(directory: Path, template: str) -> PromptEncoder:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
     wrapper.chat_template = template
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(opened(wrapper, 4096), card, Workers())
+    return PromptEncoder(opened(wrapper, 4096), None, card, Workers())
 
 
 def history(**said: str) -> Conversation:

@@ -115,6 +115,9 @@ HERMES = ToolFormat(
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, others."""
 
+GENERIC = replace(HERMES, name="generic", found_by="text")
+"""Hermes's, for models whose chat template has no tools: the server describes it in the prompt."""
+
 LLAMA3 = ToolFormat(
     "llama3_json",
     ["<|python_tag|>"],

@@ -99,7 +99,7 @@ def test_an_unloaded_model_is_described_as_a_loaded_one(tmp_path: Path) -> None:
         Client(url, timeout=CLIENT_SECONDS) as client,
     ):
         listed, shown = client.list(), client.show("thinker")
-        assert shown.capabilities == ["completion", "thinking"]
+        assert shown.capabilities == ["completion", "tools", "thinking"]
         assert client.show("plain").capabilities == ["completion", "tools"]
         assert "<think>" in shown.template
         assert "temperature 0.5" in shown.parameters

@@ -208,14 +208,16 @@ def test_codex_is_not_described_to_itself_where_that_cannot_be(tmp_path: Path) -
 def test_a_model_that_can_call_no_tools(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, "{{ messages[0].content }}")
     settings = Settings(port=0, model=(str(checkpoint),), served_model_name=("m",))
+    without = settings.model_copy(update={"tool_parser": "none"})
     with running(FakeEngine(card=SPACIOUS), settings) as root:
+        assert shown("claude", "--url", f"{root}/v1", "--print").exit_code == 0
+    with running(FakeEngine(card=SPACIOUS), without) as root:
         there = ("--url", f"{root}/v1", "--print")
         refused = shown("claude", *there)
         assert (refused.exit_code, refused.stdout) == (1, "")
         assert refused.stderr == (
-            "error: claude works through tools, and m can call none: its chat template has no "
-            "place for them. Serve another model (`rootstock serve --model`), or try it with "
-            "--force\n"
+            "error: claude works through tools, and m can call none. Serve another model "
+            "(`rootstock serve --model`), or try it with --force\n"
         )
         assert shown("claude", *there, "--force").exit_code == 0
         assert shown("aider", *there).exit_code == 0

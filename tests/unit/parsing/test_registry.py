@@ -55,7 +55,6 @@ def test_a_template_tells_the_tools(shape: str) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "",
         "{{ content }}",
         '<tool_calls>[{{ c }}]</tool_calls>, not <tool_call></tool_call> with a "name"',
         "{{ ns ~ '<tool_call>' }}{{ '<invoke name=\"' + tool_call.name }}",
@@ -65,8 +64,23 @@ def test_a_template_tells_the_tools(shape: str) -> None:
         "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}",
     ],
 )
-def test_what_no_parser_reads_is_not_detected(template: str) -> None:
-    assert detect(template, []).tools is None
+def test_a_template_of_no_known_format_gets_the_generic_one(template: str) -> None:
+    assert detect(template, []).tools == "generic"
+    assert chosen("none", "auto", detect(template, [])).tools is None
+
+
+@pytest.mark.parametrize("shape", TEMPLATES)
+def test_a_known_format_gives_way_to_the_generic_one_only_where_it_is_named(shape: str) -> None:
+    found = detect(TEMPLATES[shape], [])
+    assert chosen("auto", "auto", found).tools != "generic"
+    named = chosen("generic", "auto", found)
+    assert named.tools == "generic"
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert parsed(answer_format(named), [f"Yes.\n{call}"]).calls == [("f", {"a": 1})]
+
+
+def test_a_model_without_a_template_calls_no_tools() -> None:
+    assert detect("", []).tools is None
 
 
 @pytest.mark.parametrize(
@@ -74,10 +88,10 @@ def test_what_no_parser_reads_is_not_detected(template: str) -> None:
     [
         (["<|tool_call_start|>", "<|tool_call_end|>"], "lfm2"),
         (["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"], "kimi_k3"),
-        (["<tool_call>", "</tool_call>"], None),
+        (["<tool_call>", "</tool_call>"], "generic"),
     ],
 )
-def test_tokens_tell_where_the_template_does_not(tokens: list[str], tools: str | None) -> None:
+def test_tokens_tell_where_the_template_does_not(tokens: list[str], tools: str) -> None:
     assert detect("{{ content }}", tokens).tools == tools
     assert detect(TEMPLATES["hermes"], tokens).tools == "hermes"
 
