@@ -157,8 +157,12 @@ class FaultyFiles(OsFiles):
 
     def scan(self, folder: Path) -> list[FileUse]:
         self._may_fail("scan", folder)
-        self.measured[folder] += 1
         return super().scan(folder)
+
+    def names(self, folder: Path) -> set[str]:
+        self._may_fail("scan", folder)
+        self.measured[folder] += 1
+        return super().names(folder)
 
     def disk(self, folder: Path) -> tuple[int, int]:
         self._may_fail("disk", folder)

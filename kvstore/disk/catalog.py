@@ -5,15 +5,19 @@ Look-ups are a few dictionary reads, which any thread makes without waiting. Cha
 of the catalog. Two invariants: the parent of an entry is a root or has a record, and an extent that
 others hang from was used later than they were, so the coldest one has nothing below it.
 
+Nothing but `load` and `problems` looks at all extents: there may be a hundred thousand.
+
 Parts that are added to an entry later, such as a recurrent state, stand in an extent of their own,
 a *supplement*. It can be evicted alone, and goes when the entry does.
 """
 
+import heapq
 import threading
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import NamedTuple
 
 from kvstore.disk.extent import ExtentHeader
@@ -25,7 +29,8 @@ from kvstore.tokens import Digest
 class CatalogExtent:
     """A run of entries in one file, which is called `name` once it is written.
 
-    `used_ns`: when it was last used, in nanoseconds of Unix time.
+    `used_ns`: when it was last used, in nanoseconds of Unix time; `first_tokens`: the length in
+    tokens of the entry with which it begins.
     """
 
     root: Digest
@@ -34,6 +39,7 @@ class CatalogExtent:
     hashes: list[Digest] = field(default_factory=list)
     used_ns: int = 0
     name: str = ""
+    first_tokens: int = 0
     is_removed: bool = False
 
 
@@ -105,8 +111,12 @@ class Catalog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[Digest, Record] = {}
-        self._extents: set[CatalogExtent] = set()
+        self._by_root: defaultdict[Digest, set[CatalogExtent]] = defaultdict(set)
+        self._by_name: dict[str, CatalogExtent] = {}  # those that have been written
         self._below: defaultdict[Digest, set[CatalogExtent]] = defaultdict(set)  # by their parent
+        self._lengths: defaultdict[Digest, Counter[int]] = defaultdict(Counter)
+        self._by_use: list[tuple[int, int, CatalogExtent]] = []  # a heap; see `coldest`
+        self._serials = count()
         self._touched: set[CatalogExtent] = set()
         self._n_written = 0
 
@@ -160,24 +170,33 @@ class Catalog:
         begins. Entries shorter than a block always begin one.
         """
         with self._lock:
-            first = (self._records[it.hashes[0]] for it in self._below.get(block_hash, ()))
-            return frozenset(it.pieces[0].head.n_tokens for it in first if it.is_written)
+            return frozenset(self._lengths.get(block_hash, ()))
 
     def roots(self) -> frozenset[Digest]:
         """The roots of all namespaces that have an extent."""
         with self._lock:
-            return frozenset(extent.root for extent in self._extents)
+            return frozenset(self._by_root)
 
-    def names(self) -> dict[str, CatalogExtent]:
-        """The extents that have been written, by the names of their files."""
-        with self._lock:
-            return {extent.name: extent for extent in self._extents if extent.name}
+    def named(self, name: str) -> CatalogExtent | None:
+        """The extent that is in the file of this name."""
+        return self._by_name.get(name)
 
     def coldest(self) -> CatalogExtent | None:
-        """The written extent that was used longest ago."""
+        """The written extent that was used longest ago. O(log n) amortised.
+
+        Each written extent has one place in the heap, with a use that may be outdated; a removed
+        one keeps its place until it is the first.
+        """
         with self._lock:
-            written = (extent for extent in self._extents if extent.name)
-            return min(written, key=lambda extent: extent.used_ns, default=None)
+            while self._by_use:
+                used_ns, serial, extent = self._by_use[0]
+                if extent.is_removed:
+                    heapq.heappop(self._by_use)
+                elif used_ns != extent.used_ns:
+                    heapq.heapreplace(self._by_use, (extent.used_ns, serial, extent))
+                else:
+                    return extent
+            return None
 
     def hangs_from(self, extent: CatalogExtent, other: CatalogExtent) -> bool:
         """Whether an extent would go if the other one went."""
@@ -204,7 +223,7 @@ class Catalog:
                     for entry in each.header.entries:
                         ready += below.get((each.header.root, entry.block_hash), ())
             loaded.update(each.name for each in supplements if self._load(each))
-            for extent in list(self._extents):
+            for extent in chain.from_iterable(self._by_root.values()):
                 self._use(self._above(extent), extent.used_ns + 1)
             return [each.name for each in found if each.name not in loaded]
 
@@ -212,8 +231,7 @@ class Catalog:
         """Add an entry, or parts that a known one lacks, in a pending extent. Its parent exists."""
         with self._lock:
             extent = CatalogExtent(root, parent, missing.block_hash in self._records)
-            self._extents.add(extent)
-            self._below[parent].add(extent)
+            self._link(extent)
             self._append(extent, parent, missing)
             above = next(self._above(extent), None)
             if above is None or above.name:
@@ -236,11 +254,10 @@ class Catalog:
         with self._lock:
             if extent.is_removed:
                 return False
-            extent.name = name
             for entry in header.entries:
                 pieces = self._records[entry.block_hash].pieces
                 next(piece for piece in pieces if piece.extent is extent).head = entry
-            self._n_written += 0 if extent.is_supplement else len(header.entries)
+            self._is_in(extent, name)
             return True
 
     def touch(self, block_hash: Digest, now_ns: int) -> None:
@@ -279,7 +296,8 @@ class Catalog:
     def remove_namespace(self, root: Digest | None) -> list[CatalogExtent]:
         """Remove all extents of a namespace, or all extents. Returns them."""
         with self._lock:
-            extents = [extent for extent in self._extents if root in (None, extent.root)]
+            roots = list(self._by_root) if root is None else [root]
+            extents = list(chain.from_iterable(self._by_root.get(each, ()) for each in roots))
         return self.remove(extents)
 
     def problems(self) -> Iterator[str]:
@@ -299,17 +317,30 @@ class Catalog:
                     piece.extent.is_supplement for piece in record.pieces[1:]
                 ):
                     yield "pieces in the wrong order"
-            for extent in self._extents:
+            extents = list(chain.from_iterable(self._by_root.values()))
+            for extent in extents:
                 if extent.is_removed or extent not in self._below[extent.parent]:
                     yield "an extent that is not below its parent"
                 if any(it.used_ns <= extent.used_ns for it in self._above(extent)):
                     yield "an extent was used later than one above it"
             below = sum(map(len, self._below.values()))
             written = sum(record.is_written for record in self._records.values())
-            if below != len(self._extents) or written != self._n_written:
+            if below != len(extents) or written != self._n_written:
                 yield "counts that differ"
+            yield from self._problems_of_written([it for it in extents if it.name])
 
     # All below holds the lock.
+
+    def _problems_of_written(self, written: Sequence[CatalogExtent]) -> Iterator[str]:
+        if self._by_name != {extent.name: extent for extent in written}:
+            yield "an extent with another name"
+        if Counter(it for _, _, it in self._by_use if not it.is_removed) != Counter(written):
+            yield "a written extent without its one place in the order of uses"
+        lengths = defaultdict[Digest, Counter[int]](Counter)
+        for extent in written:
+            lengths[extent.parent][extent.first_tokens] += 1
+        if lengths != self._lengths:
+            yield "other lengths below an entry"
 
     def _load(self, found: FoundExtent) -> bool:
         """Whether the extent adds something."""
@@ -321,17 +352,29 @@ class Catalog:
         elif any(entry.block_hash in self._records for entry in entries):
             return False
         extent = CatalogExtent(root, parent, found.is_supplement)
-        extent.used_ns, extent.name = found.used_ns, found.name
-        self._extents.add(extent)
-        self._below[parent].add(extent)
+        extent.used_ns = found.used_ns
+        self._link(extent)
         for entry in entries:
             self._append(extent, parent, entry)
             parent = entry.block_hash
-        self._n_written += 0 if found.is_supplement else len(entries)
+        self._is_in(extent, found.name)
         return True
+
+    def _link(self, extent: CatalogExtent) -> None:
+        self._by_root[extent.root].add(extent)
+        self._below[extent.parent].add(extent)
+
+    def _is_in(self, extent: CatalogExtent, name: str) -> None:
+        """The extent can be read from the file `name`."""
+        extent.name = name
+        self._by_name[name] = extent
+        heapq.heappush(self._by_use, (extent.used_ns, next(self._serials), extent))
+        self._lengths[extent.parent][extent.first_tokens] += 1
+        self._n_written += 0 if extent.is_supplement else len(extent.hashes)
 
     def _append(self, extent: CatalogExtent, parent: Digest, head: EntryHead) -> None:
         extent.hashes.append(head.block_hash)
+        extent.first_tokens = extent.first_tokens or head.n_tokens
         if extent.is_supplement:
             self._records[head.block_hash].pieces.append(Piece(extent, head))
             return
@@ -361,16 +404,17 @@ class Catalog:
             now_ns += 1
 
     def _discard(self, extent: CatalogExtent) -> None:
-        self._extents.discard(extent)
         self._touched.discard(extent)
-        siblings = self._below[extent.parent]
-        siblings.discard(extent)
-        if not siblings:
-            del self._below[extent.parent]
+        for index, key in ((self._by_root, extent.root), (self._below, extent.parent)):
+            index[key].discard(extent)
+            if not index[key]:
+                del index[key]
 
     def _unlink(self, extent: CatalogExtent) -> None:
         extent.is_removed = True
         self._discard(extent)
+        if extent.name:
+            self._is_gone(extent)
         for block_hash in extent.hashes:
             record = self._records.get(block_hash)
             if record is None:
@@ -380,6 +424,19 @@ class Catalog:
             elif record.pieces[0].extent is extent:
                 self._n_written -= record.is_written
                 del self._records[block_hash]
+
+    def _is_gone(self, extent: CatalogExtent) -> None:
+        """The file of the extent is not read any more."""
+        del self._by_name[extent.name]
+        if len(self._by_use) > 2 * len(self._by_name):
+            self._by_use = [place for place in self._by_use if not place[2].is_removed]
+            heapq.heapify(self._by_use)
+        lengths = self._lengths[extent.parent]
+        lengths[extent.first_tokens] -= 1
+        if not lengths[extent.first_tokens]:
+            del lengths[extent.first_tokens]
+        if not lengths:
+            del self._lengths[extent.parent]
 
 
 def _sizes(pieces: Sequence[Piece]) -> tuple[int | None, ...]:

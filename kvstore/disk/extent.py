@@ -188,16 +188,20 @@ class OsFiles:
         """Set a file's mtime, in nanoseconds of Unix time."""
         os.utime(path, ns=(used_ns, used_ns))
 
-    def changed_ns(self, path: Path) -> int:
-        """The mtime of a file, or of a folder: when one of its files was last made or removed."""
-        return path.stat().st_mtime_ns
+    def status(self, path: Path) -> FileUse:
+        """What a file takes, and its mtime. A folder's is when a file in it was last made or
+        removed.
+        """
+        found = path.lstat()
+        return FileUse(path.name, found.st_size, found.st_blocks * STAT_BLOCK, found.st_mtime_ns)
+
+    def names(self, folder: Path) -> set[str]:
+        """The names in a folder."""
+        return set(os.listdir(folder))
 
     def scan(self, folder: Path) -> list[FileUse]:
-        """The folder itself, as `.`, and the files in it. Without files that are not readable or
-        that go away meanwhile.
-        """
-        own = folder.stat()
-        found = [FileUse(".", 0, own.st_blocks * STAT_BLOCK, own.st_mtime_ns)]
+        """The folder itself, as `.`, and what is in it, without what goes away meanwhile."""
+        found = [self.status(folder)._replace(name=".")]
         with os.scandir(folder) as items:
             for item in items:
                 with suppress(FileNotFoundError, PermissionError):

@@ -2,6 +2,7 @@
 evicted.
 """
 
+import heapq
 import math
 import time
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ SETTLED_NS = 100_000_000
 """File systems count time in ticks of up to 10 ms. A folder that was measured right after it had
 changed may change again within the tick, so it is measured again."""
 
+LOOKED_AT = 256
+"""How many files of a folder each upkeep looks at, in turn."""
+
 
 def longest_path(allowed_bytes: int) -> int:
     """The bytes of entries that a path may have if the directory may take `allowed_bytes`."""
@@ -49,24 +53,23 @@ class ColdFile(NamedTuple):
 
 @dataclass(slots=True)
 class _FolderFiles:
-    """The files of a folder when it was last measured. `extents`: by name, the bytes and the last
-    use in nanoseconds of Unix time; `other_bytes`: of all other files.
+    """The files of a folder, and the folder itself as `.`: the bytes of each when it was last
+    looked at, and their sum. `unseen`: files that upkeep has not looked at lately.
     """
 
     changed_ns: int = -1  # the folder's mtime; 0: to be measured again; -1: not measured yet
-    other_bytes: int = 0
-    extents: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def n_bytes(self) -> int:
-        return self.other_bytes + sum(n_bytes for n_bytes, _ in self.extents.values())
+    sizes: dict[str, int] = field(default_factory=dict)
+    n_bytes: int = 0
+    n_extents: int = 0
+    unseen: list[str] = field(default_factory=list)
 
 
 class Space:
     """Measures the folders of all models; other files of the directory count for nothing.
 
-    Right only while the write lock is held. A folder is measured again when its mtime has changed,
-    that is when files were made or removed. Methods raise OSError.
+    Right only while the write lock is held. Where a folder's mtime has changed, files were made or
+    removed: its names are read, and the new ones looked at. Sums are kept, so that nothing else
+    takes longer the more files there are. Methods raise OSError.
     """
 
     def __init__(self, files: OsFiles, directory: Path, folder: Path, limits: DiskLimits) -> None:
@@ -75,10 +78,17 @@ class Space:
         self._directory = directory
         self._folder = folder
         self._limits = limits
-        self._measured: dict[Path, _FolderFiles] = {folder: _FolderFiles()}
+        self._own = _FolderFiles()
+        self._measured: dict[Path, _FolderFiles] = {folder: self._own}
+        self._by_use = list[tuple[int, Path, str]]()  # a heap; see `coldest_of_others`
+        self._lost = list[str]()
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
-        self.own_bytes = 0  # of this process's folder, as last measured; any thread may read it
-        self.used_bytes = 0  # of the folders of all models, as last measured
+        self.used_bytes = 0  # of the folders of all models; any thread may read it
+
+    @property
+    def own_bytes(self) -> int:
+        """Of this process's folder. Any thread may read it."""
+        return self._own.n_bytes
 
     @property
     def is_taken(self) -> bool:
@@ -90,27 +100,33 @@ class Space:
         """The bytes that all models together may take on this disk now."""
         return min(self._limits.max_bytes, self.used_bytes + self._free_bytes)
 
-    def forget(self) -> None:
-        """Have the next `refresh` measure all folders: people may have changed files in place."""
-        self._measured = {self._folder: _FolderFiles()}
-
     def refresh(self) -> None:
         """Measure what may have changed since this process last held the write lock."""
-        known = self._measured
-        self._measured = {
-            path: known.get(path, _FolderFiles()) for path in folders(self._directory)
-        }
-        self._measured.setdefault(self._folder, known[self._folder])
-        for folder, measured in self._measured.items():
+        there = [self._folder, *folders(self._directory)]
+        for folder in self._measured.keys() - set(there):
+            self._drop(folder)
+        for folder in there:
             try:
-                self._measure(folder, measured)
+                self._measure(folder, self._measured.setdefault(folder, _FolderFiles()))
             except (FileNotFoundError, PermissionError):  # removed, or of another user
-                self._measured[folder] = _FolderFiles()
-        self._add_up()
+                self._drop(folder)
+        self._look_at_disk()
 
-    def own_names(self) -> set[str]:
-        """The extents of this process's folder that exist."""
-        return set(self._measured[self._folder].extents)
+    def look_again(self) -> None:
+        """Look at LOOKED_AT files of each folder, which people may have changed in place."""
+        for folder, measured in self._measured.items():
+            if not measured.unseen:
+                measured.unseen = list(measured.sizes)
+            looked_at = measured.unseen[-LOOKED_AT:]
+            del measured.unseen[-LOOKED_AT:]
+            for name in looked_at:
+                if name in measured.sizes:
+                    self._look(folder, name)
+
+    def take_lost(self) -> list[str]:
+        """The extents of this process's folder that others have removed since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def exceeds(self) -> bool:
         """Whether all models together take more than the limit."""
@@ -149,71 +165,97 @@ class Space:
 
     def coldest_of_others(self) -> ColdFile | None:
         """The least recently used item of another model: an extent, or a folder without extents
-        that no process has open.
+        that no process has open. O(log n) amortised.
+
+        Each extent has a place in the heap, with a use that may be outdated.
         """
-        while True:
-            coldest: ColdFile | None = None
-            for folder, measured in self._measured.items():
-                if folder != self._folder:
-                    for name, (_, used_ns) in measured.extents.items():
-                        if coldest is None or used_ns < coldest.used_ns:
-                            coldest = ColdFile(used_ns, folder, name)
-                    if measured.changed_ns >= 0 and not measured.extents and not is_open(folder):
-                        return ColdFile(-math.inf, folder, "")
-            if coldest is None or self._is_up_to_date(coldest):
-                return coldest
+        for folder, measured in self._measured.items():
+            is_empty = measured.changed_ns >= 0 and not measured.n_extents
+            if measured is not self._own and is_empty and not is_open(folder):
+                return ColdFile(-math.inf, folder, "")
+        while self._by_use:
+            used_ns, folder, name = self._by_use[0]
+            found = self._look(folder, name) if self._knows(folder, name) else None
+            if found is None:
+                heapq.heappop(self._by_use)
+            elif found != used_ns:
+                heapq.heapreplace(self._by_use, (found, folder, name))
+            else:
+                return ColdFile(used_ns, folder, name)
+        return None
 
     def remove(self, cold: ColdFile) -> None:
         """Evict what another model has. Its process finds out when it next takes the lock."""
         self._files.remove(cold.folder / cold.name)
         if cold.name:
-            del self._measured[cold.folder].extents[cold.name]
+            self._note(cold.folder, cold.name, None)
             self._measured[cold.folder].changed_ns = 0
         else:
-            del self._measured[cold.folder]
-        self._add_up()
+            self._drop(cold.folder)
+        self._look_at_disk()
 
     def _changed(self, name: str, n_bytes: int | None) -> None:
-        """An extent takes `n_bytes` of disk now; None: it has been deleted."""
-        own = self._measured[self._folder]
-        own.extents.pop(name, None)
-        if n_bytes is not None:
-            own.extents[name] = (n_bytes, 0)
-        own.changed_ns = self._files.changed_ns(self._folder)
-        self._add_up()
+        """An extent of this process takes `n_bytes` of disk now; None: it has been deleted."""
+        self._note(self._folder, name, n_bytes)
+        status = self._files.status(self._folder)
+        self._note(self._folder, ".", status.n_bytes)
+        self._own.changed_ns = status.used_ns
+        self._look_at_disk()
 
     def _measure(self, folder: Path, measured: _FolderFiles) -> None:
-        changed_ns = self._files.changed_ns(folder)
-        if changed_ns == measured.changed_ns:
+        status = self._files.status(folder)
+        if status.used_ns == measured.changed_ns:
             return
-        measured.other_bytes, measured.extents = 0, {}
-        for name, _, n_bytes, used_ns in self._files.scan(folder):
-            if EXTENTS.fullmatch(name):
-                measured.extents[name] = (n_bytes, used_ns)
-            else:
-                measured.other_bytes += n_bytes
-        is_settled = folder == self._folder or time.time_ns() - changed_ns > SETTLED_NS
-        measured.changed_ns = changed_ns if is_settled else 0
+        names = self._files.names(folder)
+        for name in measured.sizes.keys() - names:
+            if name != ".":
+                self._lose(folder, name)
+        self._note(folder, ".", status.n_bytes)
+        for name in names - measured.sizes.keys():
+            used_ns = self._look(folder, name)
+            if used_ns is not None and measured is not self._own and EXTENTS.fullmatch(name):
+                heapq.heappush(self._by_use, (used_ns, folder, name))
+        is_settled = measured is self._own or time.time_ns() - status.used_ns > SETTLED_NS
+        measured.changed_ns = status.used_ns if is_settled else 0
 
-    def _add_up(self) -> None:
-        """Note how much there is now. The sums are not made when they are read, since other threads
-        read them while folders are measured.
-        """
-        self.own_bytes = self._measured[self._folder].n_bytes
-        self.used_bytes = sum(each.n_bytes for each in self._measured.values())
+    def _look_at_disk(self) -> None:
         free, total = self._files.disk(self._directory)
         self._free_bytes = free - int(self._limits.least_free * total)
 
-    def _is_up_to_date(self, cold: ColdFile) -> bool:
-        """Whether the file still was last used then. Notes it where it was not."""
-        extents = self._measured[cold.folder].extents
+    def _knows(self, folder: Path, name: str) -> bool:
+        return folder in self._measured and name in self._measured[folder].sizes
+
+    def _look(self, folder: Path, name: str) -> int | None:
+        """Note what a file takes. Returns its last use; None where it is not there."""
         try:
-            used_ns = self._files.changed_ns(cold.folder / cold.name)
-        except FileNotFoundError:
-            del extents[cold.name]
-            self._add_up()
-            return False
-        if used_ns == cold.used_ns:
-            return True
-        extents[cold.name] = (extents[cold.name][0], used_ns)
-        return False
+            status = self._files.status(folder / name)
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
+            self._lose(folder, name)
+            return None
+        self._note(folder, name, status.n_bytes)
+        return status.used_ns
+
+    def _lose(self, folder: Path, name: str) -> None:
+        """A file has been removed by others."""
+        if folder == self._folder and EXTENTS.fullmatch(name):
+            self._lost.append(name)
+        self._note(folder, name, None)
+
+    def _note(self, folder: Path, name: str, n_bytes: int | None) -> None:
+        """A file takes `n_bytes` of disk now; None: it does not exist any more."""
+        measured = self._measured[folder]
+        before = measured.sizes.pop(name, None)
+        if n_bytes is not None:
+            measured.sizes[name] = n_bytes
+        if EXTENTS.fullmatch(name):
+            measured.n_extents += (n_bytes is not None) - (before is not None)
+        measured.n_bytes += (n_bytes or 0) - (before or 0)
+        self.used_bytes += (n_bytes or 0) - (before or 0)
+
+    def _drop(self, folder: Path) -> None:
+        """A folder does not exist any more, or cannot be read."""
+        for name in list(self._measured[folder].sizes):
+            self._lose(folder, name)
+        self._measured[folder].changed_ns = -1
+        if folder != self._folder:
+            del self._measured[folder]

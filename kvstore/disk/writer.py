@@ -8,7 +8,7 @@ moment for more of its path.
 import logging
 import secrets
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -70,10 +70,11 @@ class Writer:
         self._counters = counters
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue = deque[_QueuedExtent]()
+        self._queue = OrderedDict[CatalogExtent, _QueuedExtent]()
         self._last = dict[Digest, _QueuedExtent]()  # by the hash of the last entry
         self._at_work: _QueuedExtent | None = None
         self._doomed = list[str]()  # files to be deleted
+        self._n_long = 0  # of the queued extents: those that wait for no further entry
         self._n_bytes = 0  # reserved, waiting or being written
         self._allowance = 0.0  # the most that `_n_bytes` may be
         self._longest_path = 0
@@ -179,7 +180,7 @@ class Writer:
     def close(self) -> None:
         """End the thread. Queued extents are dropped; the current write is finished."""
         with self._changed:
-            self._doom(self._catalog.remove([waiting.extent for waiting in self._queue]))
+            self._doom(self._catalog.remove(list(self._queue)))
             self._is_closed = True
         self._thread.join()
 
@@ -200,9 +201,9 @@ class Writer:
             self._upkeep_at = monotonic() + UPKEEP_SECONDS
         try:
             with self._lock:
-                if is_upkeep:  # people may have changed files
-                    self._space.forget()
                 self._space.refresh()
+                if is_upkeep:
+                    self._space.look_again()
                 self._notice_evictions()
                 try:
                     self._delete()
@@ -236,7 +237,7 @@ class Writer:
                     return False
                 self._changed.wait(max(min(ready_in, self._upkeep_at - monotonic()), 0.0))
             if self._queue and self._ready_in() <= 0:
-                self._at_work = self._queue.popleft()
+                _, self._at_work = self._queue.popitem(last=False)
                 self._complete(self._at_work)
             self._take_doomed()
             self._is_working = True
@@ -246,10 +247,9 @@ class Writer:
         """The seconds until the first extent of the queue is written."""
         if not self._queue:
             return UPKEEP_SECONDS
-        is_long = any(it.n_bytes >= self._limits.extent_bytes for it in self._queue)
-        if self._n_flushing or is_long or 2 * self._n_bytes > self._limits.buffer_bytes:
+        if self._n_flushing or self._n_long or 2 * self._n_bytes > self._limits.buffer_bytes:
             return 0.0
-        return self._queue[0].since + JOIN_SECONDS - monotonic()
+        return next(iter(self._queue.values())).since + JOIN_SECONDS - monotonic()
 
     def _write(self, waiting: _QueuedExtent) -> None:
         extent = waiting.extent
@@ -281,7 +281,8 @@ class Writer:
         """
         while self._space.lacks(n_bytes):
             coldest = self._catalog.coldest()
-            if coldest is not None and self._catalog.hangs_from(extent, coldest):
+            is_later = coldest is not None and coldest.used_ns > extent.used_ns
+            if coldest is not None and is_later and self._catalog.hangs_from(extent, coldest):
                 coldest = None
             if self._space.is_taken or not self._evict(coldest):
                 return False
@@ -307,9 +308,8 @@ class Writer:
 
     def _notice_evictions(self) -> None:
         """Other processes, or people, may have removed files."""
-        there = self._space.own_names()
-        lost = [it for name, it in self._catalog.names().items() if name not in there]
-        if lost:
+        named = map(self._catalog.named, self._space.take_lost())
+        if lost := [extent for extent in named if extent is not None]:
             self._counters.evicted_entries += self.remove(lost)
 
     def _delete(self) -> None:
@@ -380,29 +380,36 @@ class Writer:
             or waiting.entries[-1].n_tokens != entry.n_tokens
         ):
             waiting = _QueuedExtent(extent, monotonic())
-            self._queue.append(waiting)
+            self._queue[extent] = waiting
         else:
             del self._last[extent.parent]
             self._catalog.join(extent, waiting.extent)
+        was_long = self._is_long(waiting)
         waiting.entries.append(entry)
         waiting.n_bytes += entry.n_bytes
+        self._n_long += self._is_long(waiting) - was_long
         if not extent.is_supplement:
             self._last[entry.block_hash] = waiting
 
     def _doom(self, removed: Sequence[CatalogExtent]) -> None:
         """These are not to be written any more, and their files are to be deleted."""
         self._doomed += [extent.name for extent in removed if extent.name]
-        for waiting in [it for it in self._queue if it.extent.is_removed]:
-            self._queue.remove(waiting)
-            self._n_bytes -= waiting.n_bytes
-            self._complete(waiting)
+        for extent in removed:
+            waiting = self._queue.pop(extent, None)
+            if waiting is not None:
+                self._n_bytes -= waiting.n_bytes
+                self._complete(waiting)
         self._changed.notify_all()
 
     def _complete(self, waiting: _QueuedExtent) -> None:
-        """Close the extent: nothing is appended to it any more."""
+        """Close an extent that has left the queue: nothing is appended to it any more."""
+        self._n_long -= self._is_long(waiting)
         last = waiting.extent.hashes[-1]
         if self._last.get(last) is waiting:
             del self._last[last]
+
+    def _is_long(self, waiting: _QueuedExtent) -> bool:
+        return waiting.n_bytes >= self._limits.extent_bytes
 
     def _take_doomed(self) -> None:
         self._undeleted += self._doomed

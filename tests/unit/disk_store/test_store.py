@@ -501,7 +501,7 @@ def test_upkeep_waits_for_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(writer, "monotonic", itertools.count().__next__)
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     kept_up = queue.Queue[None]()
-    monkeypatch.setattr(Space, "forget", lambda _: kept_up.put(None))
+    monkeypatch.setattr(Space, "look_again", lambda _: kept_up.put(None))
     for number in range(20):
         stored(tier, Chain(str(number), 1).extent())
     assert kept_up.qsize() >= 1
