@@ -129,8 +129,10 @@ def _node_problems(tree: RadixTree, block_bytes: int) -> Iterator[Finding]:
             sum((child.subtree_tokens for child in children), node.n_tokens),
             sum((child.subtree_blocks for child in children), len(node.blocks)),
         )
-        if sums != recounted:
+        if not node.is_outdated and sums != recounted:
             yield f"{edge}: subtree sums {sums}, recounted {recounted}"
+        if not node.is_outdated and any(child.is_outdated for child in children):
+            yield f"{edge}: outdated sums below up-to-date ones"
         yield None
     if tree.n_nodes != n_nodes:
         yield f"{tree.n_nodes} nodes, recounted {n_nodes}"

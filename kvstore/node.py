@@ -14,9 +14,12 @@ from kvstore.types import BlockId, Namespace
 class Node:
     """A run of blocks that follows the blocks of `parent`. `packed` holds their tokens.
 
-    `hashes` has the hash of each block, tails included, if the tree computes hashes. The `subtree_`
-    sums are over the node and its descendants. A node that has left the tree has no blocks. The
-    root of a namespace has no parent and no blocks; its one hash is that of the namespace.
+    `hashes` has the hash of each block, tails included, if the tree computes hashes. A node that
+    has left the tree has no blocks. The root of a namespace has no parent and no blocks; its one
+    hash is that of the namespace.
+
+    The `subtree_` sums are over the node and its descendants, as of the last `RadixTree.add_up`;
+    `is_outdated`: they have changed since, and so have those of its ancestors.
 
     Two fields are the disk cache's. `n_saved`: its first blocks that were on disk, or on their way,
     when they were last looked at. `save_at`: when the rest is to be written, in seconds of the disk
@@ -35,6 +38,7 @@ class Node:
     subtree_nodes: int = 0
     subtree_tokens: int = 0
     subtree_blocks: int = 0
+    is_outdated: bool = False
     n_saved: int = 0
     save_at: float | None = None
 

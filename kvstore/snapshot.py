@@ -56,11 +56,13 @@ EMPTY = TreeView((), {}, 0, 0, 0)
 
 
 def tree_view(tree: RadixTree, holders: Mapping[Node, int], most_nodes: int) -> TreeView:
-    """Copy at most `most_nodes` nodes: those in `holders`, then the others, each by weight.
+    """Copy at most `most_nodes` nodes: those in `holders`, then the others, each by weight. Sums
+    that are outdated are added up first.
 
     `holders` has, for each node in use and each of its ancestors, how many running sequences hold
     its last block.
     """
+    tree.add_up()
     views, ends = list[NodeView](), dict[Node, int]()
     namespaces = dict[Namespace, tuple[int, int]]()
     for node in _heaviest(tree, holders, most_nodes):

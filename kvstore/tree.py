@@ -11,10 +11,12 @@ packed tokens of their first block, so the child that shares most with a run of 
 the place where that run would be inserted.
 
 The node is the only record of a prefix: it has the hashes by which the disk cache knows its blocks,
-and the sums over its subtree from which the dashboard's picture is drawn.
+and the sums over its subtree from which the dashboard's picture is drawn. Sums are brought up to
+date when one is drawn: nothing that a step does looks at all ancestors of a node.
 """
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,11 @@ MAX_REPAIRS = 64
 
 MAX_BRANCHES = 64
 """How many children that begin alike are compared by their last use, the first by their tokens."""
+
+
+YOUNGER_LEVELS = 16
+"""How many nodes of a path a use makes younger, from its end up. The others are as young as their
+descendants when sums are next added up, or at the latest when these have been evicted."""
 
 
 class RadixTree:
@@ -120,8 +127,7 @@ class RadixTree:
         n_matched = node.blocks.index(last) + 1
         if n_matched < len(node.blocks):
             self._split(node, n_matched)
-        for each in node.path():
-            each.last_used = self._now
+        self._use(node)
         self.adoptions.append(Adoption(last, match.n_tokens, self._now))
         self._note(Change.ADOPTED, node)
 
@@ -204,7 +210,7 @@ class RadixTree:
                 del self.roots[parent.namespace]
         else:
             left_bytes = (len(leaf.blocks) - 1) * self._block_bytes
-            self._count(leaf, 0, (left_bytes - len(leaf.packed)) // TOKEN_BYTES, -1)
+            self._outdate(leaf)
             del leaf.packed[left_bytes:], leaf.blocks[-1], leaf.hashes[-1:]
             leaf.n_saved = min(leaf.n_saved, len(leaf.blocks))
             del self._node_of[block]
@@ -226,16 +232,36 @@ class RadixTree:
             root = self.roots.pop(name, None)
             if root is None:
                 continue
-            self.n_nodes -= root.subtree_nodes
             pending = list(root.children)
             while pending:
                 node = pending.pop()
                 pending += node.children
+                self.n_nodes -= 1
                 self._forget(node)
         self._compact()
         for adoption in [each for each in self.adoptions if each.block not in self._node_of]:
             self.adoptions.remove(adoption)
         return self._pool.n_free - free_before
+
+    def add_up(self, most: float = math.inf) -> bool:
+        """Bring the `subtree_` sums of at most `most` nodes up to date, leaves first.
+
+        Returns whether all are up to date.
+        """
+        for root in self.roots.values():
+            path = [(root, iter(root.children))] if root.is_outdated else []
+            while path:
+                node, children = path[-1]
+                child = next((child for child in children if child.is_outdated), None)
+                if child is not None:
+                    path.append((child, iter(child.children)))
+                    continue
+                if not most:
+                    return False
+                _add_up(node)
+                path.pop()
+                most -= 1
+        return True
 
     def nodes(self) -> Iterator[Node]:
         """Each node, parents first."""
@@ -344,7 +370,8 @@ class RadixTree:
         for block in blocks:
             self._pool.cache(block)
             self._node_of[block] = node
-        self._count(node, int(is_new), len(packed) // TOKEN_BYTES, len(blocks))
+        self.n_nodes += is_new
+        self._use(node)
         self._note(Change.GROWN, node)
 
     def _digests(self, node: Node, first: int, packed: bytes) -> list[Digest]:
@@ -353,19 +380,18 @@ class RadixTree:
             return []
         return child_digests(node.parent_hash(first), packed, self._block_size)
 
-    def _count(self, node: Node | None, nodes: int, tokens: int, blocks: int) -> None:
-        """Add to the sums of the tree, of `node` and of its ancestors.
+    def _use(self, node: Node) -> None:
+        """The node has been used, or has grown."""
+        for each in islice(node.path(), YOUNGER_LEVELS):
+            each.last_used = self._now
+        self._outdate(node)
 
-        A node is as young as its descendants, so growth makes its ancestors younger.
+    def _outdate(self, node: Node | None) -> None:
+        """The sums of a node have changed. O(1) amortised: where an ancestor's are known to be
+        outdated, so are those of all above it.
         """
-        self.n_nodes += nodes
-        now = self._now if tokens > 0 else 0.0
-        while node is not None:
-            node.subtree_nodes += nodes
-            node.subtree_tokens += tokens
-            node.subtree_blocks += blocks
-            if now > node.last_used:  # noqa: PLR1730 - max() is slower
-                node.last_used = now
+        while node is not None and not node.is_outdated:
+            node.is_outdated = True
             node = node.parent
 
     def _split(self, node: Node, n_blocks: int) -> None:
@@ -378,12 +404,10 @@ class RadixTree:
             child.parent = lower
         for block in lower.blocks:
             self._node_of[block] = lower
-        lower.subtree_nodes = node.subtree_nodes
-        lower.subtree_tokens = node.subtree_tokens - cut // TOKEN_BYTES
-        lower.subtree_blocks = node.subtree_blocks - n_blocks
         node.children = [lower]
         del node.packed[cut:], node.blocks[n_blocks:], node.hashes[n_blocks:]
-        self._count(node, 1, 0, 0)
+        self.n_nodes += 1
+        self._outdate(lower)
         lower.n_saved = max(node.n_saved - n_blocks, 0)
         node.n_saved = min(node.n_saved, n_blocks)
         self._enqueue(lower)
@@ -432,7 +456,8 @@ class RadixTree:
         parent.last_used = max(parent.last_used, leaf.last_used)
         at = bisect_left(parent.children, self._first_block(leaf), key=self._first_block)
         del parent.children[at]
-        self._count(parent, -1, -leaf.n_tokens, -len(leaf.blocks))
+        self.n_nodes -= 1
+        self._outdate(parent)
         self._forget(leaf)
         self._compact()
         return parent
@@ -443,3 +468,15 @@ class RadixTree:
             del self._node_of[block]
             self._pool.uncache(block)
         node.packed, node.blocks, node.hashes, node.children = bytearray(), [], [], []
+
+
+def _add_up(node: Node) -> None:
+    """The sums of a node, from those of its children. It is as young as they are."""
+    n_nodes, n_tokens, n_blocks = int(node.parent is not None), node.n_tokens, len(node.blocks)
+    for child in node.children:
+        n_nodes += child.subtree_nodes
+        n_tokens += child.subtree_tokens
+        n_blocks += child.subtree_blocks
+        node.last_used = max(node.last_used, child.last_used)
+    node.subtree_nodes, node.subtree_tokens, node.subtree_blocks = n_nodes, n_tokens, n_blocks
+    node.is_outdated = False

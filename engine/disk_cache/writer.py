@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import accumulate, count, islice
 
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.transfers import BytePace
@@ -30,6 +30,10 @@ from kvstore.types import Namespace
 
 RETRY_SECONDS = 0.25
 """How long to wait before asking a store again that had no room."""
+
+HASTENED_LEVELS = 16
+"""How many nodes of an adopted path become due, from its end up. With a node, all of its path is
+written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class DiskWriter:
                 case Change.SPLIT if lower is not None and node.save_at is not None:
                     self._schedule(lower, node.save_at)
                 case Change.ADOPTED:
-                    for above in node.path():
+                    for above in islice(node.path(), HASTENED_LEVELS):
                         self._hasten(above)
                     self._disk.touch(node.hashes)
         self._journal.clear()
@@ -287,8 +291,9 @@ class DiskWriter:
         return budget
 
     def _is_worth(self, node: Node) -> bool:
-        n_tokens = sum(above.n_tokens for above in node.path())
-        return n_tokens >= self._rules.least_tokens or self._rules.writes is DiskWrites.ALL
+        lengths = accumulate(above.n_tokens for above in node.path())
+        is_long = any(n_tokens >= self._rules.least_tokens for n_tokens in lengths)
+        return is_long or self._rules.writes is DiskWrites.ALL
 
     def _unsaved(self, node: Node) -> Iterator[Node]:
         """The path to this node, from the first node that the store does not have completely."""

@@ -243,7 +243,10 @@ class TreeFeed:
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         """See `engine.api.Engine.tree`."""
-        copy = await self._ask(self._asked_taker().take)
+        taker = self._asked_taker()
+        while not await self._ask(taker.prepare):
+            continue
+        copy = await self._ask(taker.take)
         last = self._last
         self._last = await asyncio.to_thread(self._renderer.render, copy, last)
         snapshot = self._last.snapshot

@@ -138,6 +138,7 @@ def change_its_tokens(store: KVStore, lease: Lease) -> None:
 
 
 def miscount_a_subtree(store: KVStore, lease: Lease) -> None:
+    tree_of(store).add_up()
     branch(store).subtree_tokens += 1
 
 

@@ -1,14 +1,10 @@
 """Pictures of a cache: what they show while a scheduler works, and what they leave out."""
 
-import gc
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -44,6 +40,7 @@ from kvstore.types import Namespace
 from kvstore.window import WindowGroup
 from server.schemas import CacheTree
 from tests.contract.fake_engine import DISK
+from tests.line_counts import lines_of
 from tests.unit.engine_harness import Harness, prompt
 from tests.unit.kv_helpers import tree_of
 
@@ -415,26 +412,6 @@ def test_the_heaviest_are_shown() -> None:
     assert lightest >= max(weights[serial] for serial in weights.keys() - shown)
 
 
-def lines_of(act: Callable[[], object]) -> int:
-    """How many lines of Python it runs, whatever their speed."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()  # Hypothesis has Python run at every collection
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    return lines
-
-
 def index_leaf(harness: Harness, first_token: int) -> None:
     """Index a prompt of one block, which begins with `first_token`."""
     (block,) = harness.pool.allocate(1)
@@ -478,6 +455,8 @@ def test_a_node_that_is_gone_has_not_the_tokens_of_the_next_in_its_block() -> No
 
 def test_the_engine_pays_for_what_is_shown_and_not_for_the_tree() -> None:
     small, large = random_tree(1_000, Random(1), 1), random_tree(10_000, Random(1), 1)
+    assert small.add_up()
+    assert large.add_up()
     few = lines_of(lambda: tree_view(small, Counter(), SHOWN_NODES))
     assert lines_of(lambda: tree_view(large, Counter(), SHOWN_NODES)) < 2 * few
 
@@ -485,6 +464,9 @@ def test_the_engine_pays_for_what_is_shown_and_not_for_the_tree() -> None:
 def test_a_wide_node_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MAX_SIBLINGS", 700)
     small, large = indexed(700), indexed(10_000)
+    for watcher in (small, large):
+        while not watcher.snapshots.prepare():
+            continue
     assert lines_of(large.snapshots.take) == lines_of(small.snapshots.take)
     picture = large.picture()
     assert len(picture.nodes) + picture.hidden.nodes == 10_000
