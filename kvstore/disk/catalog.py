@@ -267,7 +267,7 @@ class Catalog:
             if record is not None:
                 for piece in record.pieces[1:]:
                     self._use([piece.extent], now_ns)
-                self._use(self._path(block_hash), now_ns + 1)
+                self._use(self._path(record.pieces[0].extent), now_ns + 1)
 
     def take_touched(self) -> list[CatalogExtent]:
         """The written extents that have been used since the last call."""
@@ -304,9 +304,10 @@ class Catalog:
         """Violations of the invariants. For tests."""
         with self._lock:
             for block_hash, record in self._records.items():
-                above = self._records.get(record.parent)
+                extent, above = record.pieces[0].extent, None
+                if record.parent != extent.root:
+                    above = self._records.get(record.parent)
                 path_bytes = record.pieces[0].head.n_bytes + (above.path_bytes if above else 0)
-                extent = record.pieces[0].extent
                 if record.head.block_hash != block_hash or record.path_bytes != path_bytes:
                     yield "a record does not add up"
                 if above is None and record.parent != extent.root:
@@ -349,6 +350,8 @@ class Catalog:
             first = self._records.get(entries[0].block_hash)
             if first is None or first.parent != parent or len(entries) > 1:
                 return False
+            if len(first.head.sizes) != len(entries[0].sizes):
+                return False
         elif any(entry.block_hash in self._records for entry in entries):
             return False
         extent = CatalogExtent(root, parent, found.is_supplement)
@@ -378,21 +381,24 @@ class Catalog:
         if extent.is_supplement:
             self._records[head.block_hash].pieces.append(Piece(extent, head))
             return
-        above = self._records.get(parent)
+        above = None if parent == extent.root else self._records[parent]
         path_bytes = head.n_bytes + (above.path_bytes if above else 0)
         self._records[head.block_hash] = Record(parent, path_bytes, [Piece(extent, head)])
 
     def _above(self, extent: CatalogExtent) -> Iterator[CatalogExtent]:
         """The extents that an extent hangs from, the nearest first."""
-        return self._path(extent.hashes[0] if extent.is_supplement else extent.parent)
+        key = extent.hashes[0] if extent.is_supplement else extent.parent
+        if key != extent.root:
+            yield from self._path(self._records[key].pieces[0].extent)
 
-    def _path(self, block_hash: Digest) -> Iterator[CatalogExtent]:
-        """The extents from the one with this entry up to the root, supplements excluded."""
-        record = self._records.get(block_hash)
-        while record is not None:
-            extent = record.pieces[0].extent
+    def _path(self, extent: CatalogExtent) -> Iterator[CatalogExtent]:
+        """The extents from this one up to its root, supplements excluded. A file may claim that a
+        root is an entry of another namespace; the path ends there all the same.
+        """
+        yield extent
+        while extent.parent != extent.root:
+            extent = self._records[extent.parent].pieces[0].extent
             yield extent
-            record = self._records.get(extent.parent)
 
     def _use(self, path: Iterable[CatalogExtent], now_ns: int) -> None:
         """Note that these were used, each a nanosecond after the one below it."""

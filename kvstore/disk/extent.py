@@ -16,8 +16,10 @@ its length, its sizes and its parts. Nothing is synced: a file gets its name whe
 it outlives the process; after a power loss, checksums find what is missing.
 """
 
+import errno
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,14 +37,19 @@ MAGIC = b"rootstock kv v2\n"
 CHECKSUM_BYTES = 16
 PREFIX = struct.Struct(f"<16sI{CHECKSUM_BYTES}s")
 HEAD = struct.Struct("<32s32sII")
+RECORD = struct.Struct(f"<32sI{CHECKSUM_BYTES}s")
 FIRST_READ = 4096
 """Holds the header of an extent of some fifty entries."""
+
+MOST_HEADER_BYTES = 8 << 20
+"""Of a file with more, nothing is read. Entries take some 80 bytes of a header."""
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MOST_BUFFERS = 1024  # IOV_MAX of Linux and macOS
 STAT_BLOCK = 512  # the unit of st_blocks on every file system
-NO_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
-"""Opening a pipe that was put in a file's place fails at once and does not hang."""
+OPENING = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+"""Opening a pipe or a link that was put in a file's place fails at once: it neither hangs nor opens
+what is elsewhere."""
 
 
 class DamagedHeader(Exception):
@@ -70,7 +77,7 @@ class FileUse(NamedTuple):
 def encode(root: Digest, parent: Digest, entries: Sequence[Entry]) -> tuple[ExtentHeader, bytes]:
     """The header, and its bytes, which the parts of all entries follow."""
     n_parts = len(entries[0].parts)
-    record = struct.Struct(f"<32sI{CHECKSUM_BYTES}s{n_parts}q")
+    record = _record(n_parts)
     header_bytes = PREFIX.size + HEAD.size + len(entries) * record.size
     *offsets, end = accumulate((entry.n_bytes for entry in entries), initial=header_bytes)
     headers = tuple(
@@ -90,7 +97,7 @@ def read_header(files: "OsFiles", path: Path) -> ExtentHeader:
     if len(found) < PREFIX.size:
         raise DamagedHeader(path)
     magic, n_bytes, checksum = PREFIX.unpack_from(found)
-    if magic != MAGIC:
+    if magic != MAGIC or not HEAD.size <= n_bytes <= MOST_HEADER_BYTES:
         raise DamagedHeader(path)
     end = PREFIX.size + n_bytes
     if end > len(found):
@@ -99,14 +106,18 @@ def read_header(files: "OsFiles", path: Path) -> ExtentHeader:
     if blake3(body).digest(length=CHECKSUM_BYTES) != checksum:
         raise DamagedHeader(path)
     root, parent, n_entries, n_parts = HEAD.unpack_from(body)
-    record = struct.Struct(f"<32sI{CHECKSUM_BYTES}s{n_parts}q")
+    if not n_entries or not n_parts or n_entries * _record_bytes(n_parts) != len(body) - HEAD.size:
+        raise DamagedHeader(path)
+    record = _record(n_parts)
     entries, offset = list[EntryHead](), end
     for block_hash, n_tokens, its_checksum, *packed in record.iter_unpack(body[HEAD.size :]):
         sizes = tuple(None if size < 0 else size for size in packed)
         entries.append(EntryHead(Digest(block_hash), n_tokens, sizes, its_checksum, offset))
         offset = entries[-1].end
-    if not entries or len(entries) != n_entries:
-        raise DamagedHeader(path)
+    hashes = {root, parent, *(entry.block_hash for entry in entries)}
+    n_above = 1 if root == parent else 2
+    if len(hashes) != n_above + n_entries or not all(entry.n_tokens for entry in entries):
+        raise DamagedHeader(path)  # a path never returns to where it was
     return ExtentHeader(Digest(root), Digest(parent), tuple(entries), offset)
 
 
@@ -122,6 +133,15 @@ def parse(head: EntryHead, payload: memoryview) -> Entry | None:
     return entry if _checksum(entry) == head.checksum else None
 
 
+def _record_bytes(n_parts: int) -> int:
+    """The bytes of an entry in a header, for any number that a damaged header may have."""
+    return RECORD.size + 8 * n_parts
+
+
+def _record(n_parts: int) -> struct.Struct:
+    return struct.Struct(f"{RECORD.format}{n_parts}q")
+
+
 def _checksum(entry: Entry) -> bytes:
     sizes = entry.sizes
     layout = f"<32sI{len(sizes)}q"
@@ -134,6 +154,24 @@ def _checksum(entry: Entry) -> bytes:
 
 def _packable(sizes: Sequence[int | None]) -> Iterator[int]:
     return (-1 if size is None else size for size in sizes)
+
+
+def open_own(path: Path, mode: int) -> int:
+    """A descriptor of a file of this cache, which is made where it is missing. What else has its
+    place is removed, but for a folder with something in it. Raises OSError.
+    """
+    while True:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(kind := path.lstat().st_mode):
+                if stat.S_ISDIR(kind):
+                    path.rmdir()
+                else:
+                    path.unlink()
+        try:
+            return os.open(path, mode | os.O_CREAT | OPENING, FILE_MODE)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # put there meanwhile
+                raise
 
 
 class OsFiles:
@@ -157,7 +195,7 @@ class OsFiles:
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         """Make or overwrite a file from its first byte on. What follows is kept."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NO_WAITING, FILE_MODE)
+        descriptor = open_own(path, os.O_WRONLY)
         try:
             views = [memoryview(buffer).cast("B") for buffer in buffers]
             while views:
@@ -171,9 +209,12 @@ class OsFiles:
 
     def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
         """Fewer bytes than asked for where the file ends before that."""
-        descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
+        descriptor = os.open(path, os.O_RDONLY | OPENING)
         try:
-            n_bytes = max(min(n_bytes, os.fstat(descriptor).st_size - offset), 0)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a file", str(path))
+            n_bytes = max(min(n_bytes, status.st_size - offset), 0)
             found = os.pread(descriptor, n_bytes, offset)
             while len(found) < n_bytes:  # interrupted, or cut short while we read
                 more = os.pread(descriptor, n_bytes - len(found), offset + len(found))
@@ -211,8 +252,10 @@ class OsFiles:
         return found
 
     def remove(self, path: Path) -> None:
-        """A file, or a folder with all that is in it. It need not exist."""
-        if path.is_dir():
+        """A file, or a folder with all that is in it. It need not exist. Of a link nothing but
+        itself.
+        """
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

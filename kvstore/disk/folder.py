@@ -9,7 +9,8 @@ DIRECTORY/v2-<32 hex digits>/   of BLAKE3(fingerprint); with -2 appended for a s
     model                       its name, for people; missing where nobody has given one
     <16 hex digits>.kv          an extent, see `extent.py`
 
-Nothing else in the directory is measured or removed: it may be somebody's home.
+Nothing else in the directory is measured or removed: it may be somebody's home. What has one of
+these names and is something else, such as a link, is removed, and never followed.
 """
 
 import fcntl
@@ -28,7 +29,7 @@ from types import TracebackType
 
 from blake3 import blake3
 
-from kvstore.disk.extent import FILE_MODE, FOLDER_MODE, NO_WAITING, SUFFIX, OsFiles
+from kvstore.disk.extent import FOLDER_MODE, SUFFIX, UNFINISHED, OsFiles, open_own
 from kvstore.disk.types import DiskError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ FOLDERS = re.compile(r"(v\d+)-[0-9a-f]{32}(-\d+)?")
 EXTENTS = re.compile(rf"[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
 SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
-MOST_TEXT = 256
+MOST_TEXT, MOST_NAME_BYTES = 256, 1 << 16
 SECONDS_OF_DAY = 86_400
 
 TMUTIL_SECONDS = 5.0
@@ -67,7 +68,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_WAITING, FILE_MODE)
+        self._descriptor = open_own(path, os.O_RDWR)
 
     def take(self, mode: int) -> bool:
         """Lock it in this mode, in place of the present one; False if others hold it."""
@@ -143,11 +144,15 @@ def take_folder(directory: Path, fingerprint: str, model: str = "") -> tuple[Pat
     digits = blake3(fingerprint.encode()).hexdigest(length=16)
     for number in itertools.count(1):
         folder = directory / f"{VERSION}-{digits}{f'-{number}' if number > 1 else ''}"
+        if not _is_folder(folder):
+            folder.unlink(missing_ok=True)
         folder.mkdir(FOLDER_MODE, exist_ok=True)
         folder.chmod(FOLDER_MODE)
-        lock = FileLock(folder / LOCK)
+        lock = _lock_of(folder)
         try:
             if lock.take(EXCLUSIVE):
+                for unfinished in folder.glob(f"*{UNFINISHED}"):
+                    OsFiles().remove(unfinished)
                 lock.sign(str(os.getpid()))
                 _sign(folder, FINGERPRINT, fingerprint)
                 if model:
@@ -162,7 +167,7 @@ def take_folder(directory: Path, fingerprint: str, model: str = "") -> tuple[Pat
 
 def is_open(folder: Path) -> bool:
     """Whether a process has the folder open. Raises OSError."""
-    lock = FileLock(folder / LOCK)
+    lock = _lock_of(folder)
     try:
         return not lock.take(EXCLUSIVE)
     finally:
@@ -176,7 +181,13 @@ def folders(directory: Path) -> list[Path]:
 
 
 def remove_old_formats(directory: Path, files: OsFiles) -> None:
-    """Remove folders in the format of another version, which are never read. Raises OSError."""
+    """Remove folders in the format of another version, which are never read, and what has the name
+    of a folder and is none. Raises OSError.
+    """
+    for path in directory.iterdir():
+        if FOLDERS.fullmatch(path.name) and not _is_folder(path):
+            files.remove(path)
+            logger.info("disk cache: %s is no folder and was removed", path)
     for folder, version in _folders(directory):
         if version != VERSION and not is_open(folder):
             files.remove(folder)
@@ -235,22 +246,33 @@ class DailyBudget:
     def _written(self, today: int) -> int:
         try:
             day, n_bytes = map(int, bytes(self._files.read(self._path, 0, MOST_TEXT)).split())
-        except (FileNotFoundError, ValueError):  # not written yet, or damaged
+        except (OSError, ValueError):  # not written yet, or damaged
             return 0
-        return n_bytes if day == today else 0
+        return max(n_bytes, 0) if day == today else 0
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, str]]:
     """Each folder of ours with its version."""
     for path in directory.iterdir():
-        if (name := FOLDERS.fullmatch(path.name)) and path.is_dir():
+        if (name := FOLDERS.fullmatch(path.name)) and _is_folder(path):
             yield path, name[1]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _lock_of(folder: Path) -> FileLock:
+    """The lock of a model's folder, in which all is this cache's own."""
+    if _is_folder(folder / LOCK):
+        OsFiles().remove(folder / LOCK)
+    return FileLock(folder / LOCK)
 
 
 def _last_opened(folder: Path) -> int:
     """The time at which a process last opened the folder: opening it writes to its lock."""
     try:
-        return (folder / LOCK).stat().st_mtime_ns
+        return (folder / LOCK).lstat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
@@ -274,11 +296,13 @@ def _has_ended(pid: str) -> bool:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text("utf-8", errors="replace")
-    except FileNotFoundError:
+        return bytes(OsFiles().read(path, 0, MOST_NAME_BYTES)).decode(errors="replace")
+    except OSError:
         return ""
 
 
 def _sign(folder: Path, name: str, text: str) -> None:
     if _text_of(folder / name) != text:
+        if _is_folder(folder / name):
+            OsFiles().remove(folder / name)
         OsFiles().create(folder / name, (text.encode(errors="replace"),))

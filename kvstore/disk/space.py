@@ -82,6 +82,7 @@ class Space:
         self._measured: dict[Path, _FolderFiles] = {folder: self._own}
         self._by_use = list[tuple[int, Path, str]]()  # a heap; see `coldest_of_others`
         self._lost = list[str]()
+        self._found = list[str]()
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
         self.used_bytes = 0  # of the folders of all models; any thread may read it
 
@@ -127,6 +128,11 @@ class Space:
         """The extents of this process's folder that others have removed since the last call."""
         lost, self._lost = self._lost, []
         return lost
+
+    def take_found(self) -> list[str]:
+        """The extents of this process's folder that it has not created, since the last call."""
+        found, self._found = self._found, []
+        return found
 
     def exceeds(self) -> bool:
         """Whether all models together take more than the limit."""
@@ -213,8 +219,11 @@ class Space:
         self._note(folder, ".", status.n_bytes)
         for name in names - measured.sizes.keys():
             used_ns = self._look(folder, name)
-            if used_ns is not None and measured is not self._own and EXTENTS.fullmatch(name):
-                heapq.heappush(self._by_use, (used_ns, folder, name))
+            if used_ns is not None and EXTENTS.fullmatch(name):
+                if measured is self._own:
+                    self._found.append(name)
+                else:
+                    heapq.heappush(self._by_use, (used_ns, folder, name))
         is_settled = measured is self._own or time.time_ns() - status.used_ns > SETTLED_NS
         measured.changed_ns = status.used_ns if is_settled else 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.disk.catalog import Catalog, FoundExtent, Reservation
-from kvstore.disk.extent import SUFFIX, UNFINISHED, DamagedHeader, OsFiles, parse, read_header
+from kvstore.disk.extent import SUFFIX, DamagedHeader, OsFiles, parse, read_header
 from kvstore.disk.folder import (
     EXTENTS,
     LOCK,
@@ -39,6 +39,7 @@ from kvstore.disk.types import (
     DiskStats,
     EntryHead,
     Fault,
+    fault_of,
 )
 from kvstore.disk.writer import Writer
 from kvstore.tokens import Digest
@@ -99,12 +100,10 @@ class DiskStore:
                 remove_old_formats(directory, files)
                 folder, own = take_folder(directory, fingerprint, model)
                 held.callback(own.close)
-                for unfinished in folder.glob(f"*{UNFINISHED}"):
-                    files.remove(unfinished)
                 found, damaged = _find(files, folder)
                 counters.faults.update(damaged.values())
                 for name in (*damaged, *catalog.load(found)):
-                    files.remove(folder / name)
+                    _remove(files, folder / name)
             space = Space(files, directory, folder, limits)
             budget = DailyBudget(files, directory, limits.daily_bytes, clock)
             writer = Writer(catalog, space, budget, lock, limits, counters, clock)
@@ -339,8 +338,8 @@ def clear_unopened(directory: Path, daemon: str, fingerprint: str = "") -> int:
 
 
 def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:
-    """The valid extents of a folder, and the names of damaged ones with their faults. Unreadable
-    files are skipped.
+    """The valid extents of a folder, and the names of damaged ones with their faults. What cannot
+    be read for lack of memory or descriptors is skipped.
     """
     found, damaged = list[FoundExtent](), dict[str, Fault]()
     for use in files.scan(folder):
@@ -350,14 +349,24 @@ def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fa
             header = read_header(files, folder / use.name)
         except DamagedHeader:
             damaged[use.name] = Fault.HEADER
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.warning("disk cache: %s cannot be read: %s", folder / use.name, error)
+            if (fault := fault_of(error)) is not Fault.RESOURCES:
+                damaged[use.name] = fault
         else:
             if use.size < header.end:
                 damaged[use.name] = Fault.SHORT_READ
             else:
                 found.append(FoundExtent(use.name, use.used_ns, header))
     return found, damaged
+
+
+def _remove(files: OsFiles, path: Path) -> None:
+    """Remove a file without a use, if that is possible."""
+    try:
+        files.remove(path)
+    except OSError as error:
+        logger.warning("disk cache: %s cannot be removed: %s", path, error)
 
 
 def _use_of(folder: Path) -> FolderUse:

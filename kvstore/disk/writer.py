@@ -79,6 +79,7 @@ class Writer:
         self._allowance = 0.0  # the most that `_n_bytes` may be
         self._longest_path = 0
         self._undeleted = list[str]()  # files that the thread is to delete
+        self._strangers = list[str]()  # files with names of extents that the catalog does not know
         self._is_working = False
         self._upkeep_at = 0.0
         self._wants_upkeep = True
@@ -293,9 +294,13 @@ class Writer:
             continue
 
     def _evict(self, mine: CatalogExtent | None) -> bool:
-        """Remove what was used longest ago: this extent, or one of another model. False where there
-        is neither.
+        """Remove a file without a use of this folder, or what was used longest ago: this extent, or
+        one of another model. False where there is nothing.
         """
+        if self._strangers:
+            self._undeleted.append(self._strangers.pop())
+            self._delete()
+            return True
         other = self._space.coldest_of_others()
         if other is not None and (mine is None or other.used_ns <= mine.used_ns):
             self._space.remove(other)
@@ -308,9 +313,13 @@ class Writer:
 
     def _notice_evictions(self) -> None:
         """Other processes, or people, may have removed files."""
+        self._strangers += [name for name in self._space.take_found() if not self._knows(name)]
         named = map(self._catalog.named, self._space.take_lost())
         if lost := [extent for extent in named if extent is not None]:
             self._counters.evicted_entries += self.remove(lost)
+
+    def _knows(self, name: str) -> bool:
+        return self._catalog.named(name) is not None
 
     def _delete(self) -> None:
         """Delete the files of what has been removed. One that resists is tried again next time."""
