@@ -181,8 +181,16 @@ def main(descriptor: int, load: Load) -> None:
     """Run an engine's process: `descriptor` is its end of the connection. Never returns."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the server handles them, and sends `drain`
         signal.signal(ignored, signal.SIG_IGN)
+    asyncio.run(_serve_and_exit(socket.socket(fileno=descriptor), load))
+
+
+async def _serve_and_exit(connection: socket.socket, load: Load) -> None:
+    """Serve, and end the process at once when the connection ends. No thread is waited for: one may
+    be loading a model or hold a lock, and the next engine needs the memory.
+    """
     try:
-        asyncio.run(serve(socket.socket(fileno=descriptor), load))
-    finally:
-        logging.shutdown()
-        os._exit(0)  # at once: the server waits for the memory
+        await serve(connection, load)
+    except BaseException:  # a frame cannot be read
+        logger.critical("the engine's process ends", exc_info=True)
+        os._exit(1)
+    os._exit(0)

@@ -1,6 +1,7 @@
 """An engine's process that ends, hangs, or outlives its server."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ import pytest_asyncio
 
 from engine.api import EngineStopped
 from engine.launch import launch
+from engine.process.sockets import FrameBuffer, socket_pair
 from engine.remote import connection
 from engine.remote import engine as remote_engine
 from engine.remote.engine import RemoteEngine
+from engine.remote.host import Calls
+from engine.remote.wire import Kind, Message, read_frame
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
@@ -31,6 +35,33 @@ import server.app, server.terminal.serve
 from engine.launch import launch
 from engine.text.tokenizer import CheckpointTokenizer
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")))
+"""
+LOADER = """
+import logging, sys, threading
+from engine.remote.host import main
+
+never = threading.Event()
+
+def waits():
+    never.wait()
+
+def computes():
+    while True:
+        pass
+
+def holds_the_lock_of_the_log():
+    logging.getLogger().handlers[0].acquire()
+    never.wait()
+
+def has_a_thread_that_never_ends():
+    threading.Thread(target=never.wait).start()
+    raise RuntimeError
+
+def load(config, report, inbox, deliver):
+    report("begun")
+    globals()[sys.argv[2]]()
+
+main(int(sys.argv[1]), load)
 """
 KEEPER = """
 import asyncio, sys
@@ -148,6 +179,29 @@ def test_it_ends_with_its_server() -> None:
         server.kill()
     end = asyncio.run(_ended(pid))
     assert end
+
+
+@pytest.mark.parametrize(
+    "load",
+    ["waits", "computes", "holds_the_lock_of_the_log", "has_a_thread_that_never_ends"],
+)
+def test_it_ends_with_its_server_whatever_its_threads_do(load: str) -> None:
+    """The model is still being loaded."""
+    ours, theirs = socket_pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOADER, str(theirs.fileno()), load], pass_fds=[theirs.fileno()]
+        )
+    try:
+        with ours:
+            ours.sendall(Message(1, "load", Calls.load.json(CONFIG, logging.WARNING)).frame())
+            frames, kinds = FrameBuffer(), set[int]()
+            while Kind.LINE not in kinds:
+                kinds |= {read_frame(body)[0] for body in frames.add(ours.recv(1 << 16))}
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def _ended(pid: int) -> bool:
