@@ -108,13 +108,16 @@ class _Builder:
 
 
 def _budget_phase(budget: ThinkingBudget) -> Phase:
-    """The first phase of a sequence whose thinking block is limited: its end marker is forced."""
-    forced = Phase()
+    """The first phase of a sequence whose thinking blocks are limited: the rest of the end marker
+    is forced.
+    """
+    outside = Phase(until=budget.start)
+    forced = [outside]
     for token_id in reversed(budget.end):
-        forced = Phase(choice=token_id, limit=1, at_limit=forced)
-    block = Phase(until=budget.end, next=Phase(), limit=budget.tokens, at_limit=forced)
-    opened = block if budget.tokens else forced
-    return Phase(until=budget.start, next=opened) if budget.start else opened
+        forced.insert(0, Phase(choice=token_id, limit=1, at_limit=(forced[0],)))
+    block = Phase(until=budget.end, next=outside, limit=budget.tokens, at_limit=tuple(forced))
+    outside.next = block if budget.tokens else forced[0]
+    return outside.next if budget.is_open or not budget.start else outside
 
 
 def _standing(constraint: Constraint, verdicts: Verdicts) -> list[Grammar | None]:

@@ -55,7 +55,8 @@ class Phase:
 
     A phase with a grammar lasts until that is complete, or cannot be followed any further. Any
     other phase allows what `choice` says until the marker `until` has come, or `limit` tokens have:
-    without both it lasts forever.
+    without both it lasts forever. After `limit` tokens, of which the last k began the marker, the
+    k-th phase of `at_limit` comes.
     """
 
     grammar: TriedGrammar | None = None
@@ -65,7 +66,7 @@ class Phase:
     next: "Phase | None" = None  # after the grammar or the marker; None: the sequence ends
     is_dispensable: bool = False  # if the grammar fails, anything may follow; else an error
     limit: int | None = None
-    at_limit: "Phase | None" = None  # after `limit` tokens without the marker
+    at_limit: "tuple[Phase, ...]" = ()
     jumps: Mapping[int, "Phase"] = field(default_factory=dict)
     """Phases that may begin in place of this one, by their first tokens."""
     skips: Mapping[int, "Phase"] = field(default_factory=dict)
@@ -121,9 +122,15 @@ class _Position:
                 assert phase.next is not None, "a marker leads to another phase"
                 self.enter(phase.next)
                 return phase
-        if phase.at_limit is not None and self.n_tokens == phase.limit:
-            self.enter(phase.at_limit)
+        if self.n_tokens == phase.limit:
+            self.enter(phase.at_limit[_n_begun(phase.until, self.tail)])
         return phase
+
+
+def _n_begun(marker: TokenIds, tokens: TokenIds) -> int:
+    """How many of the last tokens are the marker's first. The marker is not complete."""
+    longest = max(len(marker) - 1, 0)
+    return next(n for n in range(longest, -1, -1) if tokens[len(tokens) - n :] == marker[:n])
 
 
 class GrammarState:

@@ -137,14 +137,16 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """At most `tokens` between the `start` marker and the `end` marker, which is forced then.
+    """Each block has at most `tokens` tokens between the `start` marker and the `end` marker. Then
+    what is missing of the end marker is forced.
 
-    Without `start` the block is open when generation begins.
+    If a block `is_open`, generation begins within it. Without `start` that is the only block.
     """
 
     tokens: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

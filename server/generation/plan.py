@@ -84,9 +84,8 @@ class Thinking:
         if self._format is None:
             message = "this model has no reasoning that is known"
             raise InvalidField("thinking_budget", message, UNSUPPORTED)
-        start = () if self.is_open else self._tokens(self._format.begin)
-        end = self._tokens(self._format.end)
-        return None if self._is_over else ThinkingBudget(tokens, start, end)
+        start, end = self._tokens(self._format.begin), self._tokens(self._format.end)
+        return ThinkingBudget(tokens, start, end, self.is_open)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

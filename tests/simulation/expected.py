@@ -67,12 +67,13 @@ def _pooled(request: Request, kv: list[int]) -> bytes:
 def forced(budget: ThinkingBudget | None, generated: list[int], token_id: int) -> int:
     """The token, or in its place the next of an end marker that a budget forces.
 
-    The block is open from the start.
+    The block is open from the start, and is the only one.
     """
     if budget is None:
         return token_id
     marker = list(budget.end)
     block = generated[: budget.tokens]
     ended = any(block[at : at + len(marker)] == marker for at in range(len(block)))
-    place = len(generated) - budget.tokens
-    return marker[place] if not ended and 0 <= place < len(marker) else token_id
+    begun = max(n for n in range(len(marker)) if block[len(block) - n :] == marker[:n])
+    place = len(generated) - budget.tokens + begun
+    return marker[place] if not ended and begun <= place < len(marker) else token_id

@@ -152,11 +152,13 @@ def test_a_budget_forces_the_end_of_reasoning_and_nothing_of_what_follows(name: 
     assert closed is not None
     assert opened is not None
     assert (text(closed.start), text(closed.end)) == (format.begin, format.end)
-    assert (text(opened.start), text(opened.end)) == ("", format.end)
+    assert (text(opened.start), text(opened.end)) == (format.begin, format.end)
+    assert (closed.is_open, opened.is_open) == (False, True)
 
 
 def test_reasoning_that_the_prompt_has_closed_is_not_waited_for() -> None:
     plan = planned("deepseek_r1", "<think>\n\n</think>\n\n", guided_regex="a", thinking_budget=5)
     assert plan.constraint is not None
     assert plan.constraint.thinking is None
-    assert plan.thinking_budget is None
+    assert plan.thinking_budget is not None
+    assert not plan.thinking_budget.is_open, "it counts from the next start marker on"

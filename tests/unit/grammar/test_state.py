@@ -173,6 +173,14 @@ ANSWERS: dict[str, tuple[Request, list[Step]]] = {
         budgeted(2, (), TWO),
         [FREE, 50, FREE, 51, {8}, 8, {9}, 9, FREE, 50, FREE, 50, FREE],
     ),
+    "a budget forces the rest of an end marker that has begun": (
+        budgeted(2, (), TWO),
+        [FREE, 50, FREE, 8, {9}, 9, FREE, 50, FREE, 50, FREE],
+    ),
+    "a budget counts each block": (
+        budgeted(1, (3,), (8,)),
+        [3, FREE, 50, {8}, 8, FREE, 50, 50, FREE, 3, FREE, 50, {8}, 8, FREE],
+    ),
     "a budget counts from the start marker": (
         budgeted(2, (3,), TWO),
         [FREE, 3, FREE, 50, FREE, 51, {8}, 8, {9}, 9, FREE, 50, FREE, 50, FREE],
