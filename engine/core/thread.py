@@ -109,6 +109,8 @@ class EngineThread:
         scheduler, metrics = self._loop.scheduler, self._loop.metrics
         metrics.received += request.n
         arrived_seconds = metrics.now()
+        if request.constraint is not None:  # an invalid request takes no worker's time
+            await asyncio.to_thread(validate, request, self._parts.limits)
         plan = grammar_plan(request, await self._tried(request), self.card.eos_token_ids)
         pack = partial(prepare, request, self._parts.limits, plan, scheduler.block_hashes)
         is_quick = request.n * len(request.prompt) <= QUICK_TOKENS

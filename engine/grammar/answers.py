@@ -61,8 +61,8 @@ def too_long(grammar: Grammar) -> Verdict | None:
 
 
 class Trials:
-    """Tries new grammars before their matchers are opened, and keeps the verdicts. Safe from any
-    thread.
+    """Tries new grammars before their matchers are opened, and keeps the KEPT_VERDICTS verdicts
+    that were used last. Safe from any thread.
     """
 
     def __init__(self, pool: GrammarPool) -> None:
@@ -81,6 +81,8 @@ class Trials:
         with self._lock:
             known = too_long(grammar) or self._verdicts.get(digest)
             if known is not None:
+                if digest in self._verdicts:
+                    self._verdicts.move_to_end(digest)
                 return known
             self._waiting[digest][session] = verdict
         self._pool.submit(session)
@@ -111,6 +113,7 @@ class Trials:
             waiting = self._waiting.pop(digest, {})
             if isinstance(verdict, Verdict):
                 self._verdicts[digest] = verdict
+                self._verdicts.move_to_end(digest)
                 if len(self._verdicts) > KEPT_VERDICTS:
                     self._verdicts.popitem(last=False)
         for session, future in waiting.items():

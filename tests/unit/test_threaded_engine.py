@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,11 +22,11 @@ from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.remote.host import CALLS
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
+from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason, SamplingParams
 from engine.values.stats import CacheTier, Latency
 from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
-from tests.unit.engine_harness import Harness, prompt
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Letters, Parts, Setup, request
 from tools.events import events_of
 
@@ -499,6 +500,26 @@ async def test_where_no_grammar_can_be_read_what_may_do_without_one_is_served(se
     assert events[-1].finish_reason is FinishReason.LENGTH
     with pytest.raises(NoGrammars):
         await setup.collect(replace(request("held"), constraint=replace(calls, weaker=())))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": (VOCAB_SIZE,)}, "prompt"),
+        ({"prompt": ()}, "prompt"),
+        ({"max_tokens": 10_000}, "max_tokens"),
+        ({"sampling": SamplingParams(logit_bias={VOCAB_SIZE: 1.0})}, "logit_bias"),
+        ({"adapter": "unknown"}, "model"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused_before_its_grammar_is_tried(
+    setup: Setup, fields: dict[str, Any], param: str
+) -> None:
+    """No worker of this engine can try one."""
+    guided = Constraint(Grammar(GrammarKind.REGEX, "a"), "guided_regex")
+    with pytest.raises(InvalidRequest) as refused:
+        await setup.collect(replace(request("a"), constraint=guided, **fields))
+    assert refused.value.param == param
 
 
 def test_a_hosted_engine_can_be_killed_when_its_server_has_closed() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import EngineStopped, NoGrammars
+from engine.grammar import answers
 from engine.grammar.answers import TRIAL_TOO_COSTLY, Verdict
 from engine.grammar.pool import MOST_FRUITLESS, patience_seconds
 from engine.grammar.queue import TRIAL_SECONDS
@@ -38,6 +39,23 @@ async def test_a_verdict_is_kept(scene: Scene) -> None:
     assert await asked == Verdict("no good", 0.5)
     assert await (await tried(scene, "x", "b")) == Verdict("no good", 0.5)
     assert not scene.requests(0)
+
+
+async def test_the_verdict_that_was_used_least_recently_is_forgotten(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema of every request is not forgotten for grammars that come once."""
+    monkeypatch.setattr(answers, "KEPT_VERDICTS", 2)
+    for text in ("every", "once", "every", "twice"):
+        asked = await tried(scene, text)
+        for job in scene.requests(0):
+            scene.verdict(0, job)
+        await asked
+    known = await tried(scene, "every")
+    assert known.done() or not scene.requests(0)
+    assert (await known).error is None
+    await tried(scene, "once")
+    assert texts(scene.requests(0)) == ["once"]
 
 
 async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: Scene) -> None:
