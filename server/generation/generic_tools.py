@@ -65,11 +65,6 @@ class PlainConversation:
     places: Sequence[int]
 
 
-def concerns_tools(message: TemplateMessage) -> bool:
-    """Whether the message has calls, or is the result of one."""
-    return message["role"] == "tool" or "tool_calls" in message
-
-
 def plain_conversation(
     messages: Sequence[TemplateMessage],
     tools: Sequence[Mapping[str, Any]],

@@ -12,7 +12,7 @@ from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message
-from server.generation.generic_tools import SystemRole, concerns_tools, plain_conversation
+from server.generation.generic_tools import SystemRole, plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
 from server.generation.tools import CustomToolCall, FunctionToolCall
@@ -278,6 +278,11 @@ class Turn:
         return message
 
 
+def _concerns_tools(message: Mapping[str, object]) -> bool:
+    """Whether the message has calls, or is the result of one."""
+    return message["role"] == "tool" or "tool_calls" in message
+
+
 class PromptEncoder:
     """Turns what clients send into token ids, in the worker threads."""
 
@@ -316,7 +321,7 @@ class PromptEncoder:
 
             def render(written: WriteArguments) -> list[int]:
                 rendered = template_messages(fitted, written)
-                is_about_tools = conversation.tools or any(map(concerns_tools, rendered))
+                is_about_tools = conversation.tools or any(map(_concerns_tools, rendered))
                 if self._tools is GENERIC and is_about_tools:
                     return self._with_generic_tools(rendered, known, arguments)
                 return self._tokenizer.apply_chat_template(rendered, known, **arguments)
