@@ -92,6 +92,39 @@ class Caller:
         self.connection = connection
 
 
+class _PendingCalls:
+    """The calls that wait for their answers. Three threads answer, cancel and fail them, so that
+    each is taken once. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[int, tuple[Call[Any, Any], Future[Any]]] = {}
+        self._n_calls = 0
+        self.is_closed = False
+
+    def add(self, call: Call[Any, Any], future: Future[Any]) -> int:
+        """Returns the number of the call. Raises EngineStopped once it is closed."""
+        with self._lock:
+            if self.is_closed:
+                raise EngineStopped("the engine has stopped")
+            self._n_calls += 1
+            self._calls[self._n_calls] = call, future
+            return self._n_calls
+
+    def take(self, number: int) -> tuple[Call[Any, Any], Future[Any]] | None:
+        """Remove a call and return it; None if it has been taken before."""
+        with self._lock:
+            return self._calls.pop(number, None)
+
+    def close(self) -> list[Future[Any]]:
+        """Take all calls, and refuse later ones."""
+        with self._lock:
+            self.is_closed = True
+            calls, self._calls = self._calls, {}
+        return [future for _, future in calls.values()]
+
+
 class Connection:
     """Sends calls from any thread, and resolves their futures. The process ends with it."""
 
@@ -113,13 +146,10 @@ class Connection:
         self._when_ended = when_ended
         self._socket.settimeout(FIRST_FRAME_SECONDS)
         self._unsent: SimpleQueue[tuple[int, Callable[[], Message]] | None] = SimpleQueue()
-        self._pending: dict[int, tuple[Call[Any, Any], Future[Any]]] = {}
-        self._n_calls = 0
+        self._pending = _PendingCalls()
         self._is_alive = True  # as last reported by the process
-        self._is_open = True
         self._ended: Future[str] = Future()
         self._ended.set_running_or_notify_cancel()
-        self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read_all, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write_all, name="engine-writer", daemon=True)
         self._reader.start()
@@ -133,12 +163,7 @@ class Connection:
         """
         future: Future[R] = Future()
         future.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
-        with self._lock:
-            if not self._is_open:
-                raise EngineStopped("the engine has stopped")
-            self._n_calls += 1
-            number = self._n_calls
-            self._pending[number] = call, future
+        number = self._pending.add(call, future)
         # The writer's thread makes the JSON: a prompt may be long.
         self._unsent.put(
             (number, lambda: Message(number, call.name, call.json(*arguments, **named)))
@@ -155,7 +180,7 @@ class Connection:
 
     def cancel(self, number: int) -> None:
         """Cancel a call, which is then not answered. Does nothing if it has been answered."""
-        if self._pending.pop(number, None) is not None:
+        if self._pending.take(number) is not None:
             self._unsent.put((number, lambda: Message(number, CANCEL)))
 
     def close(self) -> None:
@@ -176,9 +201,16 @@ class Connection:
 
     def is_alive(self) -> bool:
         """Whether the process answers, and reports that its engine is alive."""
-        return self._is_open and self._is_alive
+        return self._is_alive and not self._pending.is_closed
 
     def _write_all(self) -> None:
+        try:
+            self._write_calls()
+        finally:  # the process ends when it has read all, and the reader with it
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _write_calls(self) -> None:
         while (unsent := self._unsent.get()) is not None:
             number, message = unsent
             try:
@@ -253,9 +285,9 @@ class Connection:
         """Resolve the future of a call. A result that cannot be read fails that call only: the
         frames before and after it are whole.
         """
-        call, future = self._pending.pop(number, (None, None))
-        if call is None or future is None:
+        if (pending := self._pending.take(number)) is None:
             return  # it has been cancelled
+        call, future = pending
         try:
             result = call.result.validate_json(json)
         except Exception as error:
@@ -266,9 +298,8 @@ class Connection:
 
     def _fail(self, number: int, error: Exception) -> None:
         """Resolve the future of a call with an error. Does nothing if it has been cancelled."""
-        _, future = self._pending.pop(number, (None, None))
-        if future is not None:
-            future.set_exception(error)
+        if (pending := self._pending.take(number)) is not None:
+            pending[1].set_exception(error)
 
     def _end_events(self, why: str) -> None:
         if not self._ended.done():
@@ -276,15 +307,18 @@ class Connection:
         self._when_ended()
 
     def _end(self) -> None:
-        with self._lock:
-            self._is_open = False
-            pending, self._pending = self._pending, {}
-        for _, future in pending.values():
-            future.set_exception(EngineStopped("the engine has stopped"))
-        self._unsent.put(None)
-        self._writer.join()
-        self._socket.close()
-        self._end_events(self._how_it_ended())
+        why = "its connection has ended"
+        try:
+            for future in self._pending.close():
+                future.set_exception(EngineStopped("the engine has stopped"))
+            with suppress(OSError):  # the writer may wait for the process to read
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._unsent.put(None)
+            self._writer.join()
+            self._socket.close()
+            why = self._how_it_ended()
+        finally:
+            self._end_events(why)
 
     def _how_it_ended(self) -> str:
         try:

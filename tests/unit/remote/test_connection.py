@@ -1,10 +1,15 @@
 """The server's end of the connection to an engine's process: what becomes of its calls."""
 
+import asyncio
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -130,6 +135,101 @@ def test_a_process_that_was_stopped_together_with_the_server_is_not_ended(
     ends.answer(call, cleared)
     assert pending.result(SECONDS) == cleared
     assert not ends.process.killed.is_set()
+
+
+def test_the_end_does_not_wait_for_a_call_that_nobody_reads(ends: Ends) -> None:
+    _, unread = ends.server.send(Calls.probe, tuple(range(1_000_000)), "", "")
+    ends.peer.recv(1)
+    ends.peer.shutdown(socket.SHUT_WR)
+    assert isinstance(unread.exception(SECONDS), EngineStopped)
+    assert ended(ends.server)
+
+
+def test_a_writer_that_fails_ends_the_connection(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or callers would wait for answers to calls that were never sent."""
+
+    def fails(*arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "send_all", fails)
+        patch.setattr(threading, "excepthook", lambda arguments: None)
+        ends.peer.settimeout(SECONDS)
+        _, unsent = ends.clear()
+        assert ends.peer.recv(1) == b"", "it ends the process"
+        ends.peer.shutdown(socket.SHUT_WR)
+        assert isinstance(unsent.exception(SECONDS), EngineStopped)
+        assert ended(ends.server)
+
+
+def test_a_call_is_resolved_once_however_its_cancellation_and_the_end_interleave() -> None:
+    """The call is cancelled in steps: it pauses before one of its bytecodes while the connection
+    ends, and goes on while the first of the other calls is failed.
+    """
+    n_steps, is_paused = 0, True
+    while is_paused:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            server = connected(ours, Process(theirs))
+            calls = [server.send(Calls.clear_cache, None, frozenset[CacheTier]()) for _ in range(3)]
+            cancelling = Stepped(partial(server.cancel, calls[1][0]), n_steps)
+            calls[0][1].add_done_callback(lambda _, thread=cancelling: thread.finish())
+            cancelling.start()
+            assert cancelling.is_paused_or_done.wait(SECONDS)
+            is_paused = cancelling.is_alive()
+            theirs.close()
+            if not cancelling.goes_on.wait(0.02):  # it may have the lock
+                cancelling.goes_on.set()
+            assert ended(server), f"paused before bytecode {n_steps}"
+            for _, future in (calls[0], calls[2]):
+                assert isinstance(future.exception(SECONDS), EngineStopped)
+            cancelling.join(SECONDS)
+            with pytest.raises(EngineStopped):
+                server.send(Calls.clear_cache, None, frozenset[CacheTier]())
+            server.close()
+        n_steps += 1
+    assert n_steps > 10
+
+
+class Stepped(threading.Thread):
+    """Calls a function; pauses before the `n_steps`-th bytecode that it runs in `connection`."""
+
+    def __init__(self, function: Callable[[], None], n_steps: int) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self._steps_left = n_steps
+        self.is_paused_or_done, self.goes_on = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        try:
+            self._function()
+        finally:
+            sys.settrace(None)
+            self.is_paused_or_done.set()
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != connection.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if self._steps_left == 0:
+                self.is_paused_or_done.set()
+                self.goes_on.wait(SECONDS)
+            self._steps_left -= 1
+        return self._trace
+
+    def finish(self) -> None:
+        """Let it go on, and wait until it has ended."""
+        self.goes_on.set()
+        self.join(SECONDS)
+
+
+def ended(server: Connection) -> str:
+    """Why the connection has ended, which it does soon."""
+    return asyncio.run(asyncio.wait_for(server.ended(), SECONDS))
 
 
 def _say_alive(peer: socket.socket, stop: threading.Event) -> None:
