@@ -1,6 +1,7 @@
 """Stand-ins for grammar processes: questions that wait for answers, and answers along a draft."""
 
 from collections.abc import Callable
+from functools import partial
 
 from engine.core.step import SequenceId
 from engine.grammar.masks import mask_words
@@ -34,15 +35,16 @@ class PendingQuestions:
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         self.asked[sequence] = matcher
+        matcher.when_ended = partial(self._end, sequence)
 
     def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
         if question.matcher.answer is None:
             self.ask(sequence, client, question.matcher)
         self.drafted[sequence] = question
 
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
-        self.asked = {one: matcher for one, matcher in self.asked.items() if is_live(one)}
-        self.drafted = {one: draft for one, draft in self.drafted.items() if is_live(one)}
+    def _end(self, sequence: SequenceId) -> None:
+        self.asked.pop(sequence, None)
+        self.drafted.pop(sequence, None)
 
     def close(self) -> None:
         self.asked.clear()

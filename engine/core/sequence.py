@@ -351,7 +351,9 @@ class LiveSequences:
         lease = self._stop(sequence)
         sequence.status = Status.FINISHED
         self.ids.remove(sequence.id)
-        self.n_guided -= sequence.grammar is not None
+        if sequence.grammar is not None:
+            self.n_guided -= 1
+            sequence.grammar.end()
         self.n_background -= sequence.request.is_background
         self.unanswered.pop(sequence.id, None)
         siblings = self._by_request[sequence.request.id]

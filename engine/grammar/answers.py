@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -168,7 +169,9 @@ class MatcherAnswers:
         return self._pool.n_words
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
+        """Ask for the answer of the sequence's present matcher. Asking again changes nothing. The
+        matcher is forgotten when it ends.
+        """
         one = self._matchers.get(sequence)
         if one is not None and one.matcher is not matcher:
             self._drop(sequence)
@@ -196,11 +199,6 @@ class MatcherAnswers:
         _give_up(one.drafted)
         one.drafted = question
         self._pool.ask(one.session, [], question)
-
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
-        """Forget the matchers of sequences that are over."""
-        for sequence in [one for one in self._matchers if not is_live(one)]:
-            self._drop(sequence)
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
         """Send the questions and receive answers, until there are enough or `seconds` have
@@ -234,8 +232,14 @@ class MatcherAnswers:
             trial_seconds=matcher.trial_seconds,
             tokens=list(matcher.tokens),
         )
+        matcher.when_ended = partial(self._end, sequence, session)
         self._matchers[sequence] = _SequenceMatcher(matcher, session, self._clock())
         self._pool.submit(session)
+
+    def _end(self, sequence: SequenceId, session: Session) -> None:
+        one = self._matchers.get(sequence)
+        if one is not None and one.session is session:
+            self._drop(sequence)
 
     def _drop(self, sequence: SequenceId) -> None:
         one = self._matchers.pop(sequence)

@@ -1,5 +1,6 @@
 """A grammar's matcher in one sequence. Worker processes compute which tokens may follow."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -50,8 +51,8 @@ class Matcher:
     grammar. Once a `refusal` is set, it is the only answer.
 
     A fork of a `parent` has only the tokens that it has accepted since. The last look-ahead is kept
-    in `ahead` while the tokens of its draft come true: its answers are the matcher's. Engine thread
-    only.
+    in `ahead` while the tokens of its draft come true: its answers are the matcher's. `when_ended`
+    is called once the matcher is not needed any more. Engine thread only.
     """
 
     grammar: Grammar
@@ -64,6 +65,7 @@ class Matcher:
     draft_seconds: float = 0.0
     parent: "Matcher | None" = None
     ahead: "LookAhead | None" = None
+    when_ended: Callable[[], None] | None = None
 
     def accept(self, token_id: int) -> None:
         """Append a token. The answer is None unless a look-ahead has found it already."""
@@ -71,6 +73,12 @@ class Matcher:
         self.answer = None if self.ahead is None else self.ahead.answer
         if self.answer is None:
             self.ahead = None
+
+    def end(self) -> None:
+        """No answer is needed any more."""
+        when_ended, self.when_ended = self.when_ended, None
+        if when_ended is not None:
+            when_ended()
 
     def fork(self) -> "Matcher":
         """A matcher at the same place, to follow a draft. `LookAhead` answers it."""

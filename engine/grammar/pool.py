@@ -6,11 +6,12 @@ a worker of its own; the second time it is refused.
 """
 
 import logging
+import math
 import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
@@ -47,7 +48,9 @@ IDLE_SECONDS = 60.0
 """After this time a worker that has no matchers ends, since it takes memory."""
 
 TICK_SECONDS = 0.05
-"""Between two looks at jobs that run, while matchers are open."""
+"""For how long the pool's thread waits for more work before it sleeps: to wake it takes a system
+call. On macOS also the time between two looks at the memory of a worker that has a job.
+"""
 
 RETRY_SECONDS = 0.005
 """Between two looks at a worker whose socket is full. A kernel without buffers calls a socket
@@ -101,8 +104,10 @@ class GrammarPool:
         self._queue = JobQueue()
         self._workers, self._waiting = self._queue.workers, self._queue.waiting
         self._numbers = count(1)
+        self._ended: list[tuple[Worker, int]] = []  # whose exit codes are awaited, and their places
         self._n_fruitless = 0
-        self._has_begun = self._is_closed = self._sleeps = False
+        self._has_begun = self._is_closed = self._is_used = False
+        self._sleeps_until = -math.inf  # of the clock, while the pool's thread sleeps
         self._wakes: tuple[socket.socket, socket.socket] | None = None
 
     def submit(self, session: Session) -> None:
@@ -112,6 +117,7 @@ class GrammarPool:
                 session.done(Loss.STOPPED, session.draft)
                 return
             session.number = session.number or next(self._numbers)
+            self._is_used = True
             self._queue.add(session)
             self._begin()
 
@@ -139,7 +145,8 @@ class GrammarPool:
         """Send what may run now."""
         with self._lock:
             self._dispatch()
-            must_wake = self._sleeps and (self._waiting or any(one.jobs for one in self._workers))
+            seconds = self._rest_seconds()
+            must_wake = seconds is not None and self._clock() + seconds < self._sleeps_until
         if must_wake:
             self._wake()
 
@@ -155,16 +162,27 @@ class GrammarPool:
             if self._wakes is not None:
                 poller.register(self._wakes[0], select.POLLIN)
             seconds = self._rest_seconds()
-            self._sleeps = seconds is None or seconds > TICK_SECONDS
+            if self._is_used:
+                seconds = TICK_SECONDS if seconds is None else min(seconds, TICK_SECONDS)
+            self._is_used = False
+            self._sleeps_until = math.inf if seconds is None else self._clock() + seconds
         if most_seconds is not None:
             seconds = most_seconds if seconds is None else min(seconds, most_seconds)
         poller.poll(None if seconds is None else 1e3 * seconds)
         with self._lock:
-            self._sleeps = False
+            self._sleeps_until = -math.inf
             if self._wakes is not None:
                 with suppress(BlockingIOError):
                     self._wakes[0].recv(1024)
             self._exchange()
+        for worker, place in tuple(self._ended):
+            assert worker.process is not None
+            exit_code = worker.process.wait()
+            with self._lock:
+                if (worker, place) in self._ended:
+                    self._ended.remove((worker, place))
+                    self._lose(worker, place, "it has died", exit_code)
+                    self._dispatch()
 
     def close(self) -> None:
         """End all processes. What waits is lost."""
@@ -172,12 +190,8 @@ class GrammarPool:
             if self._is_closed:
                 return
             self._is_closed = True
-            lost = [one.session for worker in self._workers for one in worker.jobs if one.is_wanted]
-            for session in [*lost, *self._waiting]:
+            for session in self._clear():
                 session.done(Loss.STOPPED, session.draft)
-            self._waiting.clear()
-            for worker in self._workers:
-                self._vacate(worker)
             self._wake()
         self._starter.shutdown(wait=False)
         self._processes.close()
@@ -193,35 +207,75 @@ class GrammarPool:
             self._run_on_thread(self._run)
 
     def _run(self) -> None:
+        """The pool's thread. If it fails, what was asked for has no answer, and the next session
+        starts another thread, with new processes.
+        """
+        wakes = self._wakes or ()
         try:
             while not self._is_closed:
                 self.turn()
         except Exception:
-            logger.critical("the pool of grammar workers has died", exc_info=True)
+            logger.critical("the thread of the grammar workers has died", exc_info=True)
+            with self._lock:
+                self._has_begun, self._wakes = self._is_closed, None
+                for session in self._clear():
+                    self._forget(session, Loss.NO_WORKER)
         finally:
-            self.close()
-            for end in self._wakes or ():
+            for end in wakes:
                 end.close()
 
+    def _clear(self) -> list[Session]:
+        """End all processes, and empty the queue. Returns the sessions that wait for a report."""
+        workers = [*self._workers, *(worker for worker, _ in self._ended)]
+        running = [job.session for one in workers for job in one.jobs if job.is_wanted]
+        lost = [*running, *self._waiting]
+        self._waiting.clear()
+        self._ended.clear()
+        for worker in tuple(self._workers):
+            self._vacate(worker)
+        return lost
+
     def _wake(self) -> None:
-        if self._wakes is not None:
+        if (wakes := self._wakes) is not None:
             with suppress(OSError):  # it is full: the thread wakes anyway
-                self._wakes[1].send(b"\0")
+                wakes[1].send(b"\0")
 
     def _rest_seconds(self) -> float | None:
-        """The time until the next check, if no process reports."""
+        """The time until the next check, if no process reports; None if there is nothing to check
+        until then.
+        """
         if any(worker.process and not worker.process.flush() for worker in self._workers):
             return RETRY_SECONDS
-        if self._waiting or any(worker.jobs or worker.sessions for worker in self._workers):
-            return TICK_SECONDS
-        n_running = sum(not worker.is_empty for worker in self._workers)
-        return IDLE_SECONDS if n_running else None
+        now = self._clock()
+        due = [one.since + at for one in self._workers for at in self._checks(one, now)]
+        return max(min(due) - now, 0.0) if due else None
+
+    def _checks(self, worker: Worker, now: float) -> Iterator[float]:
+        """When `_look_at` has something to do, if no process reports: in seconds after `since`."""
+        seconds = now - worker.since
+        if worker.process is None or not worker.is_ready:
+            if not worker.is_empty:
+                yield START_SECONDS
+        elif not worker.jobs:
+            if self._is_spare(worker):
+                yield IDLE_SECONDS
+        else:
+            yield patience_seconds(worker.jobs[0].limit_seconds)
+            if worker.process.footprint_bytes() is not None:
+                yield seconds + TICK_SECONDS
+            if worker is not self._workers[0]:
+                yield from (at for at in (SHORT_SECONDS, SHORT_LIMIT_SECONDS) if seconds <= at)
+
+    def _is_spare(self, worker: Worker) -> bool:
+        """Whether a worker that has no jobs is to end after IDLE_SECONDS."""
+        is_last = sum(one.is_ready for one in self._workers) == 1
+        return not worker.sessions and (worker.in_background or not is_last)
 
     def _exchange(self) -> None:
         """Take in what all processes have sent, then send what may run now."""
         if self._is_closed:
             return
-        for worker in tuple(self._workers):
+        for place, worker in enumerate(tuple(self._workers)):
             try:
                 self._take_started(worker)
                 if worker.process is not None:
@@ -229,11 +283,14 @@ class GrammarPool:
                         self._take(worker, report)
                 self._look_at(worker)
             except EOFError:
-                self._lose(worker, "it has died")
+                self._vacate(worker, is_reaped=False)
+                self._ended.append((worker, place))
             except ProtocolError as error:
-                self._lose(worker, str(error), ENDED_BY_OTHERS)
+                self._vacate(worker)
+                self._lose(worker, place, str(error), ENDED_BY_OTHERS)
             except _Unfit as unfit:
-                self._lose(worker, str(unfit), unfit.cause)
+                self._vacate(worker)
+                self._lose(worker, place, str(unfit), unfit.cause)
         self._dispatch()
 
     def _take_started(self, worker: Worker) -> None:
@@ -255,8 +312,7 @@ class GrammarPool:
             return
         assert worker.process is not None
         if not worker.jobs:
-            is_spare = worker.in_background or sum(one.is_ready for one in self._workers) > 1
-            if not worker.sessions and is_spare and seconds > IDLE_SECONDS:
+            if seconds > IDLE_SECONDS and self._is_spare(worker):
                 self._vacate(worker)
         elif (worker.process.footprint_bytes() or 0) > MEMORY_BYTES:
             raise _Unfit("it takes too much memory", -signal.SIGABRT)
@@ -343,16 +399,14 @@ class GrammarPool:
 
     # Deaths
 
-    def _lose(self, worker: Worker, reason: str, cause: int | None = None) -> None:
-        """The process has ended or has to. `cause` stands for its exit code where the daemon ends
-        it.
+    def _lose(self, worker: Worker, place: int, reason: str, cause: int) -> None:
+        """The process of the worker that had this place has ended, or was ended. `cause` is its
+        exit code, or stands for it where the daemon has ended it.
         """
         running = worker.jobs[0] if worker.jobs else None
         is_fruitless = running is not None or not worker.is_ready
-        has_full_limit = worker is not self._workers[0]
-        exit_code = self._vacate(worker)
-        logger.warning("a grammar process was lost: %s; exit code %s", reason, exit_code)
-        cause = exit_code if cause is None else cause
+        has_full_limit = place > 0
+        logger.warning("a grammar process was lost: %s; exit code %s", reason, cause)
         for job in worker.jobs:
             if job.is_wanted:
                 job.session.job = None
@@ -369,9 +423,9 @@ class GrammarPool:
             is_beyond_limit = cause == -signal.SIGPROF and has_full_limit and not running.draft
             self._charge(culprit, is_beyond_limit)
 
-    def _culprit(self, worker: Worker, cause: int | None) -> Session | None:
+    def _culprit(self, worker: Worker, cause: int) -> Session | None:
         """The session that has ended the process; None where none is at fault."""
-        if not worker.jobs or cause is None or cause == ENDED_BY_OTHERS:
+        if not worker.jobs or cause == ENDED_BY_OTHERS:
             return None
         return worker.largest() if cause in OUT_OF_MEMORY else worker.jobs[0].session
 
@@ -399,16 +453,19 @@ class GrammarPool:
         self.withdraw(session)
         session.done(loss, session.draft)
 
-    def _vacate(self, worker: Worker) -> int | None:
-        """Kill the worker's process and put an empty place where it was. Returns the exit code that
-        the process had, or has now.
+    def _vacate(self, worker: Worker, *, is_reaped: bool = True) -> None:
+        """Kill the worker's process and put an empty place where it was. That the process has ended
+        is waited for on the starter's thread, or by the caller: others need the lock.
         """
         self._workers[self._workers.index(worker)] = Worker()
         for session in worker.sessions:
             session.worker = None
         if worker.starting is not None and not worker.starting.cancel():
             worker.starting.add_done_callback(_kill_started)
-        return None if worker.process is None else worker.process.kill()
+        if worker.process is not None:
+            worker.process.kill()
+            if is_reaped:
+                self._starter.submit(worker.process.wait)
 
     # The queue
 
@@ -475,3 +532,4 @@ def _kill_started(starting: "Future[GrammarProcess]") -> None:
     """End a process that is no longer wanted once it has started."""
     if starting.exception() is None:
         starting.result().kill()
+        starting.result().wait()

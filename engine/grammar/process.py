@@ -62,7 +62,7 @@ class Vocabulary:
 
 
 class GrammarProcess:
-    """One `engine.grammar.worker` process. No method waits for it, except `end` for a moment."""
+    """One `engine.grammar.worker` process. Only `end` and `wait` wait for it."""
 
     def __init__(self, vocabulary: BinaryIO) -> None:
         """Raises OSError where no process can be started."""
@@ -127,13 +127,19 @@ class GrammarProcess:
             self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_LAST_WORDS_SECONDS)
-        return self.kill()
+        self.kill()
+        return self.wait()
 
-    def kill(self) -> int:
-        """End it at once, whatever it does; its exit code, as of `end`."""
+    def kill(self) -> None:
+        """End it whatever it does, without waiting: to free its memory may take a while."""
         with suppress(OSError):
             self.connection.close()
         self._process.kill()
+
+    def wait(self) -> int:
+        """Wait until a process that was killed, or has closed its socket, has ended. Returns its
+        exit code, as of `end`.
+        """
         return self._process.wait()
 
 
@@ -171,6 +177,7 @@ class GrammarProcesses:
             self._is_closed = True
             if self._spare is not None:
                 self._spare.kill()
+                self._spare.wait()
             if self._file is not None:
                 self._file.close()
 

@@ -38,17 +38,15 @@ class Answers(Protocol):
         ...
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
+        """Ask for the answer of the sequence's present matcher. Asking again changes nothing. The
+        matcher is forgotten when it ends.
+        """
         ...
 
     def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
         """Ask for the masks along a draft, and for its matcher's answer. Another draft of the
         sequence is followed no more.
         """
-        ...
-
-    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
-        """Forget the matchers of sequences that are over."""
         ...
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
@@ -82,18 +80,15 @@ class GrammarStage:
         self._answers = answers
         self._now = now
         self._drafted: dict[SequenceId, GuidedDraft] = {}  # drafts that the step verifies
-        self._had_guided = False  # matchers of sequences that have ended may still be known
         self.waited_seconds = 0.0
 
     @property
     def is_needed(self) -> bool:
-        """Whether any sequence has a grammar, or had one when this was last used."""
-        return self._sequences.n_guided > 0 or self._had_guided
+        """Whether any sequence has a grammar."""
+        return self._sequences.n_guided > 0
 
     def ask(self, step: Step | None) -> None:
         """Ask for the answers of matchers and for masks along the step's drafts."""
-        self._had_guided = self._sequences.n_guided > 0
-        self._answers.retain(self._sequences.ids.__contains__)
         self._ask_matchers()
         self._drafted.clear()
         if step is not None and step.n_drafts:

@@ -188,9 +188,16 @@ class GrammarState:
                     self.is_complete = True
                 else:
                     position.enter(phase.next)
+                    self.end()
                     self._matchers = {grammar: grammar.matcher() for grammar in self._matchers}
             case Refused() | Unanswerable() if phase.is_dispensable:
                 position.phase = replace(phase, grammar=None)  # which may still be jumped from
+                self._matchers[phase.grammar].end()
+
+    def end(self) -> None:
+        """No answer of its matchers is needed any more."""
+        for matcher in self._matchers.values():
+            matcher.end()
 
     def copy(self) -> "GrammarState":
         """A state at the same place, to follow a draft. Its matchers are forks."""

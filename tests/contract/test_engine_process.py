@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -20,8 +23,9 @@ from engine.remote.engine import RemoteEngine
 from engine.remote.host import Calls
 from engine.remote.wire import Kind, Message, read_frame
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Request
+from engine.values.request import Constraint, Grammar, GrammarKind, Request
 from engine.values.settings import EngineConfig
+from tests.polling import until
 from tools.events import events_of
 
 pytestmark = pytest.mark.process
@@ -158,6 +162,46 @@ async def test_who_only_looks_does_not_wait_for_a_stopped_process(
     monkeypatch.undo()
     assert await engine.requests() == ()
     assert (await engine.stats()).generated_tokens == LONG.max_tokens
+
+
+@pytest.mark.parametrize("last_sequence", ["reaches its limit", "is aborted"])
+async def test_an_idle_engine_sleeps(engine: RemoteEngine, last_sequence: str) -> None:
+    """Of its threads only the first wakes, to report that it is alive. Threads that look at
+    something again and again would wake between two such reports.
+    """
+    guided = Constraint(Grammar(GrammarKind.REGEX, "[a-z]{2000}"), "guided_regex")
+    is_aborted = last_sequence == "is aborted"
+    one = replace(LONG, constraint=guided, max_tokens=2000 if is_aborted else 8)
+    async with aclosing(events_of(engine, one)) as events:
+        n_events = 0
+        async for _ in events:
+            n_events += 1
+            if is_aborted and n_events == 4:
+                break
+    while await engine.requests():
+        pass
+    pid = pid_of(engine)
+    await asyncio.to_thread(until, lambda: _wakes_in_a_report(pid) == 0)
+
+
+def _wakes_in_a_report(pid: int) -> int:
+    """How often threads wake while the process reports twice, besides the first thread."""
+    before = _wakes(pid)
+    until(lambda: _wakes(pid).get(pid, 0) >= before.get(pid, 0) + 2 or not before)
+    after = _wakes(pid)
+    return sum(
+        n_wakes - before.get(thread, 0) for thread, n_wakes in after.items() if thread != pid
+    )
+
+
+def _wakes(pid: int) -> dict[int, int]:
+    """How often each thread has slept so far. Nothing is known of that except on Linux."""
+    found = dict[int, int]()
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError):  # the thread has ended
+            _, _, rest = status.read_text().partition("\nvoluntary_ctxt_switches:")
+            found[int(status.parent.name)] = int(rest.split()[0])
+    return found
 
 
 async def test_drained_it_is_gone(engine: RemoteEngine) -> None:

@@ -34,6 +34,8 @@ class ScriptedProcess(GrammarProcess):
         self._frames, self._requests = FrameBuffer(), FrameBuffer()
         self._exit_code = OUTSIDE
         self.is_over = self.is_in_background = False
+        self.is_awaited, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
         self.footprint: int | None = None
 
     @property
@@ -41,12 +43,17 @@ class ScriptedProcess(GrammarProcess):
         return not self.is_over
 
     def end(self) -> int:
-        return self.kill()
+        self.kill()
+        return self.wait()
 
-    def kill(self) -> int:
+    def kill(self) -> None:
         self.connection.close()
         self.peer.close()
         self.is_over = True
+
+    def wait(self) -> int:
+        self.is_awaited.set()
+        assert self.may_end.wait(SECONDS)
         return self._exit_code
 
     def yield_to_others(self) -> None:
@@ -138,17 +145,25 @@ class Scene:
         self.pool = GrammarPool(
             self.starts, 1, lambda: self.now, starter or SameThread(), self.threads.append
         )
+        self.matchers: dict[int, Matcher] = {}  # of sequences that have not ended
         self.waited: list[float] = []
         self.answers = MatcherAnswers(self.pool, self.waited.append, lambda: self.now)
         self.trials = Trials(self.pool)
 
     def ask(self, sequence: int, client: str, matcher: Matcher) -> None:
+        self.matchers[sequence] = matcher
         self.answers.ask(SequenceId(sequence), client, matcher)
 
     def look_ahead(self, sequence: int, client: str, matcher: Matcher, *draft: int) -> LookAhead:
+        self.matchers[sequence] = matcher
         question = LookAhead(matcher, draft)
         self.answers.look_ahead(SequenceId(sequence), client, question)
         return question
+
+    def end(self, *sequences: int) -> None:
+        """These sequences end, or all."""
+        for sequence in sequences or tuple(self.matchers):
+            self.matchers.pop(sequence).end()
 
     def turn(self) -> None:
         """Send what was asked, take in what processes have said, and the answers."""

@@ -172,7 +172,7 @@ def test_who_goes_while_his_job_runs_is_blamed_all_the_same(scene: Scene) -> Non
     scene.turn()
     scene.ask(1, "a", other)
     scene.turn()
-    scene.answers.retain(lambda sequence: sequence == 1)
+    scene.end(0)
     scene.lose(0)
     assert [job["tokens"] for job in scene.requests(1)] == [[7]]
     assert other.answer is None
@@ -181,7 +181,7 @@ def test_who_goes_while_his_job_runs_is_blamed_all_the_same(scene: Scene) -> Non
     (job,) = scene.requests(2)
     assert job["seconds"] == STEP_SECONDS
     scene.process(2).mask(job, 0)
-    scene.answers.retain(lambda sequence: False)
+    scene.end()
     scene.mask(1, {"id": 2}, 1)
     scene.requests(1)
     scene.now = USAGE_SECONDS + 1

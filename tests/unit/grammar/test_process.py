@@ -3,12 +3,13 @@
 import os
 import select
 import signal
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +21,9 @@ from engine.grammar.process import (
 )
 from engine.grammar.wire import Message, Report, ReportKind
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from engine.process.child import start_child
 from tests.grammars import DEMO_VOCAB_SIZE
+from tests.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -36,25 +39,19 @@ def processes() -> Iterator[GrammarProcesses]:
 
 
 @pytest.fixture
-def started() -> Callable[[], list[psutil.Process]]:
-    """The grammar processes that the test has started. Engines on threads of this process, which
-    other tests share, may have some of their own.
+def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
+    """The processes that the test has started and that still run. Engines on threads of this
+    process, which other tests share, may have some of their own, which end at any time.
     """
-    others = {child.pid for child in children()}
-    return lambda: [child for child in children() if child.pid not in others]
+    made: list[subprocess.Popen[bytes]] = []
 
+    def start(*arguments: Any, **named: Any) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        connection, child = start_child(*arguments, **named)
+        made.append(child)
+        return connection, child
 
-def children() -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process().children() if "engine.grammar.worker" in command(child)
-    ]
-
-
-def command(child: psutil.Process) -> list[str]:
-    """It has none for a moment while it is being started."""
-    while not (words := child.cmdline()):
-        pass
-    return words
+    monkeypatch.setattr("engine.grammar.process.start_child", start)
+    return lambda: {child.pid for child in made if child.poll() is None}
 
 
 def receive(process: GrammarProcess) -> Report:
@@ -78,37 +75,43 @@ def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> Report:
     return ask(process, do="try", kind="regex", text=text, seconds=seconds)
 
 
+def ended(process: GrammarProcess) -> int:
+    """Its exit code. One that has closed its socket ends by itself."""
+    process.kill()
+    return process.wait()
+
+
 def test_one_more_than_is_asked_for_has_begun_and_none_is_left(
-    started: Callable[[], list[psutil.Process]], processes: GrammarProcesses
+    running: Callable[[], set[int]], processes: GrammarProcesses
 ) -> None:
     first = processes.start()
     processes.prepare()
     processes.prepare()
-    assert len(started()) == 2
-    (spare,) = {child.pid for child in started()} - {first._process.pid}
+    assert len(running()) == 2
+    (spare,) = running() - {first._process.pid}
     second = processes.start()
     assert second._process.pid == spare
     assert trial(second, "a").error == ""
     for process in (first, second):
         assert process.end() in {0, -signal.SIGKILL}  # by itself, where the machine lets it soon
     processes.close()
-    assert started() == []
+    assert running() == set()
     with pytest.raises(OSError, match="has stopped"):
         processes.start()
 
 
 def test_a_spare_that_was_killed_is_not_handed_out(
-    started: Callable[[], list[psutil.Process]], processes: GrammarProcesses
+    running: Callable[[], set[int]], processes: GrammarProcesses
 ) -> None:
     first = processes.start()
     processes.prepare()
-    (spare,) = {child.pid for child in started()} - {first._process.pid}
+    (spare,) = running() - {first._process.pid}
     os.kill(spare, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(spare)], timeout=60)
+    until(lambda: spare not in running())
     second = processes.start()
     assert trial(second, "a").error == ""
-    first.kill()
-    second.kill()
+    for process in (first, second):
+        assert ended(process) == -signal.SIGKILL
 
 
 def test_nothing_comes_from_the_current_directory(
@@ -120,27 +123,27 @@ def test_nothing_comes_from_the_current_directory(
     monkeypatch.chdir(tmp_path)
     process = processes.start()
     assert trial(process, "a").error == ""
-    process.kill()
+    ended(process)
 
 
 def test_processor_time_ends_it(processes: GrammarProcesses) -> None:
     process = processes.start()
     with pytest.raises(EOFError):
         trial(process, ENDLESS, seconds=0.2)
-    assert process.kill() == -signal.SIGPROF
+    assert ended(process) == -signal.SIGPROF
 
 
 def test_what_raises_in_it_is_no_kill_from_outside(processes: GrammarProcesses) -> None:
     process = processes.start()
     with pytest.raises(EOFError):
         ask(process, do="nothing")
-    assert process.kill() == 1
+    assert ended(process) == 1
 
 
 def test_none_takes_descriptors_that_are_not_its_own(processes: GrammarProcesses) -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
-        processes.start().kill()
+        ended(processes.start())
     with suppress(FileNotFoundError):
         assert len(os.listdir("/proc/self/fd")) <= before + 1  # the vocabulary's
 
@@ -154,4 +157,4 @@ def test_work_in_the_background_yields_to_the_daemon(processes: GrammarProcesses
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + BACKGROUND_NICENESS, 19)
     assert os.getsid(pid) == os.getsid(0)
     assert os.getpgid(pid) != os.getpgid(0)
-    process.kill()
+    ended(process)
