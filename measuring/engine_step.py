@@ -27,9 +27,9 @@ from engine.core.inbox import Inbox
 from engine.core.request import prepare
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.decode.choice import BUILD_AFTER_STEPS
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
+from engine.mlx_backend.loading.compiler import start_compiler
 from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
 from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent
@@ -47,11 +47,6 @@ WARM_UP_ROUNDS = 2
 APART_TOKENS = 5
 """Rows are of lengths that differ by this, within a block. In a server, too, rows begin their
 blocks at unlike steps.
-"""
-
-CHOICE_SECONDS = 120.0
-"""How long to wait for the choice between compiled and eager decodes, which a CPU's kernels may
-have to be built for.
 """
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -169,7 +164,9 @@ class EngineHarness:
         layout = opened.loaded.layout
         row_tokens = min(row_tokens, config.max_model_len or opened.loaded.max_context_tokens)
         config = replace(config, kv_cache_bytes=_kv_bytes(config, layout, rows, row_tokens))
-        backend = assembly.assemble_opened(config, opened, load_blas(), lambda line: None)
+        backend = assembly.assemble_opened(
+            config, opened, load_blas(), lambda line: None, start_compiler()
+        )
         self._events: list[OutputEvent] = []
         parts = assemble(backend, config, lambda line: None, Inbox(), self._events.extend)
         self._loop, self._limits = parts.loop, parts.limits
@@ -181,20 +178,6 @@ class EngineHarness:
         self.decode = backend.decode
         self.card = parts.card
         self._block_size = config.block_size
-        self._wait_for_choice()
-
-    def _wait_for_choice(self) -> None:
-        """Return once the decode path is chosen, or after CHOICE_SECONDS.
-
-        It is chosen in a step that begins while there are no others.
-        """
-        if not self.decode().is_chosen:
-            self.begin(rows=1, prompt_tokens=1, max_tokens=2 * BUILD_AFTER_STEPS)
-            self.run(BUILD_AFTER_STEPS)  # kernels are built once it has decoded so much
-        end = time.monotonic() + CHOICE_SECONDS
-        while not self.decode().is_chosen and time.monotonic() < end:
-            time.sleep(0.1)
-            self.begin(rows=1, prompt_tokens=1, max_tokens=1)
 
     def row_tokens(self, rows: int, most: int) -> list[int]:
         """The length of each row's prompt: `most`, and up to a block less."""
@@ -296,7 +279,7 @@ class StepTimes:
     """Medians over rounds: milliseconds a step, and the engine's time over the bare model's.
 
     `compiled_share`: the engine's steps that were compiled, of all. `decode`: how they are served,
-    "compiled" or "eager"; "not chosen" where that was still unknown.
+    "compiled" or "eager".
     """
 
     engine_ms: float
@@ -397,7 +380,7 @@ def median_times(
         least_times=min(ratios),
         greatest_times=max(ratios),
         compiled_share=(after.compiled_steps - before.compiled_steps) / steps,
-        decode=after.why.partition(":")[0] if after.is_chosen else "not chosen",
+        decode=after.why.partition(":")[0],
     )
 
 

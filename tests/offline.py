@@ -166,11 +166,6 @@ class OfflineDaemon:
         path = None if decode is None else decode(model)
         runner = MlxRunner(model, Sampler(vocab_size), launch, decode=path)
 
-        def rest() -> None:
-            if path is not None:
-                path.settle()
-            runner.grow_ahead()
-
         self.runner = watch(runner)
         self.storage = model.storage
         self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
@@ -202,7 +197,7 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
-            rest,
+            runner.grow_ahead,
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)

@@ -3,32 +3,30 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_unflatten
 
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.mlx_backend import host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.decode.choice import DecodePath, compute_compiled, rehearsal_model
-from engine.mlx_backend.decode.kernels import compiler_problem, marker, start_building
+from engine.mlx_backend.decode.choice import DecodePath, compute_draws
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import Checkpoint
+from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
-    load_weights,
-    named_weights,
+    check_model,
     open_model,
     pooled_by,
+    read_weights,
     template_kind,
 )
 from engine.mlx_backend.loading.locate import find_checkpoint
@@ -37,11 +35,10 @@ from engine.mlx_backend.loading.memory import (
     footprint,
 )
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
-from engine.mlx_backend.loading.selfcheck import check_bytes, install_patches
+from engine.mlx_backend.loading.selfcheck import check_bytes
 from engine.mlx_backend.loading.workspace import (
     attention_workspace,
 )
-from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.runner import Launch, MlxRunner
@@ -51,9 +48,6 @@ from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEMO_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
-
-LARGE_WEIGHT = 1 << 20
-"""Weights of this many numbers or more are replaced by zeros while kernels are built."""
 
 FIRST_SHARE = 8
 """On a Mac the KV cache begins with an eighth of its memory, and grows."""
@@ -122,17 +116,24 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
 
 
 def assemble_opened(
-    config: EngineConfig, opened: OpenedModel, blas: Blas, report: Report
+    config: EngineConfig,
+    opened: OpenedModel,
+    blas: Blas,
+    report: Report,
+    compiler: Compiler | None,
 ) -> Backend:
-    """Read the weights, check the model, and allocate its storage. Raises ModelError."""
+    """Read the weights, check the model, and allocate its storage. `compiler` is what
+    `start_compiler` has returned. Raises ModelError.
+    """
     loaded, layout = opened.loaded, opened.loaded.layout
     plan = opened.plan(config)
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
-    problem = compiler_problem() if mx.default_device() == mx.cpu else ""
+    read_weights(loaded, report)
+    problem = "" if compiler is None else compiler.problem()
     if problem:
         mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
-    execution = load_weights(loaded, opened.attentions, report)
+    execution = check_model(loaded, opened.attentions, report)
     divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     # On a Mac other programs share the memory, and have it until it is needed.
@@ -153,16 +154,11 @@ def assemble_opened(
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
-    report("measuring compiled decodes…")
-    decode = _decode_path(config, opened, model, problem)
+    decode = _decode_path(config, opened, model, problem, report)
     report(f"decode: {decode.why}")
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
     sampler = Sampler(layout.vocab_size)
     runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter)
-
-    def rest() -> None:
-        decode.settle()
-        runner.grow_ahead()
 
     card = replace(
         _planned_card(config, opened, plan, blas),
@@ -190,8 +186,8 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=meter.stats,
         decode=decode.stats,
-        rest=rest,
-        release_thread=partial(release_thread, decode),
+        rest=runner.grow_ahead,
+        release_thread=release_thread,
     )
 
 
@@ -251,33 +247,29 @@ def _slowdowns(
 
 
 def _decode_path(
-    config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str
+    config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str, report: Report
 ) -> DecodePath:
-    """Rehearse compiled decodes, unless a CPU's kernels must be built first."""
-    if config.decode == "eager":
-        return DecodePath("as set")
+    """Rehearse compiled decodes, and prepare draws. `problem` is why MLX cannot compile; "" if it
+    can.
+    """
     if not opened.loaded.purpose.generates:
         return DecodePath("it generates nothing")
     if problem:
         return DecodePath(problem)
-    path = DecodePath("its kernels are built when it has decoded for a while")
-    if mx.default_device() != mx.cpu or marker(config, opened.checkpoint).exists():
-        path.choose(model)
-    else:
-        rung, attention = model.execution.batching.name, model.execution.attention.name
-        as_opened = replace(config, memory_bytes=opened.machine.left_bytes)
-        path.choose_after(partial(start_building, as_opened, rung, attention), model)
+    path = DecodePath("as set")
+    if config.decode != "eager":
+        path.choose(model, report)
+    if mx.default_device() == mx.cpu:
+        compute_draws(path, model.layout, report)
     return path
 
 
-def release_thread(decode: DecodePath | None = None) -> None:
+def release_thread() -> None:
     """Release what MLX keeps for this thread. The thread may not use MLX afterwards.
 
     If this is left to the end of the thread, it may race with the end of the interpreter, which
     aborts the process.
     """
-    if decode is not None:
-        decode.close()
     mx.clear_streams()
 
 
@@ -291,37 +283,6 @@ def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
     needed = plan.needed(default_bytes)
     return replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
-
-
-def build_kernels(config: EngineConfig, batching: str, attention: str) -> None:
-    """Compute compiled steps of the configured model without its large weights, so that MLX builds
-    their kernels; see `decode/kernels.py`. `batching` and `attention` are names.
-
-    `memory_bytes` of the configuration is the memory that was free when the engine loaded the model
-    (less is free by now), because the type of its weights depends on that. Raises ModelError, and
-    whatever the model raises.
-    """
-    checkpoint = find_checkpoint(config.model, download=False)
-    purpose = find_purpose(checkpoint, config.pooling, config.reranker)
-    assert config.memory_bytes is not None
-    loaded = open_model(checkpoint, config.memory_bytes, purpose, config.adapters, config.kv_format)
-    small = {
-        name: weights
-        if weights.size < LARGE_WEIGHT
-        else mx.broadcast_to(mx.zeros((), weights.dtype), weights.shape)
-        for name, weights in named_weights(loaded.model).items()
-    }
-    loaded.model.update(tree_unflatten(list(small.items())))
-    execution = Execution(
-        next(rung for rung in LADDER if rung.name == batching),
-        next(one for one in attentions(config.attention, loaded) if one.name == attention),
-        install_patches(loaded.model, loaded.layout, loaded.row_adapters),
-        loaded.row_adapters,
-    )
-    block_size, context_tokens = config.block_size, loaded.max_context_tokens
-    compute_compiled(
-        rehearsal_model(loaded.model, loaded.layout, execution, block_size, context_tokens)
-    )
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

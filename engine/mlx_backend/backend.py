@@ -85,11 +85,14 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
     with mlx_imports() as blas:
         if blas.name:
             report(f"BLAS: {blas if blas.library else blas.advice}")
-        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+        from engine.mlx_backend.loading.compiler import start_compiler  # noqa: PLC0415 - BLAS first
+
+        compiler = start_compiler()  # while the imports that follow take their time
+        from engine.mlx_backend import assembly  # noqa: PLC0415
 
     try:
         opened = assembly.open_checkpoint(config, checkpoint)
-        return assembly.assemble_opened(config, opened, blas, report)
+        return assembly.assemble_opened(config, opened, blas, report, compiler)
     except BaseException as error:
         assembly.release_thread()
         if isinstance(error, Exception) and not isinstance(error, ModelError):

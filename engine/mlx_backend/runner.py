@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
@@ -145,9 +145,8 @@ class MlxRunner:
         self._pooler = pooler
         self._decode_path = decode
         self._meter = meter
-        self._sampling: Callable[[], AbstractContextManager[None]] = nullcontext
         if decode is not None:
-            sampler.draw_with, self._sampling = decode.draw, decode.sampling
+            sampler.draw_with = decode.draw
         self._batch = Batch(model.n_groups)
         self._in_flight: deque[_SubmittedStep] = deque()
 
@@ -290,13 +289,10 @@ class MlxRunner:
     def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""
         path = self._decode_path
-        if path is None or (path.compiled is None and not path.is_pending):
+        if path is None or path.compiled is None:
             return None
         found = self._batch.decoding_rows(plan)
         if found is None:
-            return None
-        if path.compiled is None:
-            path.count_steady()
             return None
         rows, resampled = found
         logits = path.compiled.forward(rows, lambda lines: self._batch.next_tokens(rows, lines))
@@ -351,8 +347,7 @@ class MlxRunner:
             arrays = list(computed.fences)
             if following := prefill.score.next_tokens[first : first + part.n_tokens]:
                 logits = computed.logits[: len(following)]
-                with self._sampling():
-                    scores.append(self._sampler.score(logits, following, prefill.score.n_top))
+                scores.append(self._sampler.score(logits, following, prefill.score.n_top))
                 arrays += scores[-1].arrays()
             yield step.pending(arrays, computed.first_layer)
 
@@ -361,10 +356,9 @@ class MlxRunner:
         draws = step.draws
         if masks.sequence_ids:
             draws.limit(masks)
-        with self._sampling():
-            drawn = step.drawn = self._sampler.sample(
-                draws.logits(), draws.states(), masks.masks, draws.masked(masks)
-            )
+        drawn = step.drawn = self._sampler.sample(
+            draws.logits(), draws.states(), masks.masks, draws.masked(masks)
+        )
         try:
             mx.async_eval(drawn.arrays())
         except Exception as error:

@@ -182,14 +182,12 @@ class DecodeStats:
     """The path of steady decodes, "compiled" or "eager", with the reason in `why`.
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
-    Until `is_chosen`, kernels that the choice needs are being built, and decodes are eager.
     `problem` is the failure because of which decodes are eager, or empty.
     """
 
     why: str
     steps: int
     compiled_steps: int
-    is_chosen: bool = True
     problem: str = ""
 
 

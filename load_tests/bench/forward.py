@@ -81,7 +81,7 @@ def main(
     console = Console(width=100)
     console.print(table(all_found).rich())
     decode = engine.decode()
-    console.print(f"decode {decode.why if decode.is_chosen else 'not chosen: ' + decode.why}")
+    console.print(f"decode {decode.why}")
     for line in conditions.lines():
         console.print(line, highlight=False)
     if json_path is not None:

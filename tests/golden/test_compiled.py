@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -359,7 +358,7 @@ def test_rehearsals_find_the_same_logits(
     monkeypatch.setattr(choice, "SLOW_STEP_SECONDS", math.inf)  # on a machine that others use, too
     model = cached_model(served, attention, Room(n_blocks=4))
     path = DecodePath("")
-    path.choose(model)
+    path.choose(model, lambda line: None)
     assert "a compiled step takes, of an eager one's time" in path.why
 
 
@@ -368,40 +367,9 @@ def test_families_whose_decodes_cannot_be_compiled(
     family: str, served: Served, attention: Attention
 ) -> None:
     path = DecodePath("")
-    path.choose(cached_model(served, attention, Room(n_blocks=4)))
+    path.choose(cached_model(served, attention, Room(n_blocks=4)), lambda line: None)
     assert path.compiled is None
     assert path.why == f"eager: {UNFIT[family]}"
-
-
-@each_attention
-def test_a_path_that_is_chosen_between_requests(
-    served: Served, attention: Attention, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once kernels have been built, but not while anything is computed."""
-    monkeypatch.setattr(choice, "WINS", math.inf)
-    # Builds until its input ends.
-    builder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert builder.stdin is not None
-    path = DecodePath("its kernels are being built")
-
-    def choose_later(model: CachedModel) -> DecodePath:
-        path.choose_after(lambda: builder, model)
-        path.build()
-        return path
-
-    daemon = OfflineDaemon(served, attention, ROOM, decode=choose_later)
-    eager = daemon.serve(request("r0", 6, 30), request("r1", 9, 30))
-    daemon.add(request("r2", 12, 30))
-    daemon.step(10)
-    builder.stdin.close()
-    builder.wait()
-    daemon.rest(defaultdict(list))
-    assert path.stats().is_chosen
-    assert path.stats().compiled_steps == 0
-    again = daemon.serve(request("r0", 6, 30), request("r1", 9, 30))
-    assert again == eager
-    assert path.stats().is_chosen
-    assert path.stats().compiled_steps > 20
 
 
 def raise_while_tracing(*_: object) -> None:

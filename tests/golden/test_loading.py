@@ -16,13 +16,13 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
-from engine.mlx_backend import assembly
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.loading import selfcheck
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import check_bytes, find_execution, longer_by
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
@@ -382,7 +382,7 @@ def test_what_is_slower_than_it_could_be_is_said_with_what_to_do(
     assert card.batching.startswith("padded rows, ")
     assert "since not joined rows" in card.batching
     assert card.slowdowns == ()
-    monkeypatch.setattr(assembly, "compiler_problem", lambda: "there is no g++")
+    monkeypatch.setattr(Compiler, "problem", lambda compiler: "there is no g++")
     monkeypatch.setattr(mx, "disable_compile", lambda: None)  # it holds for all tests
     small = replace(config, kv_cache_bytes=1 << 15, max_running=1)
     fuses_nothing, saves_nothing = load_backend(small, lambda line: None).card.slowdowns

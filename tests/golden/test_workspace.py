@@ -275,7 +275,7 @@ def test_what_checks_at_load_take_is_in_the_plan(
     storage = Storage(layout, plan.sizes, config.block_size)
     model = CachedModel(opened.loaded.model, layout, storage, executions[0])
     path = DecodePath("not chosen yet")
-    rehearsal = peak_of(lambda: path.choose(model))
+    rehearsal = peak_of(lambda: path.choose(model, lambda line: None))
     assert "a compiled step takes" in path.why
     assert plan.rehearsal_bytes / 4 < rehearsal < plan.rehearsal_bytes
     assert plan.memory.workspace_bytes > plan.rehearsal_bytes

@@ -423,7 +423,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
         monkeypatch.setattr(host, "limit_allocator", lambda *given: limits.append(Limits(*given)))
         asked = replace(config, kv_cache_bytes=kv_cache_bytes)
         opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=USED_BYTES)
-        backend = assembly.assemble_opened(asked, opened, Blas(), lambda line: None)
+        backend = assembly.assemble_opened(asked, opened, Blas(), lambda line: None, None)
         return limits[-1], backend.memory().model
 
     return load

@@ -3,28 +3,25 @@
 A rehearsal computes the same steps compiled and eagerly, over a small storage of random K and V.
 The logits must agree, and compiled steps must take less time. The rehearsal takes place at load.
 
-On a CPU MLX has g++ build the kernels of a compiled function, which takes 7 to 40 s for a model
-that this machine has never compiled. Such a model is served eagerly until a child process has built
-its kernels (`kernels.py`); the rehearsal then takes place while the engine is idle.
+On a CPU MLX has g++ build a kernel for each operation that it fuses (`loading/compiler.py`). The
+rehearsal and `compute_draws` compute all kinds of them, so that no step of a request waits for g++.
 """
 
-import logging
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+from collections.abc import Callable
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.api import one_line
+from engine.api import Report, one_line
 from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.compiler import failure_of_compiler
 from engine.mlx_backend.loading.memory import (
     REHEARSAL_BLOCKS,
     REHEARSAL_ROWS,
@@ -37,7 +34,6 @@ from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.process.child import ending
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
 from kvstore.ops import ResetState, TablePatch
@@ -77,17 +73,9 @@ the check at load allows. A rehearsal's K and V are random and of unit size, so 
 to few others, and rounding changes more than in a text: on an H200 by up to 5.4%.
 """
 
-BUILD_AFTER_STEPS = 64
-"""Steady steps after which kernels are built: a model that only embeds needs none."""
-
-StartBuilder: TypeAlias = Callable[[], "subprocess.Popen[bytes]"]
-"""Starts the process that builds a model's kernels. Raises OSError."""
-
 RACE_SECONDS = 0.25
 WINS = 0.98
 """A compiled step must take less than this share of an eager step's time."""
-
-logger = logging.getLogger(__name__)
 
 
 class DecodePath:
@@ -104,74 +92,15 @@ class DecodePath:
         self.problem = ""
         self.steps = 0
         self._draws: CompiledDraws | None = None
-        self._start: StartBuilder | None = None  # None unless kernels are still to be built
-        self._builder: subprocess.Popen[bytes] | None = None
-        self._model: CachedModel | None = None
-        self._steady_steps = 0
 
-    def choose_after(self, start: StartBuilder, model: CachedModel) -> None:
-        """Choose when the process that `start` returns, which builds the model's kernels, has
-        ended. It is started when the model has decoded for a while, or by `build`.
-        """
-        self._start, self._model = start, model
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """While kernels are missing, operations in the block are not fused: for each fused one MLX
-        would have g++ build a kernel within the step, which takes the better part of a second.
-        """
-        if not self.is_pending and self._builder is None:
-            yield
-            return
-        mx.disable_compile()
-        try:
-            yield
-        finally:
-            mx.enable_compile()
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the process that builds kernels has not been started yet."""
-        return self._start is not None
-
-    def count_steady(self) -> None:
-        """Count a steady step that is computed eagerly because kernels are missing. After
-        BUILD_AFTER_STEPS of them, start to build the kernels.
-        """
-        self._steady_steps += 1
-        if self._steady_steps == BUILD_AFTER_STEPS:
-            self.build()
-
-    def build(self) -> None:
-        """Start to build the kernels."""
-        if self._start is None:
-            return
-        start, self._start = self._start, None
-        try:
-            self._builder = start()
-        except OSError as error:
-            self._fail(f"no process can be started to build its kernels: {error}")
-
-    def settle(self) -> None:
-        """Choose, if kernels have been built since the last call. Only for an idle engine."""
-        if self._builder is None or self._builder.poll() is None:
-            return
-        assert self._model is not None
-        code, self._builder = self._builder.returncode, None
-        if code:
-            self._fail(f"building its kernels ended with {ending(code)}")
-        else:
-            self.choose(self._model)
-        logger.info("decode: %s", self.why)
-
-    def choose(self, model: CachedModel) -> None:
+    def choose(self, model: CachedModel, report: Report) -> None:
         """Rehearse over a storage of its own, and let the faster path serve `model`."""
         try:
-            ratios = _ratios(model)
+            ratios = _ratios(model, report)
         except Unfit as reason:
             self.why = f"eager: {reason}"
         except Exception as error:  # a model may raise anything while it is traced
-            self._fail(f"{type(error).__name__}: {one_line(error)}")
+            self.fail(error)
         else:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
             faster = {min(n, 2) for n, ratio in ratios.items() if ratio < WINS}
@@ -181,7 +110,13 @@ class DecodePath:
             self.why = f"{path}: a compiled step takes, of an eager one's time, {times} rows"
         mx.clear_cache()
 
-    def _fail(self, problem: str) -> None:
+    def fail(self, error: Exception) -> None:
+        """Decode eagerly, because of an error that occurred before anything was served."""
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        if failure := failure_of_compiler(error):
+            problem = failure
+            mx.disable_compile()  # eager steps fuse some operations, too
+        self.compiled, self._draws = None, None
         self.problem, self.why = problem, f"eager: {problem}"
 
     def use(self, compiled: CompiledDecode) -> None:
@@ -199,7 +134,7 @@ class DecodePath:
 
     def give_up(self, error: Exception) -> None:
         """Compute everything eagerly from now on, because something compiled has failed."""
-        if "[Compile::eval_cpu]" in str(error):
+        if failure_of_compiler(error):
             mx.disable_compile()  # eager steps fuse some operations, too
         self._draws = None
         if self.compiled is not None:
@@ -208,18 +143,10 @@ class DecodePath:
     def stats(self) -> DecodeStats:
         """How decodes are computed now. Any thread may call it."""
         compiled = self.compiled
-        is_chosen = self._builder is None and not self.is_pending
         if compiled is None:
-            return DecodeStats(self.why, self.steps, 0, is_chosen, self.problem)
+            return DecodeStats(self.why, self.steps, 0, self.problem)
         why = f"eager: {compiled.problem}" if compiled.problem else self.why
-        return DecodeStats(why, self.steps, compiled.steps[""], is_chosen, compiled.problem)
-
-    def close(self) -> None:
-        """End the process that builds kernels, if it still runs."""
-        if self._builder is not None:
-            self._builder.kill()
-            self._builder.wait()
-            self._builder = None
+        return DecodeStats(why, self.steps, compiled.steps[""], compiled.problem)
 
 
 def rehearsal_model(
@@ -326,28 +253,27 @@ class Rehearsal:
         return BatchRow(SequenceId(index), index, tables, sampling)
 
 
-def compute_compiled(model: CachedModel) -> None:
-    """Compute compiled steps of all kinds over a model that `rehearsal_model` has made, so that
-    MLX builds their kernels. Raises whatever the model raises.
+def compute_draws(path: DecodePath, layout: Layout, report: Report) -> None:
+    """Draw tokens in all ways from logits of the model's kind, so that MLX builds the kernels of
+    draws. Where it cannot, `path` fails.
     """
-    sampler = Sampler(model.layout.vocab_size)
-    for n_rows in REHEARSED_ROWS:
-        for adapter in (NO_ADAPTER, *model.execution.adapters.names[:1]):
-            rehearsal = Rehearsal(model, n_rows, adapter)
-            rehearsal.begin(NARROW)
-            for _ in range(STEPS):
-                logits = rehearsal.compiled()
-        for params in SAMPLED:
+    sampler = Sampler(layout.vocab_size)
+    try:
+        for n_done, (params, n_rows) in enumerate(product(SAMPLED, REHEARSED_ROWS)):
+            report(f"preparing to sample, {n_done} of {len(SAMPLED) * len(REHEARSED_ROWS)}…")
+            logits = mx.random.normal((n_rows, layout.vocab_size)).astype(layout.logits_dtype)
             rows = [SamplingRow(Sampling(params, seed=0, output_tokens=(1,)))] * n_rows
-            for sampler.draw_with in (CompiledDraws().draw, draw):  # of one kind, and of several
+            for sampler.draw_with in (path.draw, draw):  # rows of one kind, and of several
                 for _ in range(2):  # the second draw begins with what the first has left
                     mx.eval(sampler.sample(logits, rows, NO_MASKS, ()).arrays())
                     rows[0].accept(1)  # all rows are the same object
-        masks = np.full((n_rows, -(-model.layout.vocab_size // 32)), -1, np.int32)
-        mx.eval(sampler.sample(logits, rows, masks, range(n_rows)).arrays())
+            masks = np.full((n_rows, -(-layout.vocab_size // 32)), -1, np.int32)
+            mx.eval(sampler.sample(logits, rows, masks, range(n_rows)).arrays())
+    except Exception as error:  # MLX may raise anything
+        path.fail(error)
 
 
-def _ratios(model: CachedModel) -> dict[int, float]:
+def _ratios(model: CachedModel, report: Report) -> dict[int, float]:
     """By numbers of rows, a compiled step's time over an eager step's, rehearsed over a storage of
     its own. Raises Unfit where compiled steps are wrong.
     """
@@ -355,28 +281,43 @@ def _ratios(model: CachedModel) -> dict[int, float]:
     rehearsed = rehearsal_model(
         model.model, model.layout, model.execution, block_size, context_tokens
     )
-    return {n_rows: _ratio(rehearsed, n_rows) for n_rows in REHEARSED_ROWS}
+    ratios = dict[int, float]()
+    for n_rows in REHEARSED_ROWS:
+        report(f"comparing compiled decodes with eager ones, {n_rows} at a time…")
+        ratios[n_rows] = _ratio(rehearsed, n_rows)
+    for n_rows, adapter in product(REHEARSED_ROWS, model.execution.adapters.names[:1]):
+        rehearsal = Rehearsal(rehearsed, n_rows, adapter)  # with kernels of its own
+        rehearsal.begin(NARROW)
+        rehearsal.compiled()
+    return ratios
 
 
 def _ratio(model: CachedModel, n_rows: int) -> float:
-    """A compiled step's time over an eager step's. Raises Unfit where compiled steps are wrong."""
+    """A compiled step's time over an eager step's. Raises Unfit where compiled steps are wrong, or
+    not worth the time that it takes to compile them.
+    """
     rehearsal = Rehearsal(model, n_rows)
+    rehearsal.begin(NARROW)
+    rehearsal.eager()  # the first step may build kernels
+    seconds = min(_step_seconds(rehearsal, rehearsal.eager))  # others may use the machine, too
+    if seconds > SLOW_STEP_SECONDS:
+        raise Unfit(f"an eager step takes {seconds:.2g} s, little of it on the host")
     rehearsal.check()
-    seconds = _seconds(rehearsal, rehearsal.eager)
-    if seconds > STEPS * SLOW_STEP_SECONDS:
-        step_seconds = seconds / STEPS
-        raise Unfit(f"an eager step takes {step_seconds:.2g} s, little of it on the host")
     pairs = [
-        (_seconds(rehearsal, rehearsal.compiled), _seconds(rehearsal, rehearsal.eager))
-        for _ in range(min(max(int(RACE_SECONDS / (2 * seconds)), 2), 8))
+        (
+            sum(_step_seconds(rehearsal, rehearsal.compiled)),
+            sum(_step_seconds(rehearsal, rehearsal.eager)),
+        )
+        for _ in range(min(max(int(RACE_SECONDS / (2 * STEPS * seconds)), 2), 8))
     ]
     return statistics.median(compiled / eager for compiled, eager in pairs)
 
 
-def _seconds(rehearsal: Rehearsal, step: Callable[[], mx.array]) -> float:
-    """The time of a rehearsal's steps, computed by `step`."""
+def _step_seconds(rehearsal: Rehearsal, step: Callable[[], mx.array]) -> list[float]:
+    """The time of each of a rehearsal's steps, computed by `step`."""
     rehearsal.begin(NARROW)
-    started = time.perf_counter()
+    times = [time.perf_counter()]
     for _ in range(STEPS):
         step()
-    return time.perf_counter() - started
+        times.append(time.perf_counter())
+    return [after - before for before, after in pairwise(times)]

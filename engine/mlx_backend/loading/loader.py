@@ -72,7 +72,7 @@ def open_model(
     kv_format: KVFormat = KVFormat.AUTO,
     state_format: StateFormat = StateFormat.AUTO,
 ) -> LoadedModel:
-    """Build the model, its adapters and its tokenizer. `load_weights` reads the weights. The layout
+    """Build the model, its adapters and its tokenizer. `read_weights` reads the weights. The layout
     stores K and V in `kv_format`, and saves states in `state_format`, where that is possible.
 
     On a CPU everything is float32, and quantized weights are dequantized, if the result leaves a
@@ -113,13 +113,18 @@ def open_model(
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
-    """Read the weights into memory, and check how the model runs over shared storage that holds
-    all in full.
+    """Read the weights into memory, and check the model; see `check_model`."""
+    read_weights(loaded, report)
+    return check_model(loaded, attentions, report)
+
+
+def check_model(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
+    """Check how a model whose weights have been read runs over shared storage that holds all in
+    full.
 
     `attentions` may serve, the preferred one first. Raises ModelError if the model runs with none
     of them.
     """
-    _read_weights(loaded, report)
     if loaded.adapters:
         report(f"adapters: {', '.join(loaded.adapters)}")
     report("checking that the model computes the same over shared storage…")
@@ -133,7 +138,7 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     return execution
 
 
-def _read_weights(loaded: LoadedModel, report: Report) -> None:
+def read_weights(loaded: LoadedModel, report: Report) -> None:
     """Read the weights, a part at a time, so that the progress can be reported and the layers that
     were changed can be compared with mlx-lm's. Raises ModelError if they compute something else.
     """

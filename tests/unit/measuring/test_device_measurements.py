@@ -1,8 +1,5 @@
 """What is measured on the device, in small: that it runs, and that what it compares is the same."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend import assembly, host
+from engine.mlx_backend import host
 from engine.mlx_backend.runner import Launch
 from engine.values.settings import EngineConfig
 from engine.values.stats import DecodeStats
 from load_tests.bench.forward import Found, table
-from measuring import engine_step
 from measuring.device import (
     BLOCK_SIZE,
     DIM,
@@ -54,7 +50,7 @@ from measuring.engine_step import (
     step_times,
 )
 from tests.checkpoints import SHALLOW, Family, write_family
-from tests.devices import DEVICE, cpu_attention, cpu_memory, is_cpu, launches
+from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 
 SIZES = Sizes(
     contexts=(64,),
@@ -235,48 +231,6 @@ def test_rows_begin_their_blocks_at_unlike_steps() -> None:
     assert max(lengths) == 200
     assert len({length % EAGER.block_size for length in lengths}) == EAGER.block_size
     assert min(engine.row_tokens(8, 2)) == 1
-
-
-@pytest.fixture
-def build_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[float], None]]:
-    """Let the kernels of models that are loaded now take this time to be built."""
-    started = list["subprocess.Popen[bytes]"]()
-
-    def set_seconds(seconds: float) -> None:
-        def start(*_: object) -> "subprocess.Popen[bytes]":
-            code = f"import time; time.sleep({seconds})"
-            started.append(subprocess.Popen([sys.executable, "-S", "-c", code]))
-            return started[-1]
-
-        monkeypatch.setattr(assembly, "start_building", start)
-
-    monkeypatch.setattr(assembly, "compiler_problem", lambda: "")
-    monkeypatch.setattr(assembly, "marker", lambda *_: tmp_path / "none")
-    yield set_seconds
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-@cpu_attention
-def test_nothing_is_measured_before_a_decode_path_is_chosen(
-    build_in: Callable[[float], None],
-) -> None:
-    build_in(0.5)
-    engine = EngineHarness(EngineConfig(""), rows=1, row_tokens=256)
-    assert engine.decode().is_chosen
-
-
-@cpu_attention
-def test_a_choice_that_takes_too_long_is_not_awaited(
-    build_in: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The figures say so."""
-    build_in(60.0)
-    monkeypatch.setattr(engine_step, "CHOICE_SECONDS", 0.3)
-    engine = EngineHarness(EngineConfig(""), rows=1, row_tokens=256)
-    found = step_times(engine, rows=1, context_tokens=20, most_rounds=1, max_tokens=100)
-    assert (found.compiled_share, found.decode) == (0.0, "not chosen")
 
 
 def test_figures_are_medians_over_the_rounds() -> None:

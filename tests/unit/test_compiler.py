@@ -1,0 +1,196 @@
+"""The compiler with which MLX builds kernels for a CPU. A script stands for g++."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from shutil import which
+
+import mlx.core as mx
+import pytest
+
+from engine.mlx_backend.loading.compiler import (
+    HEADER,
+    Compiler,
+    failure_of_compiler,
+    kernel_folder,
+    start_compiler,
+)
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="no header is precompiled")
+
+WORKS = """
+while [ "$#" -gt 1 ]; do shift; [ "$1" = -o ] && echo "precompiled" > "$2"; done
+cat > /dev/null
+"""
+"""Writes what it is to write."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of kernels, in a temporary folder of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return kernel_folder()
+
+
+@pytest.fixture(autouse=True)
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script builds none that could be loaded."""
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which g++ is found."""
+    found = tmp_path / "programs"
+    found.mkdir()
+    monkeypatch.setenv("PATH", f"{found}{os.pathsep}/bin{os.pathsep}/usr/bin")
+    return found
+
+
+def install(programs: Path, script: str) -> None:
+    """A g++ that notes how it was called, in the file `calls`."""
+    program = programs / "g++"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {programs}/calls\n{script}\n')
+    program.chmod(0o755)
+
+
+def builds_of_header(programs: Path) -> int:
+    return (programs / "calls").read_text().count("c++-header")
+
+
+def headers(folder: Path) -> list[Path]:
+    return sorted((folder / f"{HEADER}.gch").glob("*"))
+
+
+def test_a_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Compiler().problem() == "there is no g++"
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (
+            "cat > /dev/null; echo In file included from here: >&2\n"
+            "echo 'fatal error: cmath: No such file' >&2; echo more >&2; exit 1",
+            "g++ fails: fatal error: cmath: No such file",
+        ),
+        ("cat > /dev/null; echo no licence >&2; exit 1", "g++ fails: no licence"),
+        ("exit 4", "g++ fails: exit status 4"),
+        ("kill -9 $$", "g++ fails: SIGKILL"),
+    ],
+)
+def test_a_compiler_that_fails(programs: Path, folder: Path, script: str, problem: str) -> None:
+    install(programs, script)
+    assert Compiler().problem() == problem
+    assert not headers(folder)
+
+
+def test_a_folder_that_cannot_be_made(programs: Path, folder: Path) -> None:
+    install(programs, WORKS)
+    folder.parents[2].touch()
+    problem = Compiler().problem()
+    assert problem.startswith("the folder of MLX's kernels cannot be used: ")
+
+
+def test_kernels_that_cannot_be_loaded(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a folder in which nothing may be executed."""
+
+    def fail(values: mx.array) -> mx.array:
+        raise RuntimeError("[Compile::eval_cpu] Failed to load libx.so:\n Operation not permitted")
+
+    install(programs, WORKS)
+    monkeypatch.setattr(mx, "compile", lambda function: fail)
+    assert "Operation not permitted" in Compiler().problem()
+
+
+@linux
+def test_the_header_is_precompiled_once(programs: Path, folder: Path) -> None:
+    install(programs, WORKS)
+    assert [Compiler().problem(), Compiler().problem()] == ["", ""]
+    assert builds_of_header(programs) == 1
+    assert len(headers(folder)) == 1
+
+
+@linux
+def test_engines_that_start_at_once_precompile_one_header(programs: Path) -> None:
+    install(programs, WORKS)
+    compilers = [Compiler() for _ in range(4)]
+    assert [one.problem() for one in compilers] == [""] * 4
+    assert builds_of_header(programs) == 1
+
+
+@linux
+def test_another_compiler_precompiles_a_header_of_its_own(programs: Path, folder: Path) -> None:
+    """The old one would be tried for each kernel, in vain."""
+    install(programs, WORKS)
+    assert Compiler().problem() == ""
+    first = headers(folder)
+    install(programs, WORKS + "# a newer version")
+    assert Compiler().problem() == ""
+    second = headers(folder)
+    assert len(second) == 1
+    assert second != first
+
+
+@linux
+def test_a_header_that_cannot_be_precompiled(programs: Path, folder: Path) -> None:
+    """Kernels take longer to build, and no more."""
+    install(programs, 'case "$*" in *c++-header*) exit 1;; esac\n' + WORKS)
+    assert Compiler().problem() == ""
+    assert not headers(folder)
+
+
+@linux
+def test_a_damaged_header_is_removed(programs: Path, folder: Path) -> None:
+    """Or no kernel could be built: g++ reads it, and fails."""
+    install(programs, WORKS)
+    assert Compiler().problem() == ""
+    (header,) = headers(folder)
+    header.write_text("damaged")
+    install(programs, f'grep -qs damaged "{header}" && exit 1\n' + WORKS)
+    newer = (programs / "g++").stat()
+    os.utime(programs / "g++", ns=(newer.st_atime_ns, newer.st_mtime_ns))
+    assert Compiler().problem() == ""
+    assert "damaged" not in [one.read_text() for one in headers(folder)]
+
+
+@linux
+@pytest.mark.skipif(which("g++") is None, reason="there is no g++")
+def test_a_compiler_that_works(folder: Path) -> None:
+    """It takes the header that it has precompiled, for a kernel as MLX builds it."""
+    assert Compiler().problem() == ""
+    (header,) = headers(folder)
+    kernel = folder / "kernel.cpp"
+    kernel.write_text(f'#include "{HEADER}"\nextern "C" void kernel() {{}}\n')
+    include = Path(mx.__file__).parent / "include"
+    command = ["g++", "-std=c++17", "-O3", "-Wall", "-fPIC", "-shared", "-I", str(include)]
+    command += ["-H", str(kernel), "-o", str(folder / "kernel.so")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[0] == f"! {header}"
+
+
+def test_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert start_compiler() is None
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("[matmul] shapes do not fit", ""),
+        (
+            "[Compile::eval_cpu] Failed to compile function Add: Failed to execute command with "
+            'return code 1: "g++ 2>&1", the output is: a.cpp: In function f:\na.cpp:3: error: no\n',
+            "g++ fails: a.cpp:3: error: no",
+        ),
+        (
+            "[Compile::eval_cpu] Failed to load it",
+            "g++ fails: [Compile::eval_cpu] Failed to load it",
+        ),
+    ],
+)
+def test_what_a_failure_of_the_compiler_says(message: str, expected: str) -> None:
+    assert failure_of_compiler(RuntimeError(message)) == expected
