@@ -1,0 +1,113 @@
+"""The first start of a model on a CPU: kernels are built before it is ready, and not again."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from engine.api import Engine
+from engine.launch import launch
+from engine.values.output import OutputEvent
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
+from tests.checkpoints import FAMILIES, write_family
+from tests.devices import cpu_attention
+from tools.events import events_of
+
+pytestmark = [
+    pytest.mark.process,
+    cpu_attention,
+    pytest.mark.skipif(which("g++") is None, reason="there is no g++"),
+]
+
+STREAMS, ROUNDS = 4, 3
+SAMPLED = (
+    SamplingParams(temperature=0),
+    SamplingParams(seed=1),
+    SamplingParams(seed=1, top_k=20, top_p=0.95),
+    SamplingParams(seed=1, top_p=0.9),
+    SamplingParams(temperature=0, repetition_penalty=1.1),
+    SamplingParams(temperature=0, top_logprobs=3),
+)
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that notes the kernels that are built, in a temporary folder without any."""
+    programs, notes = tmp_path / "programs", tmp_path / "kernels"
+    programs.mkdir()
+    notes.touch()
+    script = programs / "g++"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *.so*) echo "$*" >> {notes};; esac\nexec {which("g++")} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return notes
+
+
+def number_of(kernels: Path) -> int:
+    return len(kernels.read_text().splitlines())
+
+
+def request(name: str, n_tokens: int, params: SamplingParams) -> Request:
+    prompt = tuple(ord(letter) % 32 + 1 for letter in name)
+    return Request(name, prompt, n_tokens, params, ignore_eos=True, speculate=False)
+
+
+async def answer(engine: Engine, asked: Request) -> list[OutputEvent]:
+    return [event async for event in events_of(engine, asked)]
+
+
+async def never_idle(engine: Engine) -> None:
+    """Serve streams that overlap: each of their requests ends while others decode."""
+
+    async def stream(index: int) -> None:
+        for turn in range(ROUNDS):
+            await answer(engine, request(f"s{index}t{turn}", 30 + 7 * index, SAMPLED[0]))
+
+    await asyncio.gather(*map(stream, range(STREAMS)))
+
+
+async def test_compiled_decodes_serve_without_an_idle_moment() -> None:
+    config = EngineConfig(model="", kv_cache_bytes=16 << 20, max_running=STREAMS)
+    engine = await launch(config, lambda line: None)
+    try:
+        before = (await engine.stats()).decode
+        assert before is not None
+        assert before.compiled_steps == 0
+        await never_idle(engine)
+        after = (await engine.stats()).decode
+        assert after is not None
+        assert after.compiled_steps > 0 or after.why.startswith("eager: a compiled step takes")
+    finally:
+        await engine.drain(0.0)
+
+
+@pytest.mark.slow
+async def test_no_kernel_is_built_within_a_step_or_twice(kernels: Path, tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["qwen3"], tmp_path)
+    config = EngineConfig(str(checkpoint), block_size=8, kv_cache_bytes=4 << 20, max_running=8)
+    lines = list[str]()
+    engine = await launch(config, lines.append)
+    built = number_of(kernels)
+    assert built > 0
+    assert any(line.startswith("preparing to sample, ") for line in lines)
+    try:
+        for kind, params in enumerate(SAMPLED):
+            for n_rows in (1, 3):
+                rows = [request(f"{kind}-{n_rows}-{at}", 40, params) for at in range(n_rows)]
+                await asyncio.gather(*(answer(engine, row) for row in rows))
+        mixed = [request(f"all-{kind}", 40, params) for kind, params in enumerate(SAMPLED)]
+        await asyncio.gather(*(answer(engine, row) for row in mixed))
+    finally:
+        await engine.drain(0.0)
+    assert number_of(kernels) == built
+    again = await launch(config, lambda line: None)
+    await again.drain(0.0)
+    assert number_of(kernels) == built
