@@ -133,6 +133,8 @@ def assemble_opened(
     if problem:
         mx.disable_compile()  # or MLX would raise wherever it fuses operations
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
+    elif compiler is not None and compiler.is_first_start:
+        report("kernels: g++ builds them, once on this machine, so that this start takes longer")
     execution = check_model(loaded, opened.attentions, report)
     divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)

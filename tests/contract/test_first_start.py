@@ -74,31 +74,25 @@ async def never_idle(engine: Engine) -> None:
     await asyncio.gather(*map(stream, range(STREAMS)))
 
 
-async def test_compiled_decodes_serve_without_an_idle_moment() -> None:
-    config = EngineConfig(model="", kv_cache_bytes=16 << 20, max_running=STREAMS)
-    engine = await launch(config, lambda line: None)
-    try:
-        before = (await engine.stats()).decode
-        assert before is not None
-        assert before.compiled_steps == 0
-        await never_idle(engine)
-        after = (await engine.stats()).decode
-        assert after is not None
-        assert after.compiled_steps > 0 or after.why.startswith("eager: a compiled step takes")
-    finally:
-        await engine.drain(0.0)
-
-
 @pytest.mark.slow
-async def test_no_kernel_is_built_within_a_step_or_twice(kernels: Path, tmp_path: Path) -> None:
+async def test_all_kernels_are_built_before_the_model_is_ready_and_none_twice(
+    kernels: Path, tmp_path: Path
+) -> None:
     checkpoint = write_family(FAMILIES["qwen3"], tmp_path)
     config = EngineConfig(str(checkpoint), block_size=8, kv_cache_bytes=4 << 20, max_running=8)
     lines = list[str]()
     engine = await launch(config, lines.append)
     built = number_of(kernels)
     assert built > 0
+    assert [line for line in lines if line.startswith("kernels: ")]
     assert any(line.startswith("preparing to sample, ") for line in lines)
     try:
+        await never_idle(engine)
+        decode = (await engine.stats()).decode
+        assert decode is not None
+        # Which of the two is faster is the machine's to say.
+        assert "a compiled step takes, of an eager one's time" in decode.why
+        assert (decode.compiled_steps > 0) == decode.why.startswith("compiled")
         for kind, params in enumerate(SAMPLED):
             for n_rows in (1, 3):
                 rows = [request(f"{kind}-{n_rows}-{at}", 40, params) for at in range(n_rows)]
@@ -108,6 +102,8 @@ async def test_no_kernel_is_built_within_a_step_or_twice(kernels: Path, tmp_path
     finally:
         await engine.drain(0.0)
     assert number_of(kernels) == built
-    again = await launch(config, lambda line: None)
+    lines.clear()
+    again = await launch(config, lines.append)
     await again.drain(0.0)
     assert number_of(kernels) == built
+    assert not [line for line in lines if line.startswith("kernels: ")]

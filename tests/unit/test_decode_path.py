@@ -1,6 +1,7 @@
 """The choice between compiled and eager decodes at load."""
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import mlx.core as mx
 import pytest
@@ -91,6 +92,26 @@ def test_an_eager_step_that_takes_long_because_others_use_the_machine(
     seconds = {"eager": [1.5, 0.02, 0.9], "compiled": [0.01] * STEPS}
     monkeypatch.setattr(choice, "_step_seconds", lambda _, step: seconds[step.__name__])
     assert chosen(model).compiled is not None
+
+
+@pytest.mark.parametrize(("seconds", "path"), [(0.015, "compiled"), (0.025, "eager")])
+@pytest.mark.parametrize("seed", range(20))
+def test_other_programs_do_not_decide_the_race(
+    model: CachedModel, seed: int, seconds: float, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the steps take up to ten times as long as they would on a quiet machine."""
+    noise = Random(seed)
+    quiet = {"eager": 0.02, "compiled": seconds}
+    monkeypatch.setattr(
+        choice,
+        "_step_seconds",
+        lambda _, step: [
+            quiet[step.__name__] * noise.choice([1.0, noise.uniform(1.0, 10.0)])
+            for _ in range(STEPS)
+        ],
+    )
+    monkeypatch.setattr(Rehearsal, "check", lambda rehearsal: None)
+    assert chosen(model).why.startswith(path)
 
 
 def patch_forward(

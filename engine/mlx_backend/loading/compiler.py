@@ -37,9 +37,13 @@ _FAILURE, _OUTPUT = "[Compile::eval_cpu]", "the output is:"
 
 
 class Compiler:
-    """The compiler of a CPU's kernels. A thread prepares it while weights are read."""
+    """The compiler of a CPU's kernels. A thread prepares it while weights are read.
+
+    `is_first_start`: no kernels have been built on this machine, or they were deleted.
+    """
 
     def __init__(self) -> None:
+        self.is_first_start = not any(kernel_folder().glob("*.so"))
         self._problem = ""
         self._thread = Thread(target=self._prepare, name="compiler", daemon=True)
         self._thread.start()

@@ -5,8 +5,8 @@ top_k, top_p and min_p leave. `kind_of` says which of four ways a request's para
 line of the arrays alone, bit for bit, whatever the other rows are.
 
 On a CPU each primitive costs 2 to 4 us, so runs of elementwise operations are compiled by
-themselves, for draws that are not compiled as a whole. A kernel takes the compiler the better part
-of a second the first time.
+themselves, for draws that are not compiled as a whole. Their kernels are built at load; see
+`loading/compiler.py`.
 """
 
 import math
