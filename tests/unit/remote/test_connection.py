@@ -175,7 +175,7 @@ def test_a_call_is_resolved_once_however_its_cancellation_and_the_end_interleave
             server = connected(ours, Process(theirs))
             calls = [server.send(Calls.clear_cache, None, frozenset[CacheTier]()) for _ in range(3)]
             cancelling = Stepped(partial(server.cancel, calls[1][0]), n_steps)
-            calls[0][1].add_done_callback(lambda _, thread=cancelling: thread.finish())
+            calls[0][1].add_done_callback(cancelling.finish)
             cancelling.start()
             assert cancelling.is_paused_or_done.wait(SECONDS)
             is_paused = cancelling.is_alive()
@@ -221,7 +221,7 @@ class Stepped(threading.Thread):
             self._steps_left -= 1
         return self._trace
 
-    def finish(self) -> None:
+    def finish(self, _: object) -> None:
         """Let it go on, and wait until it has ended."""
         self.goes_on.set()
         self.join(SECONDS)
