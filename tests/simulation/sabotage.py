@@ -395,7 +395,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequence,
         "banned_tokens",
         _ban_along_draft,
-        582,
+        689,
         "other tokens than when alone",
     ),
     Sabotage(
