@@ -26,8 +26,9 @@ from engine.grammar.queue import (
     Loss,
     Session,
     Worker,
+    patience_seconds,
 )
-from engine.grammar.wire import EXCEPTION_EXIT, MEMORY_BYTES, Message, Report, ReportKind
+from engine.grammar.wire import MEMORY_BYTES, Message, Report, ReportKind
 from engine.process.sockets import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,6 @@ MOST_FRUITLESS = 3
 
 START_SECONDS = 60.0
 """Wall time until a worker is ready."""
-
-STUCK_SECONDS = 30.0
-"""Wall time for any job, in addition to its processor time on a busy machine."""
-
-BUSY_FACTOR = 30.0
-"""Wall time per processor time on a busy machine: three times the factor of a worker's niceness."""
 
 IDLE_SECONDS = 60.0
 """After this time a worker that has no matchers ends, since it takes memory."""
@@ -55,16 +50,6 @@ call. On macOS also the time between two looks at the memory of a worker that ha
 RETRY_SECONDS = 0.005
 """Between two looks at a worker whose socket is full. A kernel without buffers calls a socket
 writable that takes nothing, so waiting for that would turn without end."""
-
-OUT_OF_MEMORY = frozenset({-signal.SIGABRT, EXCEPTION_EXIT})
-"""Exit codes of Rust and of Python where there is no memory left."""
-
-
-def patience_seconds(limit_seconds: float) -> float:
-    """The wall time that a job may take. A longer one is stuck: a job that waits without computing
-    never reaches its limit of processor time.
-    """
-    return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
 
 
 class _Unfit(Exception):
@@ -346,7 +331,7 @@ class GrammarPool:
             worker.is_ready, worker.since = True, now
             worker.first_bytes_left = worker.bytes_left = report.bytes_left
             return
-        self._check(worker, report)
+        worker.check(report, 4 * self.n_words)
         job = worker.jobs.popleft()
         worker.since, self._n_fruitless = now, 0
         session = job.session
@@ -380,23 +365,6 @@ class GrammarPool:
         if session.worker is worker and (has_more or session.draft is not None):
             self._queue.add(session)
 
-    def _check(self, worker: Worker, report: Report) -> None:
-        """Raises ProtocolError if the report does not answer the worker's first job."""
-        if not worker.jobs or report.number != worker.jobs[0].session.number:
-            raise ProtocolError("a report on no job")
-        job, mask_bytes = worker.jobs[0], 4 * self.n_words
-        if (
-            report.kind is ReportKind.VERDICT
-        ) != job.session.is_trial or report.kind is ReportKind.READY:
-            raise ProtocolError("a report that is no answer")
-        if report.kind is ReportKind.MASK and len(report.mask) != mask_bytes:
-            raise ProtocolError(f"a mask of {len(report.mask)} bytes")
-        if len(report.draft_masks) % mask_bytes or max(report.forced, default=0) >= 8 * mask_bytes:
-            raise ProtocolError("masks of another length, or tokens beyond it")
-        is_whole = report.kind in {ReportKind.MASK, ReportKind.COMPLETE}
-        if report.n_tokens > job.n_tokens or (is_whole and report.n_tokens < job.n_tokens):
-            raise ProtocolError("a report on other tokens")
-
     # Deaths
 
     def _lose(self, worker: Worker, place: int, reason: str, cause: int) -> None:
@@ -411,7 +379,7 @@ class GrammarPool:
             if job.is_wanted:
                 job.session.job = None
                 self._queue.add(job.session)
-        culprit = self._culprit(worker, cause)
+        culprit = worker.culprit(cause)
         if running is None or culprit is None:
             self._n_fruitless += is_fruitless
             if self._n_fruitless >= MOST_FRUITLESS:
@@ -422,12 +390,6 @@ class GrammarPool:
         if not has_gone:
             is_beyond_limit = cause == -signal.SIGPROF and has_full_limit and not running.draft
             self._charge(culprit, is_beyond_limit)
-
-    def _culprit(self, worker: Worker, cause: int) -> Session | None:
-        """The session that has ended the process; None where none is at fault."""
-        if not worker.jobs or cause == ENDED_BY_OTHERS:
-            return None
-        return worker.largest() if cause in OUT_OF_MEMORY else worker.jobs[0].session
 
     def _charge(self, session: Session, is_beyond_limit: bool) -> None:
         """A worker has died of the session. If a draft may have been the reason, the session gets

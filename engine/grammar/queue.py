@@ -10,6 +10,7 @@ least processor time in the last minute is next.
   first worker if a long job keeps it waiting and it is short itself.
 """
 
+import signal
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,8 +20,9 @@ from itertools import count
 from typing import TypeAlias
 
 from engine.grammar.matcher import LookAhead
-from engine.grammar.process import GrammarProcess
-from engine.grammar.wire import Report
+from engine.grammar.process import ENDED_BY_OTHERS, GrammarProcess
+from engine.grammar.wire import EXCEPTION_EXIT, Report, ReportKind
+from engine.process.sockets import ProtocolError
 from engine.values.request import Grammar
 
 WORKERS = 3
@@ -47,6 +49,16 @@ schema of this length took 30 ms, one of 120,000 took 180 ms (EPYC, 1,024 tokens
 
 PIPELINED_JOBS = 32
 """Short jobs that a worker has at a time, so that it need not wait for the next."""
+
+STUCK_SECONDS = 30.0
+"""Wall time for any job, in addition to its processor time on a busy machine."""
+
+BUSY_FACTOR = 30.0
+"""Wall time per processor time on a busy machine: three times the factor of a worker's niceness."""
+
+OUT_OF_MEMORY = frozenset({-signal.SIGABRT, EXCEPTION_EXIT})
+"""Exit codes of Rust and of Python where there is no memory left."""
+
 
 USAGE_SECONDS = 60
 """For how long a client's processor time counts, and for how long a client with a job that was not
@@ -134,12 +146,33 @@ class Worker:
     def is_empty(self) -> bool:
         return self.process is None and self.starting is None
 
+    def check(self, report: Report, mask_bytes: int) -> None:
+        """Raises ProtocolError if the report does not answer the first job."""
+        if not self.jobs or report.number != self.jobs[0].session.number:
+            raise ProtocolError("a report on no job")
+        job, is_verdict = self.jobs[0], report.kind is ReportKind.VERDICT
+        if is_verdict != job.session.is_trial or report.kind is ReportKind.READY:
+            raise ProtocolError("a report that is no answer")
+        if report.kind is ReportKind.MASK and len(report.mask) != mask_bytes:
+            raise ProtocolError(f"a mask of {len(report.mask)} bytes")
+        if len(report.draft_masks) % mask_bytes or max(report.forced, default=0) >= 8 * mask_bytes:
+            raise ProtocolError("masks of another length, or tokens beyond it")
+        is_whole = report.kind in {ReportKind.MASK, ReportKind.COMPLETE}
+        if report.n_tokens > job.n_tokens or (is_whole and report.n_tokens < job.n_tokens):
+            raise ProtocolError("a report on other tokens")
+
     def remember(self, grammar: Grammar) -> None:
         """Note that the worker has compiled the grammar."""
         self.grammars[grammar] = None
         self.grammars.move_to_end(grammar)
         if len(self.grammars) > KEPT_GRAMMARS:
             self.grammars.popitem(last=False)
+
+    def culprit(self, cause: int) -> Session | None:
+        """The session that has ended the process; None where none is at fault."""
+        if not self.jobs or cause == ENDED_BY_OTHERS:
+            return None
+        return self.largest() if cause in OUT_OF_MEMORY else self.jobs[0].session
 
     def largest(self) -> Session | None:
         """The largest matcher of the client that uses most memory in this worker, where the running
@@ -318,6 +351,13 @@ class JobQueue:
         worker.has_worked = True
         worker.jobs.append(job)
         return job
+
+
+def patience_seconds(limit_seconds: float) -> float:
+    """The wall time that a job may take. A longer one is stuck: a job that waits without computing
+    never reaches its limit of processor time.
+    """
+    return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
 
 
 def _predicted_seconds(session: Session, worker: Worker) -> float:

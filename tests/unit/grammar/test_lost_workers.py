@@ -4,7 +4,7 @@ import pytest
 
 from engine.grammar.answers import NOBODY_ANSWERS, TOO_COSTLY
 from engine.grammar.matcher import Allowed, Refused
-from engine.grammar.pool import MOST_FRUITLESS, START_SECONDS, patience_seconds
+from engine.grammar.pool import MOST_FRUITLESS, START_SECONDS
 from engine.grammar.queue import (
     SHORT_LIMIT_SECONDS,
     STEP_SECONDS,
@@ -12,6 +12,7 @@ from engine.grammar.queue import (
     Job,
     Session,
     Worker,
+    patience_seconds,
 )
 from engine.grammar.wire import MEMORY_BYTES
 from engine.values.request import Grammar, GrammarKind

@@ -12,7 +12,6 @@ from engine.grammar.pool import (
     RETRY_SECONDS,
     START_SECONDS,
     TICK_SECONDS,
-    patience_seconds,
 )
 from engine.grammar.queue import (
     HOPEFUL_CHARACTERS,
@@ -22,6 +21,7 @@ from engine.grammar.queue import (
     USAGE_SECONDS,
     Session,
     Usage,
+    patience_seconds,
 )
 from engine.grammar.wire import Message
 from engine.values.request import Grammar, GrammarKind

@@ -8,8 +8,8 @@ import pytest
 from engine.api import EngineStopped, NoGrammars
 from engine.grammar import answers
 from engine.grammar.answers import TRIAL_TOO_COSTLY, Verdict
-from engine.grammar.pool import MOST_FRUITLESS, patience_seconds
-from engine.grammar.queue import TRIAL_SECONDS
+from engine.grammar.pool import MOST_FRUITLESS
+from engine.grammar.queue import TRIAL_SECONDS, patience_seconds
 from engine.grammar.wire import Message, Report, ReportKind
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import CRASH, LIMIT, OUTSIDE, Scene, matcher
