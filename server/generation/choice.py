@@ -14,6 +14,7 @@ from engine.values.model import Replay, Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from server.generation.history import AssistantTurn, Call
 from server.generation.plan import AnswerPlan
+from server.parsing.json_text import is_cut_off
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 
 Remember = Callable[[AssistantTurn, Replay], None]
@@ -45,7 +46,7 @@ class Block:
     @property
     def text(self) -> str:
         """The text so far. The text of a call is its arguments, which are JSON when it is
-        complete.
+        complete; see `Choice.cut_off_call`.
         """
         return "".join(self.pieces)
 
@@ -104,6 +105,8 @@ class Choice:
         self.stopped_by: str | int | None = None
         self.logprobs: list[TokenLogprob] = []  # of all tokens, up to those that were taken
         self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.cut_off_call: Block | None = None
+        """The last block, where the answer ended within a call."""
         self.pooled = b""
         self.admission: Usage | None = None
         self.usage: Usage | None = None
@@ -246,6 +249,8 @@ class Choice:
         self.finish_reason, self.stopped_by = reason, event.stopped_by
         self.usage, self.pooled = event.usage, event.pooled
         calls = self.calls
+        if calls and calls[-1] is self.blocks[-1] and is_cut_off(calls[-1].text):
+            self.cut_off_call = calls[-1]
         if reason is not FinishReason.STOP or isinstance(event.stopped_by, str) or not calls:
             return
         assert self._plan is not None

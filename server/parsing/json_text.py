@@ -83,6 +83,20 @@ def read_string(reader: Reader) -> Reading[str]:
     return decoded_string(text)
 
 
+def is_cut_off(text: str) -> bool:
+    """Whether a JSON value begins and does not come to its end, by its brackets and strings."""
+    reader = Reader()
+    reader.add(text)
+    reader.close()
+    steps = json_value(reader, Content)
+    while True:
+        try:
+            if next(steps) is None:
+                reader.advance()
+        except StopIteration as stop:
+            return not stop.value
+
+
 def whole_characters(text: str) -> str:
     """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
     return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)

@@ -44,6 +44,7 @@ from mlx_lm.tool_parsers import (
 
 from server.parsing.answer import MAX_REPARSE_CHARACTERS, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import harmony
+from server.parsing.json_text import is_cut_off
 from server.parsing.registry import TOOL_FORMATS, AnswerFormat
 from tests.profiles import examples
 from tests.unit.parsing.answers import parsed, pieces
@@ -536,9 +537,13 @@ def test_an_answer_that_is_cut_off_has_the_begin_of_what_the_whole_has(
     assert answer == parsed(family.format, [text], schemas)
     assert answer.names == [name for name, _ in calls][: len(answer.names)]
     assert text.endswith(answer.content)
+    whole = parsed(family.format, [written], schemas)
+    if answer.arguments:
+        last = len(answer.arguments) - 1
+        is_whole = answer.arguments[last] == whole.arguments[last]
+        assert is_cut_off(answer.arguments[last]) is not is_whole
     if family.write_one is None:
         return  # a text may be an escape that is cut off
-    whole = parsed(family.format, [written], schemas)
     for arguments, all_arguments in zip(answer.arguments, whole.arguments, strict=False):
         assert all_arguments.startswith(arguments)
 

@@ -69,9 +69,11 @@ class ChatForm:
         return ChatWriter(self, choices, fields, include_usage=self._include_usage)
 
     def finish_reason(self, choice: Choice) -> str:
-        """Raises ApiError (500) for a choice that has not finished."""
+        """Why it has ended; "stop" where a stop string or the model's own end has cut off a call.
+        Raises ApiError (500) for a choice that has not finished.
+        """
         wire = wire_finish_reason(choice.finish_reason)
-        if wire != "stop" or not choice.calls:
+        if wire != "stop" or not choice.calls or choice.cut_off_call:
             return wire
         return self._calls.finish_reason
 

@@ -184,7 +184,7 @@ class MessageForm:
             return "stop_sequence"
         if choice.finish_reason is FinishReason.LENGTH:
             return "max_tokens" if self._has_all_tokens else "model_context_window_exceeded"
-        return "tool_use" if choice.calls else "end_turn"
+        return "tool_use" if choice.calls and not choice.cut_off_call else "end_turn"
 
 
 def _content(block: Block, text: str) -> dict[str, Any]:

@@ -80,9 +80,10 @@ class OllamaForm:
         self._submitted_ns = time.perf_counter_ns()
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
-        """The JSON of an OllamaAnswer."""
+        """The JSON of an OllamaAnswer. A call that is cut off is left out, as Ollama does."""
         (choice,) = choices
-        fields = self.shape(choice.content, choice.reasoning, choice.calls)
+        calls = [call for call in choice.calls if call is not choice.cut_off_call]
+        fields = self.shape(choice.content, choice.reasoning, calls)
         return to_json({**self.last(choice, usage), **self.logprobs(choice), **fields})
 
     def writer(self, choices: Sequence[Choice]) -> "OllamaWriter":
@@ -146,7 +147,9 @@ _BLANK = "\0"
 
 
 class OllamaWriter(StreamWriter):
-    """The lines of one answer. Calls come whole, each when it is complete."""
+    """The lines of one answer. Calls come whole, each when it is complete; one that is cut off does
+    not come.
+    """
 
     media_type = NDJSON
 
@@ -189,7 +192,8 @@ class OllamaWriter(StreamWriter):
         """The members of a line that have the step; empty where it has no line."""
         block = step.block
         if block.kind == "call":
-            return _members(self._form.shape("", "", [block])) if isinstance(step, Closed) else b""
+            is_whole = isinstance(step, Closed) and block is not self._choice.cut_off_call
+            return _members(self._form.shape("", "", [block])) if is_whole else b""
         if not isinstance(step, Grew):
             return b""
         before, after = self._around[block.kind]

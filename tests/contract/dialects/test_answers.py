@@ -4,7 +4,9 @@ import json
 from itertools import count
 from typing import Any
 
-from tests.contract.dialects.adapters import WEATHER_AND_PING, Dialect, Ollama
+import pytest
+
+from tests.contract.dialects.adapters import WEATHER_AND_PING, Dialect, Ollama, Responses
 from tests.contract.dialects.conftest import STREAMS
 from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, Daemon
 from tests.contract.wire import posted, writes
@@ -62,9 +64,29 @@ def test_a_call_that_is_cut_off_has_what_there_is(
     hermes.say(HERMES_CALL)
     n_tokens = len(HERMES_CALL.partition(', "days"')[0].encode())
     answer = calling.ask(hermes, stream=stream, functions=WEATHER_AND_PING, max_tokens=n_tokens)
+    if isinstance(calling, Ollama):  # whose clients run each call that they get
+        assert (answer.calls, answer.finish) == ([], "length")
+        return
     ((name, text),) = answer.calls
     assert (name, answer.finish) == ("get_weather", calling.finishes["length"])
     assert text.startswith(json.dumps({"city": CALL[1]["city"]}, ensure_ascii="\\u" in text)[:-1])
+
+
+@STREAMS
+@pytest.mark.parametrize("end", ['"city"', ', "days"', "3}", "}\n</tool_call>"])
+def test_a_call_that_the_model_does_not_end_is_not_to_be_run(
+    hermes: Daemon, calling: Dialect, stream: bool, end: str
+) -> None:
+    """What ends before its arguments do says so, and Ollama, which cannot, leaves it out. One whose
+    end marker alone is missing is whole.
+    """
+    is_whole = end.startswith("}")
+    hermes.say(f"{HERMES_PING}\n{HERMES_CALL.partition(end)[0]}")
+    answer = calling.ask(hermes, stream=stream, functions=WEATHER_AND_PING)
+    is_left_out = isinstance(calling, Ollama) and not is_whole
+    assert [name for name, _ in answer.calls] == ["ping", "get_weather"][: 1 if is_left_out else 2]
+    cut_off = "incomplete" if isinstance(calling, Responses) else calling.finishes["stop"]
+    assert answer.finish == (calling.finishes["calls"] if is_whole else cut_off)
 
 
 def test_a_reader_that_lags_behind_is_told_the_same_in_fewer_events(
