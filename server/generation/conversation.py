@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import UNSUPPORTED, invalid_field
 from server.generation.request_fields import PromptRequest, SampledRequest, Structure
 from server.generation.tools import (
+    ChatTool,
     CustomToolCall,
     FunctionCall,
     FunctionToolCall,
@@ -189,6 +190,17 @@ class Conversation(PromptRequest):
             message = "what the arguments of all calls say {problem}"
             raise PydanticCustomError("arguments", message, {"problem": str(error)}) from None
         return messages
+
+    @field_validator("tools")
+    @classmethod
+    def _told_apart(cls, tools: Tools) -> Tools:
+        """A call says no more than a name. The same tool may be declared twice."""
+        known = dict[str, ChatTool]()
+        for tool in tools:
+            if known.setdefault(tool.function.name, tool) != tool:
+                message = "two tools have the name '{name}'"
+                raise PydanticCustomError("tools", message, {"name": tool.function.name})
+        return tools
 
     @field_validator("tool_choice")
     @classmethod

@@ -15,6 +15,7 @@ from server.dialects.responses.schema import (
     ResponseTool,
     ResponseToolChoice,
 )
+from server.errors import InvalidField
 from server.generation.tools import custom_function
 from server.parsing.schemas import is_enforced
 
@@ -45,7 +46,8 @@ def is_enforceable(tool: FunctionTool) -> bool:
 class RequestTools:
     """The tools of one request, except hosted ones, which are not served.
 
-    `is_strict` decides for functions whose `strict` the client left out.
+    `is_strict` decides for functions whose `strict` the client left out. Raises ApiError (400) for
+    two tools whose calls could not be told apart.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class RequestTools:
                 hosted.add(tool.type[:64])
                 continue
             name = function_name(tool.name, namespace)
-            self.by_function[name] = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
+            client_tool = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
+            if self.by_function.setdefault(name, client_tool) != client_tool:
+                raise InvalidField("tools", f"two tools are called as '{name}'")
             self.functions.append({"type": "function", "function": _function(name, tool)})
         self.hosted = sorted(hosted)[:MAX_LOGGED]
         """Some types of the hosted tools."""
