@@ -11,7 +11,7 @@ from typing import Any, Literal
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
-from server.generation.conversation import Conversation, Message
+from server.generation.conversation import Conversation, Message, TextPart
 from server.generation.generic_tools import SystemRole, plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
@@ -22,7 +22,7 @@ from server.record import RequestRecord
 from server.workers import Workers
 
 NO_EFFORT = "none"
-EFFORTS = {"xhigh": "high", "max": "high"}
+KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that templates do not know, as the highest that they do."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
@@ -64,6 +64,40 @@ def template_messages(
     return rendered
 
 
+def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
+    """The messages in roles that the template renders where they stand.
+
+    Where it has no place for later system messages, these are what the user says, in a
+    `<system-reminder>` as Claude Code writes them. Where it takes nothing but an answer after tool
+    results, what the user says there is a part of the last result.
+    """
+    joined = {("user", "reminder"), ("reminder", "user"), ("reminder", "reminder")}
+    if roles.behind_results == "tool":
+        joined |= {("tool", "user"), ("tool", "reminder")}
+    placed: list[Message] = []
+    has_begun = False
+    last = ""
+    for message in messages:
+        said, kind = message, ROLES.get(message.role, message.role)
+        has_begun = has_begun or kind != "system"
+        if kind == "system" and has_begun and roles.late_system == "user":
+            said, kind = _reminder(message), "reminder"
+        if (last, kind) in joined:
+            parts = [*(placed[-1].content or ()), *(said.content or ())]
+            placed[-1] = placed[-1].model_copy(update={"content": parts})
+            last = last if last == "tool" else kind
+        else:
+            placed.append(said)
+            last = kind
+    return placed
+
+
+def _reminder(message: Message) -> Message:
+    text = f"<system-reminder>\n{_text(message)}\n</system-reminder>"
+    part = TextPart(type="text", text=text)
+    return message.model_copy(update={"role": "user", "content": [part]})
+
+
 def has_thought_preamble(message: Message) -> bool:
     """Whether it has reasoning, then text, then a call."""
     return bool(message.calls and _reasoning(message) and _text(message))
@@ -81,8 +115,9 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
     """The template's arguments besides the messages."""
     arguments: dict[str, Any] = {}
     if body.reasoning_effort is not None:
-        arguments["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == NO_EFFORT:
+        effort = body.reasoning_effort
+        arguments["reasoning_effort"] = KNOWN_EFFORTS.get(effort, effort)
+        if effort == NO_EFFORT:
             arguments["enable_thinking"] = False
     arguments |= body.chat_template_kwargs
     if body.continue_final_message:
@@ -246,12 +281,6 @@ class Turn:
     calls: list[ChatMessage] = field(default_factory=list)
     answered_call: str | None = None  # the id of the call whose result it is
 
-    def is_continued_by(self, other: "Turn", roles: Roles) -> bool:
-        """Whether the next turn has to be a part of this one: right after a tool's result some
-        templates can only render more of it.
-        """
-        return (self.role, other.role, roles.behind_results) == ("tool", "user", "tool")
-
     def add(self, other: "Turn") -> None:
         self.texts += other.texts
         self.thoughts += other.thoughts
@@ -316,7 +345,8 @@ class PromptEncoder:
         messages, salt = conversation.messages, record.cache_salt(conversation.cache_salt)
 
         def encode() -> list[int]:
-            fitted, known = self._fitted(messages), found_replays(replays, messages, salt)
+            placed = in_place(messages, self.roles)
+            fitted, known = self._fitted(placed), found_replays(replays, placed, salt)
             arguments = template_arguments(conversation)
 
             def render(written: WriteArguments) -> list[int]:

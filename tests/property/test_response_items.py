@@ -19,7 +19,8 @@ from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
-from server.generation.prompt import Roles
+from server.generation.conversation import Message
+from server.generation.prompt import Roles, in_place, template_messages
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import ByteTokenizer
@@ -86,7 +87,7 @@ def test_an_answer_comes_back_as_it_was(
     choice = scripted_choice(said_parts)
     choice.feed(events_of(said_parts))
     response = json.loads(form(summary, sealed).whole([choice], AnswerUsage(7, 3, 5)))
-    messages = chat_messages(None, ITEMS.validate_python(response["output"]), USERS)
+    messages = chat_messages(None, ITEMS.validate_python(response["output"]))
     content = "".join(said.text for said in answer if isinstance(said, Content))
     reasoning = "".join(said.text for said in answer if isinstance(said, Reasoning))
     calls = [said for said in answer if isinstance(said, tuple)]
@@ -128,7 +129,8 @@ REASONING = st.builds(
 def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
     instructions: str | None, items: list[dict[str, object]], roles_there: Roles
 ) -> None:
-    messages = chat_messages(instructions, ITEMS.validate_python(items), roles_there)
+    said = chat_messages(instructions, ITEMS.validate_python(items))
+    messages = template_messages(in_place([Message(**one) for one in said], roles_there))
     roles = [message["role"] for message in messages]
     assert "developer" not in roles
     assert "system" not in roles[1:]
@@ -138,22 +140,12 @@ def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
         instructions is not None
         or (bool(items) and items[0].get("role") in {"system", "developer"})
     )  # fmt: skip
-    calls = [call["id"] for message in messages for call in message.get("tool_calls", [])]
+    calls = [call["id"] for message in said for call in message.get("tool_calls", [])]
     assert calls == [item["call_id"] for item in items if item["type"] == "function_call"]
     results = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
     assert results == [item["call_id"] for item in items if item["type"] == "function_call_output"]
     spoken = "".join(str(item["content"]) for item in items if item["type"] == "message")
-    assert sum(map(len, map(written, messages))) >= len(spoken)
-
-
-def written(message: dict[str, object]) -> str:
-    match message.get("content", ""):
-        case str(text):
-            return text
-        case list(found):
-            return "".join(part["text"] for part in found)
-        case _:
-            return ""
+    assert sum(len(str(message["content"])) for message in messages) >= len(spoken)
 
 
 @given(st.text())

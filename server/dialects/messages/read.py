@@ -24,7 +24,7 @@ from server.dialects.messages.schema import (
 )
 from server.errors import InvalidField
 from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import EFFORTS, ChatMessage, Roles, Turn
+from server.generation.prompt import ChatMessage, Turn
 from server.generation.request_fields import SampledRequest, Structure, of_schema
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS
@@ -44,19 +44,15 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 }
 
 
-def chat_messages(
-    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
-) -> list[ChatMessage]:
+def chat_messages(system: Iterable[str], messages: Sequence[MessageParam]) -> list[ChatMessage]:
     """The conversation, each turn one message and each tool's result one of its own.
 
     Raises ApiError (400) for blocks that are not of their role.
     """
     turns: list[Turn] = []
-    for turn in _turns(system, messages, roles):
-        last = turns[-1] if turns else None
-        is_same = last is not None and last.role == turn.role != "tool"
-        if last is not None and (is_same or last.is_continued_by(turn, roles)):
-            last.add(turn)
+    for turn in _turns(system, messages):
+        if turns and turns[-1].role == turn.role != "tool":
+            turns[-1].add(turn)
         else:
             turns.append(turn)
     for turn in turns:
@@ -65,21 +61,16 @@ def chat_messages(
     return [turn.message() for turn in turns]
 
 
-def _turns(system: Iterable[str], messages: Sequence[MessageParam], roles: Roles) -> Iterator[Turn]:
+def _turns(system: Iterable[str], messages: Sequence[MessageParam]) -> Iterator[Turn]:
     if texts := list(system):
         yield Turn("system", texts)
-    has_begun = False
     for index, message in enumerate(messages):
         _check_blocks(message, f"messages[{index}].content")
-        has_begun = has_begun or message.role != "system"
         match message.role:
             case "user":
                 yield from _users(message)
             case "assistant":
                 yield _assistants(message)
-            case "system" if has_begun and roles.late_system == "user":
-                reminder = "\n".join(block_texts(message.content))
-                yield Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
             case "system":
                 yield Turn("system", block_texts(message.content))
 
@@ -159,7 +150,7 @@ def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
     system = block_texts(body.system)
     if model.settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]
-    messages = chat_messages(filter(None, system), body.messages, model.prompts.roles)
+    messages = chat_messages(filter(None, system), body.messages)
     return Conversation.read(
         cache_salt=body.cache_salt,
         messages=messages,
@@ -200,7 +191,7 @@ def _reasoning(body: CountTokensRequest, *, reasons: bool) -> Fields:
     clients send it to all models.
     """
     effort = body.output_config.effort
-    fields: Fields = {"reasoning_effort": EFFORTS.get(effort, effort) if effort else None}
+    fields: Fields = {"reasoning_effort": effort}
     template: Fields = {}
     match body.thinking:
         case ThinkingParam(type="enabled") if reasons:

@@ -16,7 +16,7 @@ from server.dialects.ollama.schema import (
 from server.errors import UNSUPPORTED, invalid, refused_field
 from server.generation.conversation import Chat, Conversation
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
-from server.generation.prompt import EFFORTS, ChatMessage, Turn
+from server.generation.prompt import ChatMessage, Turn
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
@@ -157,8 +157,7 @@ def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
             return {}
         case str(effort):
             template = {"enable_thinking": True}
-            known = EFFORTS.get(effort, effort)
-            return {"reasoning_effort": known, "chat_template_kwargs": template}
+            return {"reasoning_effort": effort, "chat_template_kwargs": template}
         case switch:
             return {"chat_template_kwargs": {"enable_thinking": switch}}
 

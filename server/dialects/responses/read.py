@@ -30,7 +30,7 @@ from server.dialects.responses.store import ResponseStore, StoredConversation, S
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import ChatMessage, Roles, Turn
+from server.generation.prompt import ChatMessage, Turn
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
 from server.generation.requests import ServedModel
 from server.generation.tools import custom_arguments
@@ -42,21 +42,18 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
 
-def chat_messages(
-    instructions: str | None, items: Sequence[ConversationItem], roles: Roles
-) -> list[ChatMessage]:
+def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -> list[ChatMessage]:
     """The conversation, with one system message at its head, if any.
 
     It has the instructions and the leading developer messages. Later developer messages stay where
-    they are, in the role that the template renders there: at the head they would change the whole
-    prompt, and nothing of it would be cached.
+    they are: at the head they would change the whole prompt, and nothing of it would be cached.
     """
     system = [instructions] if instructions else []
     n_leading = 0
     while n_leading < len(items) and _is_system(item := items[n_leading]):
         system.append("\n".join(map(_text, item.content)))
         n_leading += 1
-    messages = _Messages(roles)
+    messages = _Messages()
     if system:
         messages.add_turn(Turn("system", ["\n\n".join(system)]))
     for item in items[n_leading:]:
@@ -71,8 +68,7 @@ class _Messages:
     are two messages.
     """
 
-    def __init__(self, roles: Roles) -> None:
-        self._roles = roles
+    def __init__(self) -> None:
         self._turns: list[Turn] = []
         self._answer = Turn("assistant")
         self._ends_with_message = False  # the answer
@@ -88,8 +84,9 @@ class _Messages:
                     self._end_answer()
                 self._answer.texts += map(_text, item.content)
             case MessageItem():
-                role = self._roles.late_system if _is_system(item) else "user"
-                self.add_turn(Turn(role, [*map(_text, item.content)]))
+                self.add_turn(
+                    Turn("system" if _is_system(item) else "user", [*map(_text, item.content)])
+                )
             case ReasoningItem():
                 self._answer.thoughts.append(_reasoning(item))
             case FunctionCallItem(call_id=id):
@@ -105,10 +102,7 @@ class _Messages:
     def add_turn(self, turn: Turn) -> None:
         """Add what another role says."""
         self._end_answer()
-        if self._turns and self._turns[-1].is_continued_by(turn, self._roles):
-            self._turns[-1].add(turn)
-        else:
-            self._turns.append(turn)
+        self._turns.append(turn)
 
     def _end_answer(self) -> None:
         """Add the assistant message. One of reasoning alone, which was cut off, is left out."""
@@ -211,11 +205,10 @@ def _conversation(
     body: InputTokensRequest,
     items: Sequence[ConversationItem],
     tools: RequestTools,
-    roles: Roles,
 ) -> Conversation:
     return Conversation.read(
         cache_salt=body.cache_salt,
-        messages=chat_messages(body.instructions, items, roles),
+        messages=chat_messages(body.instructions, items),
         tools=tools.functions,
         tool_choice=chat_choice(body.tool_choice),
         reasoning_effort=body.reasoning.effort,
@@ -268,7 +261,7 @@ def read_input(
     parsed = iter(_ITEMS.validate_json(_json(stored)))
     history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
-    prompt = _conversation(body, [*history, *items], tools, model.prompts.roles)
+    prompt = _conversation(body, [*history, *items], tools)
     return ReadInput(prompt, tools, items, before)
 
 
