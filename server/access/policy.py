@@ -226,12 +226,17 @@ class Policy:
         return key
 
     def _check_origin(self, scope: Scope) -> None:
-        """Refuse requests that a browser sends for a page of another site."""
+        """Refuse requests that a browser sends for a page of another site. Those for images and
+        scripts have no Origin, but Sec-Fetch-Site.
+        """
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is None or is_own(origin, scope["scheme"], headers.get("host", "")):
-            return
-        if not self._origins.has(origin):
+        if origin is None:
+            is_allowed = headers.get("sec-fetch-site") != "cross-site" or _is_visit(scope, headers)
+        else:
+            is_allowed = is_own(origin, scope["scheme"], headers.get("host", ""))
+            is_allowed = is_allowed or self._origins.has(origin)
+        if not is_allowed:
             self._count(Reason.ORIGIN)
             message = "Requests from other web sites are refused, except from cors_origin."
             raise ApiError(403, message, code="foreign_origin")
@@ -261,6 +266,14 @@ def peer_address(scope: Scope) -> str:
     """The address of the peer, without its port. Empty where there is no socket."""
     peer = scope.get("client")
     return str(peer[0]) if peer else ""
+
+
+def _is_visit(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser opens the page in a tab of its own, as after a click on a link."""
+    is_page = headers.get("sec-fetch-mode") == "navigate" and (
+        headers.get("sec-fetch-dest") == "document"
+    )
+    return is_page and scope["method"] in ("GET", "HEAD")
 
 
 def _bearer_token(authorization: bytes) -> bytes:

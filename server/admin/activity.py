@@ -32,7 +32,7 @@ from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError
 from server.http.stream import sse_data
 from server.schemas import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
-from server.service import RecordDependency, Service, ServiceDependency
+from server.service import Context, Service, ServiceDependency
 
 KEPT_SECONDS = 900.0
 N_POINTS = 300
@@ -251,13 +251,10 @@ async def series(record: SeriesDependency) -> Series:
     "GET", "/stream", stream=unnamed_events(Activity), response_class=EventStream
 )
 async def activity_stream(
-    service: ServiceDependency,
-    record: RecordDependency,
-    watch: WatchDependency,
-    series: SeriesDependency,
+    context: Context, watch: WatchDependency, series: SeriesDependency
 ) -> Response:
     """Live requests and models each second, with the new entries of the log and the series."""
-    return event_stream(_activity(service, watch, series), service, record)
+    return await event_stream(_activity(context.service, watch, series), context)
 
 
 async def _activity(

@@ -31,7 +31,13 @@ from server.schemas import (
     ProbeResponse,
     Remembered,
 )
-from server.service import LoadedDependency, ModelName, RecordDependency, ServiceDependency
+from server.service import (
+    Context,
+    LoadedDependency,
+    ModelName,
+    RecordDependency,
+    ServiceDependency,
+)
 
 router = Endpoints(prefix="/admin/cache")
 tree_router = Endpoints(prefix="/admin/cache")
@@ -251,16 +257,13 @@ async def cache_tree(loaded: LoadedDependency, watch: WatchDependency) -> Respon
     response_class=EventStream,
 )
 async def cache_tree_stream(
-    loaded: LoadedDependency,
-    service: ServiceDependency,
-    record: RecordDependency,
-    watch: WatchDependency,
+    context: Context, loaded: LoadedDependency, watch: WatchDependency
 ) -> Response:
     """The cache as it is now and whenever it has changed, once a second at most.
 
     A slow reader gets the latest, and not all of them.
     """
-    return event_stream(_pictures(loaded, watch), service, record)
+    return await event_stream(_pictures(loaded, watch), context)
 
 
 async def _pictures(loaded: LoadedModel, watch: Watch) -> AsyncGenerator[bytes, None]:

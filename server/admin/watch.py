@@ -22,9 +22,8 @@ from engine.values.tree import TreeChanges, TreeSnapshot
 from server.http.stream import EVENT_STREAM, DeferredStream, sse_data, written
 from server.models.model import LoadedModel
 from server.models.registry import ModelRegistry
-from server.record import RequestRecord
 from server.schemas import CacheTree
-from server.service import Service
+from server.service import RequestContext
 
 INTERVAL_SECONDS = 1.0
 """Between two polls of an engine, however many watch."""
@@ -280,11 +279,15 @@ class EventStream(Response):
     media_type = EVENT_STREAM
 
 
-def event_stream(
-    events: AsyncGenerator[bytes, None], service: Service, record: RequestRecord
+async def event_stream(
+    events: AsyncGenerator[bytes, None], context: RequestContext
 ) -> DeferredStream:
     """An endless stream of events, with comments after each silence. It ends when its client
     disconnects.
+
+    Raises ApiError (408, 413) for a request that declares a body and does not send it.
     """
-    record.never_ends()
-    return DeferredStream(EVENT_STREAM, written(events), service.settings.keepalive_seconds)
+    await context.http.body()  # once it has begun, a stream could not say what is wrong with it
+    context.record.never_ends()
+    keepalive_seconds = context.service.settings.keepalive_seconds
+    return DeferredStream(EVENT_STREAM, written(events), keepalive_seconds)

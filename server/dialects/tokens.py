@@ -14,11 +14,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.dialects.job import respond_without_engine
 from server.dialects.openai import ChatConversation, token_text
-from server.errors import UNSUPPORTED
+from server.errors import UNSUPPORTED, not_loaded
 from server.generation.conversation import MAX_MESSAGES, Message
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import (
@@ -165,13 +166,17 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
     )
 
 
-@router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404))
+@router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404, 409))
 async def tokenizer_info(context: Context, model: ModelName = "") -> TokenizerInfo:
-    """The data for clients that render chats themselves, such as lm-eval, under vLLM's names."""
+    """The data for clients that render chats themselves, such as lm-eval, under vLLM's names. It
+    comes from the model's files; the model is not loaded for it.
+    """
     service, record = context.service, context.record
     source = (await service.chosen(model, record)).settings.source
-    await service.hold(model, record)
-    return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))
+    try:
+        return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))
+    except ModelError as error:
+        raise not_loaded(f"The files of the model cannot be read: {error}") from error
 
 
 def _info(checkpoint: Checkpoint) -> TokenizerInfo:

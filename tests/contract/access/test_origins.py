@@ -194,3 +194,34 @@ def test_without_keys_the_allowed_pages_alone_may_ask() -> None:
         assert (allowed.status_code, other.status_code) == (200, 403)
         assert allowed.headers["access-control-allow-origin"] == PAGE
         assert refusals(url) == {("foreign_origin", ""): 1}
+
+
+VISIT = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+IMAGE = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/health", "/tokenizer_info", "/v1/nothing"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_without_keys_pages_of_other_sites_embed_nothing(
+    http: httpx.Client, method: str, path: str
+) -> None:
+    """A browser names no Origin for an image. A link may lead to a page."""
+    other = {"Sec-Fetch-Site": "cross-site"}
+    for headers in ({}, IMAGE, FRAME):
+        assert http.request(method, path, headers=other | headers).status_code == 403
+    assert http.request(method, path, headers=other | VISIT).status_code in (200, 404)
+    for site in ("none", "same-origin", "same-site"):
+        own = http.request(method, path, headers={"Sec-Fetch-Site": site} | IMAGE)
+        assert own.status_code in (200, 404)
+
+
+def test_other_sites_send_no_form_by_a_visit(http: httpx.Client) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site"} | VISIT
+    assert http.post("/admin/cache/clear", headers=headers).status_code == 403
+
+
+def test_an_allowed_page_is_another_site_all_the_same() -> None:
+    with running(FakeEngine(), Settings(port=0, cors_origin=(PAGE,))) as url:
+        headers = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
