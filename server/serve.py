@@ -17,7 +17,7 @@ from anyio import create_task_group, move_on_after, sleep
 from anyio.abc import TaskGroup
 from fastapi import FastAPI
 
-from engine.values.settings import LOG_FORMAT
+from engine.values.log_lines import LogFormatter
 from server.dialects.errors import error_shape
 from server.errors import busy
 from server.http.connections import (
@@ -54,12 +54,12 @@ def configure_logging(level: str, edited: Callable[[str], str] = str) -> None:
     clients warnings alone.
     """
 
-    class Formatter(logging.Formatter):
+    class Formatter(LogFormatter):
         def format(self, record: logging.LogRecord) -> str:
             return edited(super().format(record))
 
     handler = logging.StreamHandler()
-    handler.setFormatter(Formatter(LOG_FORMAT))
+    handler.setFormatter(Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for noisy in ("uvicorn", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -23,9 +23,10 @@ from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, s
 from engine.remote import wire
 from engine.remote.connection import Call, Caller
 from engine.remote.wire import CANCEL, Kind, Message
+from engine.values.log_lines import LogFormatter
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
-from engine.values.settings import LOG_FORMAT, EngineConfig
+from engine.values.settings import EngineConfig
 from kvstore.disk.types import DiskError
 
 HEARTBEAT_SECONDS = 1.0
@@ -93,7 +94,9 @@ class EngineHost:
         """The first call, and the only one of this object: all others are for the engine that it
         starts. Sends lines on its progress. Raises what loading raises.
         """
-        logging.basicConfig(level=log_level, format=LOG_FORMAT)
+        handler = logging.StreamHandler()
+        handler.setFormatter(LogFormatter())
+        logging.basicConfig(level=log_level, handlers=[handler])
         build = partial(self._load, config, self._report)
         ended = partial(self._send, Kind.ENDED)
         self._engine = await asyncio.to_thread(EngineThread, build, self._deliver, ended)

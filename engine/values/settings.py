@@ -18,9 +18,6 @@ SMOLLM2_NAME = "smollm2"
 LEAST_DISK_BYTES = LEAST_BYTES
 """The fewest bytes of a disk cache, whose index alone may need a few MiB."""
 
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-"""The format of log lines of the server and its engines, which share one standard error."""
-
 
 class KVFormat(StrEnum):
     """How K and V are stored."""
