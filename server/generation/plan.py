@@ -2,11 +2,11 @@
 
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, TypeAlias
 
 from engine.values.model import Replay, Tokenizer
 from engine.values.request import (
@@ -22,7 +22,7 @@ from server.generation.conversation import Chat, Conversation
 from server.generation.request_fields import Structure, of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import ReasoningFormat, ToolFormat
-from server.parsing.lark import Function, NotASchema, calls_grammar, names_only
+from server.parsing.lark import CallSyntax, Function, NotASchema, calls_grammar, names_only
 from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
 from server.parsing.registry import (
     AnswerFormat,
@@ -109,12 +109,15 @@ def answer_constraint(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """The schema with closed objects. An invalid schema is returned unchanged; its trial refuses it
-    with the reason.
+    """The schema with closed objects. An invalid schema is returned unchanged, also one with half a
+    character, which no engine could be sent; its trial refuses it with the reason.
     """
     with suppress(ValueError, RecursionError):
         schema = json.loads(grammar.text)
-        return of_schema(closed(schema)) if isinstance(schema, dict) else grammar
+        if isinstance(schema, dict):
+            found = of_schema(closed(schema))
+            found.text.encode()
+            return found
     return grammar
 
 
@@ -171,6 +174,21 @@ def _spelled_marker(text: str, tokenizer: Tokenizer) -> _Marker | None:
     return _Marker(first, begin, frozenset(others))
 
 
+WriteCalls: TypeAlias = Callable[[CallSyntax, str, bool, str], str]
+"""Writes the grammar of the calls of functions, which are given as JSON; see `calls_grammar`."""
+
+KEPT_GRAMMARS = 4
+"""How many grammars of calls a model's planner keeps: an agent sends its tools with each turn, and
+has two of them, with the schemas and without."""
+
+
+def _written_calls(
+    special_tokens: Mapping[str, int], syntax: CallSyntax, declared: str, many: bool, behind: str
+) -> str:
+    functions = [Function(*fields) for fields in json.loads(declared)]
+    return calls_grammar(syntax, functions, special_tokens, many=many, behind=behind)
+
+
 class ConstraintWriter:
     """Writes the constraints of one request's answers."""
 
@@ -178,12 +196,14 @@ class ConstraintWriter:
         self,
         tokenizer: Tokenizer,
         tools: ToolFormat | None,
+        write_calls: "WriteCalls",
         marker: _Marker | None,
         thinking: Thinking,
         settings: ConversationSettings,
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = tools
+        self._write_calls = write_calls
         self._marker = marker
         self._thinking = thinking
         self._settings = settings
@@ -260,9 +280,9 @@ class ConstraintWriter:
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
     ) -> Grammar:
         """Raises ApiError (400) for parameters that are no schema."""
-        tokens = self._tokenizer.added_tokens
+        declared = json.dumps([(one.name, one.parameters, one.strict) for one in functions])
         try:
-            text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+            text = self._write_calls(tools.syntax, declared, many, behind)
         except NotASchema as error:
             raise InvalidField("tools", str(error)) from error
         return Grammar(GrammarKind.LARK, text)
@@ -319,6 +339,9 @@ class AnswerPlanner:
         self._reasoning = reasoning_format(names.reasoning) if names.reasoning else None
         self._format = answer_format(names)
         self._format_without_calls = replace(self._format, tools=None)
+        self._write_calls: WriteCalls = lru_cache(KEPT_GRAMMARS)(
+            partial(_written_calls, tokenizer.added_tokens)
+        )
 
     @property
     def reasons(self) -> bool:
@@ -337,7 +360,12 @@ class AnswerPlanner:
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(
-            self._tokenizer, self.tools, self._marker, thinking, self._settings
+            self._tokenizer,
+            self.tools,
+            self._write_calls,
+            self._marker,
+            thinking,
+            self._settings,
         )
         return AnswerPlan(
             format=self._format if functions else self._format_without_calls,

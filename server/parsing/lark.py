@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 from server.parsing.schemas import KINDS, closed, target
@@ -49,31 +49,34 @@ class Lark:
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special_tokens = special_tokens
+        self._special = _any_of(tuple(special_tokens))
         self._names: dict[tuple[str, str], str] = {}  # of rules, by what they say
         self._n_characters = 0
 
     def text(self, text: str) -> str:
         """An expression for exactly this text, special tokens included."""
-        for name, token_id in self._special_tokens.items():
-            before, found, rest = text.partition(name)
-            if found:
-                return " ".join(
-                    filter(None, (self.text(before), f"<[{token_id}]>", self.text(rest)))
-                )
-        return json.dumps(text, ensure_ascii=False) if text else ""
+        expressions, at = list[str](), 0
+        for found in self._special.finditer(text):
+            if plain := text[at : found.start()]:
+                expressions.append(json.dumps(plain, ensure_ascii=False))
+            expressions.append(f"<[{self._special_tokens[found[0]]}]>")
+            at = found.end()
+        if rest := text[at:]:
+            expressions.append(json.dumps(rest, ensure_ascii=False))
+        return " ".join(expressions)
 
     def text_before(self, end: str, patterns: Sequence[str] = (ANY_TEXT,)) -> str:
         """An expression for text that all patterns match, and `end`, which the text does not
         contain. Patterns are regular expressions without slashes of their own.
         """
-        specials = [at for name in self._special_tokens if (at := end.find(name)) >= 0]
-        if not specials:
+        special = self._special.search(end)
+        if special is None:
             text = " & ".join(f"/{pattern}/" for pattern in patterns)
             return self.rule(text, attribute=f"[suffix={json.dumps(end, ensure_ascii=False)}]")
         # No text spells a special token, so the longest match ends before it.
-        before = re.escape(end[: min(specials)]).replace("/", r"\/")
+        before = re.escape(end[: special.start()]).replace("/", r"\/")
         text = " & ".join(f"/{pattern}{before}/" for pattern in patterns)
-        return f"{self.terminal(text)} {self.text(end[min(specials) :])}"
+        return f"{self.terminal(text)} {self.text(end[special.start() :])}"
 
     def json(self, schema: Schema, *, strict: bool) -> str:
         """An expression for JSON that conforms to the schema; keywords that are not known, or say
@@ -119,6 +122,13 @@ class Lark:
         """The whole, beginning with the expression."""
         rules = (name + meaning for (_, meaning), name in self._names.items())
         return "\n".join([f"start: {start}", *rules])
+
+
+@lru_cache(8)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches any of the names, the longest one. Some tokenizers have thousands."""
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 WriteCall: TypeAlias = Callable[[Lark, Function], str]

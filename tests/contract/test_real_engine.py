@@ -277,6 +277,25 @@ def test_a_schema_that_is_refused_harms_nobody(
     assert begun + "".join(said) == alone
 
 
+@pytest.mark.parametrize(
+    "schema", ['{"const": "HALF"}', '{"enum": ["a", "HALF"]}', '{"properties": {"HALF": {}}}']
+)
+@pytest.mark.parametrize("half", [r"\ud800", r"\udfff", r"\udfff\ud800"])
+def test_half_a_character_in_a_schema_as_text_is_refused(
+    real_url: str, schema: str, half: str
+) -> None:
+    text = schema.replace("HALF", half)
+    for field in ({"guided_json": text}, {"structured_outputs": {"json": text}}):
+        refused = httpx.post(f"{real_url}/v1/chat/completions", json=ask("x", **field))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, one_name(field))
+
+
+def one_name(field: dict[str, Any]) -> str:
+    """The name under which an error reports the field."""
+    ((name, value),) = field.items()
+    return name if isinstance(value, str) else f"{name}.{next(iter(value))}"
+
+
 def test_memory_stays_within_what_was_promised_at_load(
     real_client: OpenAI, admin: httpx.Client
 ) -> None:

@@ -22,7 +22,7 @@ from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.plan import AnswerPlanner
-from server.parsing.lark import Function, arguments_schema, calls_grammar
+from server.parsing.lark import Function, Lark, arguments_schema, calls_grammar
 from server.parsing.registry import TOOL_FORMATS, Formats, answer_format
 from server.settings.models import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
@@ -384,3 +384,50 @@ def test_parameters_that_are_called_as_what_describes_them_stay(strict: bool) ->
     grammar = calls_grammar(TOOL_FORMATS["mistral_args"].syntax, [function], {}, many=False)
     (text,) = texts_of(grammar, 1, [])
     assert text == '[TOOL_CALLS]f[ARGS]{"title": "Köln", "description": {"title": "x"}}'
+
+
+@FORMATS
+def test_added_tokens_that_no_call_spells_change_nothing(name: str) -> None:
+    own = tokenizer(name).added_tokens
+    many = {**{f"<unused{at}>": 5000 + at for at in range(6000)}, **own}
+    functions = [Function("get_weather", WEATHER), Function("f", {}, strict=True)]
+    syntax = TOOL_FORMATS[name].syntax
+    grammar = calls_grammar(syntax, functions, many, many=True)
+    assert grammar == calls_grammar(syntax, functions, own, many=True)
+
+
+def test_of_added_tokens_that_begin_alike_the_longest_is_meant() -> None:
+    lark = Lark({"<a": 1, "<a>": 2, "b": 3})
+    assert lark.text("x<a>y<a b") == '"x" <[2]> "y" <[1]> " " <[3]>'
+    assert lark.text("") == ""
+
+
+@FORMATS
+def test_a_planner_writes_the_grammar_of_the_same_tools_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent sends its tools with each turn."""
+    n_written = 0
+
+    def counted(*arguments: Any, **options: Any) -> str:
+        nonlocal n_written
+        n_written += 1
+        return calls_grammar(*arguments, **options)
+
+    monkeypatch.setattr("server.generation.plan.calls_grammar", counted)
+    settings = ConversationSettings(tool_parser=name, reasoning_parser="auto")
+    planner = AnswerPlanner(tokenizer(name), settings)
+
+    def constraint_of(description: str, said: str) -> Constraint | None:
+        tool = {"name": "look", "description": description, "parameters": WEATHER}
+        fields = {
+            "messages": [{"role": "user", "content": said}],
+            "tools": [{"type": "function", "function": tool}],
+            "tool_choice": "required",
+        }
+        return planner.plan(as_chat(ChatRequest.model_validate(fields)), ()).constraint
+
+    first = constraint_of("Look.", "Hi")
+    assert first is not None
+    assert constraint_of("Look again.", "And then?") == first
+    assert n_written == 1
