@@ -631,6 +631,11 @@ def repository(cache: Path, name: str, source: Path) -> None:
     (home / "refs" / "main").write_text("a" * 40)
 
 
+def tags(client: httpx.Client) -> list[str]:
+    """The names that Ollama's clients see."""
+    return [one["name"].removesuffix(":latest") for one in client.get("/api/tags").json()["models"]]
+
+
 def test_on_demand_every_fetched_model_can_be_named(
     serve: Serve, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,6 +645,9 @@ def test_on_demand_every_fetched_model_can_be_named(
     client = serve(settings_of(on_demand=True))
     names = [one["id"] for one in client.get("/v1/models").json()["data"]]
     assert names == ["one", "uno", "two", "three", "org/small"]
+    repository(tmp_path, "org/later", DEFAULT_CHECKPOINT)
+    listed = until(lambda: tags(client), lambda names: "org/later" in names)
+    assert listed == [*names, "org/later"]
     assert said(chat(client, "org/small")) == "I am load 2"
     assert engines.started[-1].model == "org/small"
     assert chat(client, str(DEFAULT_CHECKPOINT)).status_code == 404, "a path is no name"

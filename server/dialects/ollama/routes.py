@@ -207,6 +207,7 @@ async def version() -> OllamaVersion:
 @models_router.endpoint("GET", "/api/tags")
 async def tags(context: Context) -> OllamaModels:
     """The models that are served, under each of their names."""
+    await context.service.models.discover_all()
     allowed = list(context.service.models.named(context.record.principal.allowed_models))
 
     def read() -> OllamaModels:
