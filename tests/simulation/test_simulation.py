@@ -12,8 +12,8 @@ from tests.simulation.sabotage import SABOTAGES, Sabotage
 from tests.simulation.simulator import run
 
 SEEDS = (*range(577, 577 + max(40, examples(40))), 628, 695, 711)
-"""The last three are for what is rare within STEPS: in 628 a record of the disk does not fit, in 695
-a sequence is admitted again while its row is in flight, in 711 a grammar cannot be answered.
+"""The last three are for what is rare within STEPS: in 628 a record of the disk does not fit, in
+695 a sequence is admitted again while its row is in flight, in 711 a grammar cannot be answered.
 """
 STEPS = 80
 
