@@ -62,8 +62,11 @@ def detokenizer_factory(
         pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
         return lambda request: ByteLevelDetokenizer(pieces[request.skip_special_tokens])
     decodes = {skip: _decode_function(tokenizer, skip) for skip in (True, False)}
+    has_text = {skip: _text_test(tokenizer, skip) for skip in (True, False)}
     return lambda request: WindowDetokenizer(
-        decodes[request.skip_special_tokens], request.text_before
+        decodes[request.skip_special_tokens],
+        request.text_before,
+        has_text[request.skip_special_tokens],
     )
 
 
@@ -129,16 +132,27 @@ class WindowDetokenizer:
     cannot be flushed, and it raises if an invalid byte changes the text before it.
     """
 
-    __slots__ = ("_decode", "_given", "_pending", "_window")
+    __slots__ = ("_decode", "_given", "_has_text", "_pending", "_window")
 
-    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
-        """`before` are the tokens of the text before the sequence's first token."""
+    def __init__(
+        self,
+        decode: Decode,
+        before: Sequence[int] = (),
+        has_text: Callable[[int], bool] = lambda token_id: True,
+    ) -> None:
+        """`before` are the tokens of the text before the sequence's first token. Tokens that do not
+        have text are left out of the window: `decode` skips them, and they may come between the
+        bytes of a character.
+        """
         self._decode = decode
+        self._has_text = has_text
         self._window = _context(decode, before)
         self._pending = len(self._window)  # index of the first incomplete token in the window
         self._given = decode(self._window)  # the beginning of the window's text, returned already
 
     def add(self, token_id: int) -> str:
+        if not self._has_text(token_id):
+            return ""
         self._window.append(token_id)
         text = self._text()
         complete = _complete(text)
@@ -172,14 +186,16 @@ class WindowDetokenizer:
 
 def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
     """The fewest last tokens whose text is whole characters; none if MAX_CONTEXT_TOKENS are not.
+    If they have no text, all of them: a space at the beginning of a text.
 
     A word after these tokens keeps its space, which many decoders drop at the beginning of a text.
     """
+    last, text = list[int](), ""
     for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
         text = decode(last := list(token_ids[-count:]))
         if text and REPLACEMENT not in text:
-            return last
-    return []
+            break
+    return [] if REPLACEMENT in text else last
 
 
 def _complete(text: str) -> str:
@@ -199,6 +215,22 @@ def _joins_bytes(backend: Any) -> bool:
     decoder = json.loads(backend.decoder.__getstate__())
     kinds = [part["type"] for part in decoder.get("decoders", [decoder])]
     return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
+
+
+def _text_test(
+    tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool
+) -> Callable[[int], bool]:
+    """Return a function that says whether a token has text, next to others or alone. It has none if
+    the vocabulary does not have it, or if it is a special token that is skipped.
+    """
+    skipped = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
+    if not tokenizer.is_fast:
+        return lambda token_id: token_id not in skipped
+    backend = tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder().items()
+    if skip_special_tokens:
+        skipped = frozenset(token_id for token_id, token in added if token.special)
+    return lambda token_id: token_id not in skipped and backend.id_to_token(token_id) is not None
 
 
 def _decode_function(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:

@@ -148,6 +148,34 @@ def test_what_goes_on_with_a_text_is_all_that_the_text_lacks(
     assert begun + rest == text
 
 
+@given(
+    repeats=st.lists(st.integers(0, 80), min_size=4, max_size=4),
+    text=st.text(st.sampled_from("🦊𝔘ßж"), min_size=1, max_size=5),
+    unknown=st.booleans(),
+)
+def test_tokens_without_text_within_a_character_leave_it_as_it_is(
+    repeats: list[int], text: str, unknown: bool
+) -> None:
+    """Special tokens that are skipped, and ids that the vocabulary does not have."""
+    tokenizer = byte_fallback()
+    silent = 100_000 if unknown else tokenizer.convert_tokens_to_ids(SPECIAL)
+    mixed = list[int]()
+    for place, token_id in enumerate(encoded(tokenizer, text)):
+        mixed += [token_id, *[silent] * repeats[place % len(repeats)]]
+    assert "".join(pieces_of(tokenizer, mixed)) == text
+    assert "".join(pieces_of(tokenizer, mixed[:2])) == decoded(tokenizer, mixed[:2])
+
+
+@pytest.mark.parametrize("n_spaces", [1, 2, 7])
+def test_a_word_after_spaces_alone_keeps_its_space(n_spaces: int) -> None:
+    tokenizer = byte_fallback()
+    spaces = [tokenizer.convert_tokens_to_ids("▁")] * n_spaces
+    word = [tokenizer.convert_tokens_to_ids("▁the")]
+    begun = decoded(tokenizer, spaces)
+    rest = "".join(pieces_of(tokenizer, word, before=spaces))
+    assert begun + rest == decoded(tokenizer, spaces + word)
+
+
 def test_special_tokens_stand_between_a_text_and_what_goes_on_with_it() -> None:
     tokenizer = byte_fallback()
     token_ids, special = encoded(tokenizer, "the and"), encoded(tokenizer, SPECIAL)
