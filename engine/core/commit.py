@@ -2,6 +2,7 @@
 that end leave.
 """
 
+import logging
 from collections.abc import Sequence
 
 from engine.core.metrics import Metrics
@@ -24,6 +25,8 @@ from engine.grammar.matcher import Refused, Unanswerable
 from engine.values.output import FinishReason, OutputEvent, Usage
 from kvstore.lease import Lease
 from kvstore.store import KVStore
+
+logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROBS_AT_ONCE = 1024
 """Entries in one event: with twenty alternatives each, less than a megabyte of JSON."""
@@ -58,28 +61,34 @@ class Commit:
         """
         self._now = self._metrics.now()
         for planned, result in zip(rows, results, strict=True):
-            if not planned.is_current:
-                continue
-            sequence, lease, row = planned
-            if type(result) is Failed:
-                self.fail(sequence, result.message)
-                continue
-            if type(row) is Decode:
-                self._store.commit(lease, 1)
-            elif isinstance(row, Prefill):
-                self._prefilled(sequence, lease, row, result)
-            elif isinstance(row, Verify):
-                self._verified(sequence, lease, row, result)
-            if sequence.status is Status.ABORTING:
-                self.end(sequence, FinishReason.ABORT)
-            elif type(result) is Sampled:
-                if self._append(sequence, result.token):
-                    self._retire(sequence)
-            elif not sequence.request.max_tokens and lease.written_tokens == len(sequence.tokens):
-                if sequence.request.pin:
-                    self._end_pinned(sequence)
-                else:
-                    self.end(sequence, FinishReason.LENGTH)
+            if planned.is_current:
+                try:
+                    self._apply(planned, result)
+                except BaseException as error:
+                    self.contain(planned.sequence, error)
+
+    def _apply(self, planned: PlannedRow, result: RowResult) -> None:
+        """Apply the result of one row to its sequence."""
+        sequence, lease, row = planned
+        if type(result) is Failed:
+            self.fail(sequence, result.message)
+            return
+        if type(row) is Decode:
+            self._store.commit(lease, 1)
+        elif isinstance(row, Prefill):
+            self._prefilled(sequence, lease, row, result)
+        elif isinstance(row, Verify):
+            self._verified(sequence, lease, row, result)
+        if sequence.status is Status.ABORTING:
+            self.end(sequence, FinishReason.ABORT)
+        elif type(result) is Sampled:
+            if self._append(sequence, result.token):
+                self._retire(sequence)
+        elif not sequence.request.max_tokens and lease.written_tokens == len(sequence.tokens):
+            if sequence.request.pin:
+                self._end_pinned(sequence)
+            else:
+                self.end(sequence, FinishReason.LENGTH)
 
     def admitted(self, sequence: LiveSequence) -> None:
         """Count and report the sequence's first admission."""
@@ -91,8 +100,11 @@ class Commit:
         """Emit the pending tokens of sequences whose grammar has answered since."""
         self._now = self._metrics.now()
         for sequence in self._sequences.take_answered():
-            if self._emit(sequence, sequence.pending_token):
-                self._retire(sequence)
+            try:
+                if self._emit(sequence, sequence.pending_token):
+                    self._retire(sequence)
+            except BaseException as error:
+                self.contain(sequence, error)
 
     def end(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """End the sequence without another token. Its computed tokens go to the cache."""
@@ -117,6 +129,17 @@ class Commit:
         self._emit_end(sequence, FinishReason.ERROR, message)
         if (lease := self._remove(sequence)) is not None:
             self._store.release(lease)
+
+    def contain(self, sequence: LiveSequence, error: BaseException) -> None:
+        """End a sequence whose code on the host has raised `error`, with an error. No other is
+        affected. The panics of libraries in Rust are no `Exception`.
+
+        Whoever runs code of one sequence for the engine thread calls this: its detokenizer, its
+        grammar's state, its drafts, and the description of its rows.
+        """
+        logger.error("sequence %d has failed", sequence.id, exc_info=error)
+        if sequence.is_live:
+            self.fail(sequence, f"the sequence failed: {type(error).__name__}: {error}")
 
     def _prefilled(
         self, sequence: LiveSequence, lease: Lease, row: Prefill, result: RowResult
@@ -154,17 +177,22 @@ class Commit:
         if not isinstance(result, Verified) or sequence.status is not Status.RUNNING:
             self._store.commit(lease, 1 + n_draft, 1)  # only its own token counts
             return
-        n_accepted = len(result.tokens) - 1
+        n_accepted, n_before = len(result.tokens) - 1, sequence.accepted_drafts
         sequence.drafted_tokens += n_draft
         n_appended, has_ended = 0, False
-        for token in result.tokens:
-            sequence.accepted_drafts += n_appended < n_accepted
-            n_appended += 1
-            if has_ended := self._append(sequence, token):
-                break
-        if sequence.draft_source is not None:
-            n_counted = min(n_appended, n_accepted)
-            self._metrics.verified(sequence.draft_source, n_draft, n_counted)
+        try:
+            for token in result.tokens:
+                n_appended += 1
+                sequence.accepted_drafts = n_before + min(n_appended, n_accepted)
+                if has_ended := self._append(sequence, token):
+                    break
+        except BaseException:
+            sequence.accepted_drafts = n_before + n_appended - 1  # the last was not emitted
+            raise
+        finally:
+            if sequence.draft_source is not None:
+                n_counted = sequence.accepted_drafts - n_before
+                self._metrics.verified(sequence.draft_source, n_draft, n_counted)
         self._store.commit(lease, 1 + n_draft, n_appended)
         if has_ended:
             self._retire(sequence)
@@ -176,12 +204,12 @@ class Commit:
         the sequence ends with it.
         """
         sequence.tokens.append(token.token_id)
+        sequence.pending_token = token
         self._metrics.generated_tokens += 1
         if sequence.proposer is not None:
             sequence.proposer.accept(token.token_id)
         if sequence.grammar is not None:
             sequence.grammar.accept(token.token_id)
-            sequence.pending_token = token
             if self._sequences.wait_for_grammar(sequence):
                 return False
         return self._emit(sequence, token)
@@ -243,10 +271,10 @@ class Commit:
     def _retire(self, sequence: LiveSequence) -> None:
         """Remove a finished sequence. Its computed tokens go to the cache."""
         lease = self._remove(sequence)
-        if self._drafts is not None:
-            self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
         if lease is not None:
             self._store.donate(lease)
+        if self._drafts is not None:
+            self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
 
     def _remove(self, sequence: LiveSequence) -> Lease | None:
         """Take the sequence out of the queue or the batch. Return its lease, if it has one."""

@@ -82,5 +82,5 @@ def _run(function: Callable[[], Any], result: Future[Any]) -> None:
     if result.set_running_or_notify_cancel():
         try:
             result.set_result(function())
-        except Exception as error:  # for the caller to handle, not for the loop
+        except BaseException as error:  # for the caller to handle, a panic in Rust as well
             result.set_exception(error)

@@ -14,7 +14,8 @@ from functools import partial
 
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
-from engine.core.scheduler import Scheduler, Step
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Step
 from engine.core.statistics import clear
 from engine.core.step import ModelRunner, RunnerLost
 from engine.grammar.stage import GrammarStage

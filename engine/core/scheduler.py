@@ -10,7 +10,6 @@ docs/internals/scheduler.md.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
 from typing import Final
@@ -22,22 +21,12 @@ from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.queue import Admission, NoRoom, by_rows, preemption_victim
 from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
-from engine.core.sequence import (
-    LiveSequence,
-    LiveSequences,
-    PlannedRow,
-    Status,
-    batch_entry,
-    prefill_row,
-)
+from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
 from engine.core.step import (
     Late,
     Resample,
-    Row,
-    SequenceId,
     StepPlan,
     StepResult,
-    Verify,
 )
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.policy import DraftPolicy
@@ -47,69 +36,6 @@ from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.tokens import Digest
-
-BEGINNING_TOKENS = 16
-"""A prompt is admitted to a step that has time for this many of its tokens."""
-
-BACKGROUND_SHARE = 4
-"""A step that computes in the background has at most this part of a step's tokens. A request that
-arrives meanwhile waits for that step, and for no other.
-"""
-
-
-@dataclass(slots=True)
-class Step:
-    """A step that is being planned, then in flight. `plan` gets the rows when all are planned."""
-
-    plan: StepPlan
-    budget: StepBudget
-    budget_tokens: int  # that may still be planned
-    rows: list[PlannedRow] = field(default_factory=list)
-    preempted: list[LiveSequence] = field(default_factory=list)
-    n_drafts: int = 0  # rows that verify a draft
-    is_reading: bool = False  # blocks are read to be written to disk
-    is_loading: bool = False  # blocks are filled in from disk
-    is_short_of_blocks: bool = False  # then no prompt begins
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a prompt that begins may join."""
-        if self.is_short_of_blocks or self.budget_tokens == 0:
-            return False
-        return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
-
-    def allow(self, sequence: LiveSequence) -> int:
-        """How many of the sequence's next known tokens may join. A single token always may."""
-        wanted = sequence.unplanned_tokens
-        if wanted == 1:
-            return 1
-        wanted = min(wanted, self.budget_tokens)
-        if sequence.request.is_background:
-            wanted = min(wanted, max(self.budget_tokens // BACKGROUND_SHARE, 1))
-        scored = 1.0 if sequence.lacks_scores else 0.0
-        return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
-
-    def add(self, sequence: LiveSequence, lease: Lease, row: Row) -> None:
-        """Add a row of the sequence over its lease, and the changes of its tables."""
-        if sequence.pending is None:
-            self.plan.enter.append(batch_entry(sequence))
-        sequence.pending = row
-        self.rows.append(PlannedRow(sequence, lease, row))
-        self.patch_tables(sequence.id, lease)
-
-    def verify(self, index: int, row: Verify) -> None:
-        """Verify a draft in place of the decode in row `index`."""
-        sequence, lease, _ = self.rows[index]
-        self.rows[index] = PlannedRow(sequence, lease, row)
-        sequence.pending = row
-        self.n_drafts += 1
-        self.budget_tokens -= len(row.draft)
-        self.budget.add_draft(row.start, len(row.draft))
-        self.patch_tables(sequence.id, lease)
-
-    def patch_tables(self, sequence_id: SequenceId, lease: Lease) -> None:
-        if lease.is_patched:
-            self.plan.patches += [(sequence_id, patch) for patch in lease.take_patches()]
 
 
 class Scheduler:
@@ -139,6 +65,7 @@ class Scheduler:
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
+        self.failures: dict[LiveSequence, BaseException] = {}  # of sequences to be ended
         self._numbers = count(1)  # of steps
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
@@ -186,7 +113,7 @@ class Scheduler:
             namespace = self.namespaces.of(request.cache_salt, request.adapter)
             if (problem := self.pins.problem(namespace, submission.prompts[0])) is not None:
                 raise InvalidRequest(problem, "pin")
-        for sequence in self._new_sequences.sequences(submission):
+        for sequence in list(self._new_sequences.sequences(submission)):  # all of them, or none
             sequence.arrived_seconds = arrived_seconds
             self.sequences.add(sequence)
             self._admission.add(sequence)
@@ -217,6 +144,7 @@ class Scheduler:
         """Plan the next step and allocate its blocks. If blocks are short, sequences are preempted;
         if no sequence runs, prefixes are unpinned. Return None if there is nothing to do.
         """
+        self._end_failed()
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
                 return None
@@ -262,12 +190,28 @@ class Scheduler:
         elif shape.decode_rows or shape.chunks:
             self.costs.observe(shape, seconds)
 
+    def contain(self, sequence: LiveSequence, error: BaseException) -> None:
+        """End a sequence whose code on the host has raised `error`. No other is affected."""
+        self._commit.contain(sequence, error)
+
+    def _end_failed(self) -> None:
+        """End the sequences whose code has raised while a step was planned. Not before the step is
+        submitted, because it may have rows of them.
+        """
+        failures, self.failures = self.failures, {}
+        if self.drafts is not None:
+            failures |= self.drafts.failures
+            self.drafts.failures = {}
+        for sequence, error in failures.items():
+            self._commit.contain(sequence, error)
+
     def emit_unblocked(self) -> None:
         """Emit the pending tokens of sequences whose grammar has answered since."""
         self._commit.emit_unblocked()
 
     def commit(self, step: Step, result: StepResult) -> None:
         """Publish the blocks of a step that was computed, and append its tokens."""
+        self._end_failed()
         self.metrics.steps += 1
         if self.disk is not None:
             self.disk.commit(step.plan.number, result.read)
@@ -389,9 +333,16 @@ class Scheduler:
         start = lease.planned_tokens
         if n_tokens > 1:
             n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+        try:
+            row = prefill_row(sequence, start, n_tokens)
+            entry = batch_entry(sequence) if sequence.pending is None else None
+        except BaseException as error:
+            self.failures[sequence] = error
+            return
         if not self._reserve(sequence, lease, n_tokens, step):
             return
-        row = prefill_row(sequence, start, n_tokens)
+        if entry is not None:
+            step.plan.enter.append(entry)
         step.add(sequence, lease, row)
         step.budget_tokens -= n_tokens
         is_listed = row.samples and sequence.request.sampling.top_logprobs is not None

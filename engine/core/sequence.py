@@ -1,4 +1,4 @@
-"""Live sequences: their tokens, leases and states. Engine thread only."""
+"""Live sequences: their tokens, leases and states, and their rows in a step. Engine thread only."""
 
 from bisect import insort
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.core.budget import StepBudget
 from engine.core.step import (
     BatchEntry,
     Decode,
@@ -18,7 +19,9 @@ from engine.core.step import (
     Sampling,
     Score,
     SequenceId,
+    StepPlan,
     Vector,
+    Verify,
 )
 from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
@@ -55,8 +58,8 @@ class LiveSequence:
     not arrive in time: the logits are saved, and the next step must draw from them. None: the
     sequence is not in the runner's batch.
 
-    While a worker process has yet to answer the grammar of the last token, that token is the
-    `pending_token`: it is not emitted, because it may complete the grammar.
+    The last token is the `pending_token` until it is emitted. It waits while a worker process has
+    yet to answer the grammar, because the token may complete that.
     """
 
     id: SequenceId
@@ -195,76 +198,16 @@ class LiveSequence:
         """Return the text that the last token completes, and why the sequence ends with it, if it
         does. The grammar of a guided sequence must have advanced by that token.
         """
-        grammar = self.grammar
         delta = self.output.add(sampled.token_id)
-        if grammar is None:
-            return delta
+        if self.grammar is not None and self.grammar.is_complete:
+            match delta.finish_reason:
+                case None:
+                    last = self.output.complete()
+                    delta = last._replace(text=delta.text + last.text)
+                case FinishReason.LENGTH:
+                    delta = delta._replace(finish_reason=FinishReason.STOP)  # nothing is missing
         self.pending_token = None
-        match delta.finish_reason:
-            case None if grammar.is_complete:
-                last = self.output.complete()
-                return last._replace(text=delta.text + last.text)
-            case FinishReason.LENGTH if grammar.is_complete:
-                return delta._replace(finish_reason=FinishReason.STOP)  # nothing is missing
         return delta
-
-
-class PlannedRow(NamedTuple):
-    """A row of a step, the sequence that computes it, and the sequence's lease at that time.
-
-    A sequence may lose its lease and be admitted again before the step is collected. The result
-    then belongs to blocks and tokens that the sequence no longer has, and must be ignored: the row
-    is not *current*.
-    """
-
-    sequence: LiveSequence
-    lease: Lease
-    row: Row
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the sequence still has the lease that the row was planned for."""
-        return self.sequence.lease is self.lease
-
-
-def batch_entry(sequence: LiveSequence) -> BatchEntry:
-    """Describe the sequence to the runner, whose batch it enters."""
-    params, tokens = sequence.request.sampling, sequence.tokens
-    repeats = params.repetition_penalty != 1.0
-    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    is_read = penalised or params.bad_words
-    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
-    sampling = Sampling(
-        params=params,
-        seed=sequence.seed,
-        output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats else (),
-        output_tokens=tuple(output),
-        banned_tokens=sequence.banned_tokens(),
-    )
-    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
-
-
-def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
-    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
-    tokens, end = sequence.tokens, start + n_tokens
-    score = None
-    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
-        scored_end = min(end + 1, sequence.prompt_tokens)
-        if start + 1 < scored_end:
-            following = tuple(tokens.ids(start + 1, scored_end))
-            score = Score(following, sequence.request.prompt_logprobs)
-    pooling = sequence.request.pooling
-    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
-        pooling = None  # the row does not have the token that is needed
-    return Prefill(
-        sequence_id=sequence.id,
-        start=start,
-        tokens=tuple(tokens.ids(start, end)),
-        samples=end == len(tokens) and sequence.request.max_tokens > 0,
-        score=score,
-        pooling=pooling,
-    )
 
 
 def admission_key(sequence: LiveSequence) -> tuple[int, int]:
@@ -386,3 +329,123 @@ class LiveSequences:
         for sequence in answered:
             del self.unanswered[sequence.id]
         return answered
+
+
+BEGINNING_TOKENS = 16
+"""A prompt is admitted to a step that has time for this many of its tokens."""
+
+BACKGROUND_SHARE = 4
+"""A step that computes in the background has at most this part of a step's tokens. A request that
+arrives meanwhile waits for that step, and for no other.
+"""
+
+
+class PlannedRow(NamedTuple):
+    """A row of a step, the sequence that computes it, and the sequence's lease at that time.
+
+    A sequence may lose its lease and be admitted again before the step is collected. The result
+    then belongs to blocks and tokens that the sequence no longer has, and must be ignored: the row
+    is not *current*.
+    """
+
+    sequence: LiveSequence
+    lease: Lease
+    row: Row
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still has the lease that the row was planned for."""
+        return self.sequence.lease is self.lease
+
+
+def batch_entry(sequence: LiveSequence) -> BatchEntry:
+    """Describe the sequence to the runner, whose batch it enters."""
+    params, tokens = sequence.request.sampling, sequence.tokens
+    repeats = params.repetition_penalty != 1.0
+    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    is_read = penalised or params.bad_words
+    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
+    sampling = Sampling(
+        params=params,
+        seed=sequence.seed,
+        output_index=sequence.output_tokens,
+        prompt_tokens=sequence.request.prompt if repeats else (),
+        output_tokens=tuple(output),
+        banned_tokens=sequence.banned_tokens(),
+    )
+    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
+
+
+def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
+    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
+    tokens, end = sequence.tokens, start + n_tokens
+    score = None
+    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
+        scored_end = min(end + 1, sequence.prompt_tokens)
+        if start + 1 < scored_end:
+            following = tuple(tokens.ids(start + 1, scored_end))
+            score = Score(following, sequence.request.prompt_logprobs)
+    pooling = sequence.request.pooling
+    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
+        pooling = None  # the row does not have the token that is needed
+    return Prefill(
+        sequence_id=sequence.id,
+        start=start,
+        tokens=tuple(tokens.ids(start, end)),
+        samples=end == len(tokens) and sequence.request.max_tokens > 0,
+        score=score,
+        pooling=pooling,
+    )
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is being planned, then in flight. `plan` gets the rows when all are planned."""
+
+    plan: StepPlan
+    budget: StepBudget
+    budget_tokens: int  # that may still be planned
+    rows: list[PlannedRow] = field(default_factory=list)
+    preempted: list[LiveSequence] = field(default_factory=list)
+    n_drafts: int = 0  # rows that verify a draft
+    is_reading: bool = False  # blocks are read to be written to disk
+    is_loading: bool = False  # blocks are filled in from disk
+    is_short_of_blocks: bool = False  # then no prompt begins
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a prompt that begins may join."""
+        if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
+
+    def allow(self, sequence: LiveSequence) -> int:
+        """How many of the sequence's next known tokens may join. A single token always may."""
+        wanted = sequence.unplanned_tokens
+        if wanted == 1:
+            return 1
+        wanted = min(wanted, self.budget_tokens)
+        if sequence.request.is_background:
+            wanted = min(wanted, max(self.budget_tokens // BACKGROUND_SHARE, 1))
+        scored = 1.0 if sequence.lacks_scores else 0.0
+        return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
+
+    def add(self, sequence: LiveSequence, lease: Lease, row: Row) -> None:
+        """Add a row of the sequence over its lease, and the changes of its tables."""
+        sequence.pending = row
+        self.rows.append(PlannedRow(sequence, lease, row))
+        self.patch_tables(sequence.id, lease)
+
+    def verify(self, index: int, row: Verify) -> None:
+        """Verify a draft in place of the decode in row `index`."""
+        sequence, lease, _ = self.rows[index]
+        self.rows[index] = PlannedRow(sequence, lease, row)
+        sequence.pending = row
+        self.n_drafts += 1
+        self.budget_tokens -= len(row.draft)
+        self.budget.add_draft(row.start, len(row.draft))
+        self.patch_tables(sequence.id, lease)
+
+    def patch_tables(self, sequence_id: SequenceId, lease: Lease) -> None:
+        if lease.is_patched:
+            self.plan.patches += [(sequence_id, patch) for patch in lease.take_patches()]

@@ -235,7 +235,7 @@ class EngineThread:
         built.set_result(parts)
         try:
             parts.loop.run()
-        except Exception:
+        except BaseException:  # a panic in Rust as well
             logger.critical("the engine loop has died", exc_info=True)
         finally:
             self._inbox.close()

@@ -15,7 +15,7 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.core.sequence import LiveSequence
 from engine.core.step import Decode, Late, Verify
 from engine.drafts.proposer import MAX_BACKOFF, MAX_DRAFT_TOKENS, Proposer, first_rates
-from engine.drafts.sources import Answers, Drafter, Forced
+from engine.drafts.sources import Answers, Draft, Drafter, Forced
 from engine.drafts.suffix_index import SortedText
 from engine.values.request import Request
 from kvstore.store import KVStore
@@ -24,7 +24,7 @@ from kvstore.types import Namespace
 
 if TYPE_CHECKING:
     from engine.core.request import Limits
-    from engine.core.scheduler import Step
+    from engine.core.sequence import Step
 
 _MIN_GAIN = 1.03
 """Drafts must multiply a step's tokens a second by this, since estimates are not exact."""
@@ -172,10 +172,12 @@ INDEXED_TOKENS = 1 << 15
 
 class DraftPolicy:
     """Begins a proposer for each sequence, and adds the drafts that pay to the scheduler's steps.
-    Engine thread only.
+    A sequence whose proposer has raised is not drafted for; it is in `failures` with the error,
+    until the scheduler ends it. Engine thread only.
     """
 
     def __init__(self, store: KVStore) -> None:
+        self.failures: dict[LiveSequence, BaseException] = {}
         self._store = store
         self._answers = Answers()
         self._rates = first_rates()
@@ -222,7 +224,7 @@ class DraftPolicy:
             if (proposer := sequence.proposer) is not None
             and not proposer.backoff_tokens
             and (n_unknown := _n_unknown(sequence)) > 0
-            and (chances := _chances(sequence, proposer, n_unknown))
+            and (chances := self._chances(sequence, proposer, n_unknown))
         ]
         if not expected:
             return False
@@ -249,7 +251,7 @@ class DraftPolicy:
             and not proposer.backoff_tokens
             and type(row) is Decode
             and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
-            and (chances := _chances(sequence, proposer, 0))
+            and (chances := self._chances(sequence, proposer, 0))
         ]
         if not expected:
             return
@@ -263,7 +265,7 @@ class DraftPolicy:
             sequence = step.rows[index].sequence
             if not count or (sequence.unanswered is not None and not self._store.can_truncate):
                 continue  # if its logits are saved, it cannot return to before these tokens
-            draft = proposer.draft(count)
+            draft = self._draft(sequence, proposer, count)
             if draft is None or max(draft.tokens) >= limits.vocab_size:
                 continue  # a grammar may have tokens that the model does not have
             # One less: a draft may be rejected, so it ends before a state is to be saved.
@@ -275,6 +277,27 @@ class DraftPolicy:
                 sequence.draft_source = draft.source
                 token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]
                 step.verify(index, Verify(sequence.id, start, token, tokens))
+
+    def _chances(
+        self, sequence: LiveSequence, proposer: Proposer, n_unknown: int
+    ) -> Sequence[float]:
+        """The chances of the sequence's next tokens, after `n_unknown` that are not sampled yet."""
+        most = min(sequence.max_new_tokens_left - n_unknown - 1, MAX_DRAFT_TOKENS)
+        if most <= 0 or sequence in self.failures:
+            return ()
+        try:
+            return proposer.chances(n_unknown, most)
+        except BaseException as error:
+            self.failures[sequence] = error
+            return ()
+
+    def _draft(self, sequence: LiveSequence, proposer: Proposer, count: int) -> Draft | None:
+        """The next `count` tokens of the sequence's draft; None if there is none."""
+        try:
+            return proposer.draft(count)
+        except BaseException as error:
+            self.failures[sequence] = error
+            return None
 
     def _row(self, start: int, chances: Sequence[float], costs: StepCosts) -> DraftableRow:
         """The row that decodes the token at position `start` and verifies a draft.
@@ -309,9 +332,3 @@ def _price(budget: StepBudget, costs: StepCosts, most_tokens: int) -> StepPrice:
         most_seconds=budget.left_seconds,
         most_tokens=most_tokens,
     )
-
-
-def _chances(sequence: LiveSequence, proposer: Proposer, n_unknown: int) -> Sequence[float]:
-    """The chances of the sequence's next tokens, after `n_unknown` that are not sampled yet."""
-    most = min(sequence.max_new_tokens_left - n_unknown - 1, MAX_DRAFT_TOKENS)
-    return proposer.chances(n_unknown, most) if most > 0 else ()

@@ -10,16 +10,26 @@ The engine thread waits for a share of a step's time, which costs nothing while 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.scheduler import Scheduler, Step
-from engine.core.sequence import LiveSequence
-from engine.core.step import Late, Prefill, Resample, Row, SequenceId, StepMasks, Verify
+import numpy as np
+
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence, Step
+from engine.core.step import (
+    NO_MASKS,
+    Late,
+    Masks,
+    Prefill,
+    Resample,
+    Row,
+    SequenceId,
+    StepMasks,
+    Verify,
+)
 from engine.grammar.lookahead import GuidedDraft
 from engine.grammar.masks import masks_of
 from engine.grammar.matcher import LookAhead, Matcher
-from engine.grammar.state import Choice
 
 EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
 """Shares of a step's time to wait for masks: before a token's text is delivered, and before other
@@ -58,15 +68,6 @@ class Answers(Protocol):
     def close(self) -> None:
         """End the worker processes."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Draw:
-    """A token that a sequence with a grammar samples in a step."""
-
-    sequence_id: SequenceId
-    choice: Choice
-    banned: tuple[int, ...]
 
 
 class GrammarStage:
@@ -111,19 +112,23 @@ class GrammarStage:
         if unanswered := [sequence for sequence in rows if sequence.unanswered is not None]:
             self._await_matchers(unanswered, len(step.rows), step_seconds)
         self._await_drafts(began + SAMPLE_SHARE * step_seconds)
-        late, draws = list[SequenceId](), list[_Draw]()
+        late, ids, masks = list[SequenceId](), list[SequenceId](), list[Masks]()
         for sequence in rows:
+            if not sequence.is_live:
+                continue
             if sequence.unanswered is not None:
                 sequence.pending = Late()
                 late.append(sequence.id)
-            elif sequence.is_live:
-                draws += self._masked_draws(sequence)
-        if not draws:
-            return StepMasks(late=late)
-        choices = [draw.choice for draw in draws]
-        banned = [draw.banned for draw in draws]
-        masks = masks_of(choices, banned, self._answers.n_words)
-        return StepMasks([draw.sequence_id for draw in draws], masks, late)
+                continue
+            try:
+                of_sequence = self._masks(sequence)
+            except BaseException as error:
+                self._scheduler.contain(sequence, error)
+                continue
+            if len(of_sequence):
+                ids += [sequence.id] * len(of_sequence)
+                masks.append(of_sequence)
+        return StepMasks(ids, np.concatenate(masks), late) if ids else StepMasks(late=late)
 
     def after_commit(self, step_seconds: float) -> None:
         """Send the tokens that a step has sampled to their matchers, wait a moment, and emit the
@@ -152,15 +157,20 @@ class GrammarStage:
     def _look_ahead(self, step: Step) -> None:
         """Ask for the masks along the drafts of guided sequences."""
         for sequence, _, row in step.rows:
-            if sequence.grammar is not None and isinstance(row, Verify):
+            if sequence.grammar is None or not isinstance(row, Verify) or not sequence.is_live:
+                continue
+            try:
                 drafted = GuidedDraft(sequence.grammar, row.draft)
-                self._drafted[sequence.id] = drafted
-                if drafted.question is not None:
-                    self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
+            except BaseException as error:
+                self._scheduler.failures[sequence] = error
+                continue
+            self._drafted[sequence.id] = drafted
+            if drafted.question is not None:
+                self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
 
-    def _masked_draws(self, sequence: LiveSequence) -> list[_Draw]:
-        """The draws of a sequence that need a mask: one token, or one after each token of its draft
-        as well, as far as the masks there are known. Empty if no draw needs one.
+    def _masks(self, sequence: LiveSequence) -> Masks:
+        """The masks of a sequence's draws: of one token, or after each token of its draft as well,
+        as far as the masks there are known. Empty if no draw needs one.
         """
         assert sequence.grammar is not None
         drafted = self._drafted.get(sequence.id)
@@ -169,11 +179,9 @@ class GrammarStage:
             choices += drafted.choices()
             n_draws += drafted.n_tokens
         if len(choices) == n_draws and not any(choice is not None for choice in choices):
-            return []
-        return [
-            _Draw(sequence.id, choice, sequence.banned_tokens(n_draft))
-            for n_draft, choice in enumerate(choices)
-        ]
+            return NO_MASKS
+        banned = [sequence.banned_tokens(n_draft) for n_draft in range(len(choices))]
+        return masks_of(choices, banned, self._answers.n_words)
 
     def _await_matchers(
         self, unanswered: list[LiveSequence], n_rows: int, step_seconds: float

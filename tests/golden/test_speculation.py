@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.core.scheduler import Step
+from engine.core.sequence import Step
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams

@@ -50,6 +50,7 @@ class Happening(StrEnum):
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
     PINNED = "turns in which prefixes were pinned"
+    HOST_FAILED = "sequences whose own code on the host raised"
     READMITTED = "sequences admitted again while their row was in flight"
 
 

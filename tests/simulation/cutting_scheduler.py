@@ -4,8 +4,8 @@ from random import Random
 
 from engine.core.metrics import Metrics
 from engine.core.request import Limits
-from engine.core.scheduler import Scheduler, Step
-from engine.core.sequence import LiveSequence
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence, Step
 from engine.core.step import StepResult, Verify
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.policy import DraftPolicy

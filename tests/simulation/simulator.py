@@ -30,6 +30,7 @@ from tests.simulation.checks.waits import WaitCheck
 from tests.simulation.daemon import Daemon, Layout, World
 from tests.simulation.expected import Expected, expected
 from tests.simulation.fake_runner import InjectedError, Launching
+from tests.simulation.host_faults import FaultyDrafter, make_faulty, raise_injected
 from tests.simulation.load_watch import LoadWatch
 from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
 from tests.simulation.oracle import Oracle, Overconfident
@@ -74,6 +75,8 @@ class Simulation:
         self._fault_rate = random.choice([0.0, 0.0, 0.01, 0.1])
         self._op_faults = Random(f"ops {seed}")
         self._op_fault_rate = self._op_faults.choice([0.0, 0.0, 0.3])
+        self._host_faults = Random(f"host {seed}")
+        self._host_fault_rate = self._host_faults.choice([0.0, 0.0, 0.002, 0.02])
         self._crowds = random.choice([[1], [1, 1, 3]])
         self._abort_rate = random.choice([0.0, 0.02, 0.1])
         self._arrival_rate = random.choice([0.1, 0.5, 0.8])
@@ -223,7 +226,7 @@ class Simulation:
 
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
-        self._fault_rate = self._op_fault_rate = 0.0
+        self._fault_rate = self._op_fault_rate = self._host_fault_rate = 0.0
         temper = self.tier.temper
         self.tier.temper = replace(
             HEALTHY, meanwhile=temper.meanwhile, longest_path=temper.longest_path
@@ -253,6 +256,8 @@ class Simulation:
         for sequence, truth in zip(sequences, truths, strict=True):
             self._statistics.submitted(sequence)
             self._namespaces.submitted(sequence)
+            if self._host_fault_rate:
+                make_faulty(sequence, self._host_fault)
             self._speculate(sequence, truth)
 
     def _speculate(self, sequence: LiveSequence, truth: Expected) -> None:
@@ -260,7 +265,8 @@ class Simulation:
         if error is None:
             return
         oracle = Oracle(truth.token_ids, self.random, error, self._layout.vocab_size)
-        sequence.proposer = self._new_proposer(oracle, self._rates)
+        drafter = FaultyDrafter(oracle, self._host_fault)
+        sequence.proposer = self._new_proposer(drafter, self._rates)
 
     def _abort(self, request_id: str) -> None:
         self._wake()
@@ -335,6 +341,7 @@ class Simulation:
         for event in events:
             is_expected = event.param == "pin" or "injected" in (event.error or "injected")
             assert is_expected, event.error
+            self.census[Happening.HOST_FAILED] += "Injected" in (event.error or "")
             receiver = self.receivers[event.request_id]
             receiver.receive(event)
             sequence = receiver.sequences[event.index]
@@ -377,6 +384,11 @@ class Simulation:
         """A step may fail after some of its ops have been carried out."""
         if self._op_faults.random() < self._op_fault_rate:
             raise InjectedError("injected")
+
+    def _host_fault(self) -> None:
+        """The code of one sequence on the host may fail."""
+        if self._host_faults.random() < self._host_fault_rate:
+            raise_injected(self._host_faults.random())
 
     def _answer_fault(self) -> bool:
         return self.random.random() < self._fault_rate

@@ -6,8 +6,8 @@ from itertools import count
 
 from engine.core.metrics import Metrics
 from engine.core.request import Limits, prepare
-from engine.core.scheduler import Scheduler, Step
-from engine.core.sequence import LiveSequence
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence, Step
 from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
@@ -161,7 +161,12 @@ class Harness:
 
     def speculate(self, request_id: str, make_draft: MakeDraft) -> None:
         """Set where the drafts of the request's sequence come from. They are trusted at first."""
-        self.sequence(request_id).proposer = Proposer(make_draft, first_rates())
+        self.set_drafter(self.sequence(request_id), make_draft)
+
+    @staticmethod
+    def set_drafter(sequence: LiveSequence, make_draft: MakeDraft) -> None:
+        """Set where the drafts of a sequence come from."""
+        sequence.proposer = Proposer(make_draft, first_rates())
 
     def usage(self, request_id: str, index: int = 0) -> Usage:
         usage = self.end(request_id, index).usage

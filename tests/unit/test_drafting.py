@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.core.budget import StepShape
-from engine.core.scheduler import Step
+from engine.core.sequence import Step
 from engine.core.step import Verify
 from engine.values.output import FinishReason
 from engine.values.request import SamplingParams

@@ -10,13 +10,12 @@ from random import Random
 
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
-from engine.core.scheduler import Step
-from engine.core.sequence import LiveSequence
+from engine.core.sequence import LiveSequence, Step
 from engine.grammar.answers import Verdict
 from engine.grammar.phases import grammar_plan
 from engine.grammar.stage import GrammarStage
-from engine.grammar.state import GrammarState
-from engine.values.request import Constraint, Grammar, GrammarKind
+from engine.grammar.state import GrammarPlan, GrammarState
+from engine.values.request import Constraint, Grammar, GrammarKind, Request
 from kvstore import invariants
 from kvstore.sizes import StorageBytes
 from tests.unit.engine_harness import Harness, prompt
@@ -28,6 +27,14 @@ BLOCK_SIZE = 4
 N_BLOCKS = 16
 ANSWER_TOKENS = 56  # with its prompt of a block, the answer nearly fills the arena
 GUIDED = Constraint(Grammar(GrammarKind.REGEX, "a*"), "guided_regex")
+
+
+def guided_plan(request: Request) -> GrammarPlan:
+    """The grammar plan of the request, if it had the constraint GUIDED."""
+    trial = {GUIDED.grammar: Verdict(None, 0.0)}
+    plan = grammar_plan(replace(request, constraint=GUIDED), trial, end_tokens=())
+    assert plan is not None
+    return plan
 
 
 def alone(tokens: list[int], max_tokens: int) -> list[int]:
@@ -119,10 +126,8 @@ def test_a_late_mask_of_an_earlier_lease_changes_nothing() -> None:
     changes = list[tuple[object, object]]()
 
     def ask_masks(sequence: LiveSequence, before: Step) -> None:
-        trial = {GUIDED.grammar: Verdict(None, 0.0)}
-        plan = grammar_plan(replace(sequence.request, constraint=GUIDED), trial, end_tokens=())
-        assert plan is not None
-        pending, sequence.grammar = sequence.pending, GrammarState(plan)
+        state = GrammarState(guided_plan(sequence.request))
+        pending, sequence.grammar = sequence.pending, state
         stage = GrammarStage(machine.harness.scheduler, Answers(None, [0.0]), lambda: 0.0)
         changes.append((list(stage.masks(before, 1.0).late), sequence.pending is pending))
         sequence.grammar = None

@@ -16,7 +16,7 @@ from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.request import prepare
-from engine.core.scheduler import Step
+from engine.core.sequence import Step
 from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
