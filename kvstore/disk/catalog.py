@@ -109,6 +109,7 @@ class Catalog:
     """See the module."""
 
     def __init__(self) -> None:
+        self.latest_ns = 0  # when anything was last used
         self._lock = threading.Lock()
         self._records: dict[Digest, Record] = {}
         self._by_root: defaultdict[Digest, set[CatalogExtent]] = defaultdict(set)
@@ -205,10 +206,16 @@ class Catalog:
 
     # Changes.
 
-    def load(self, found: Collection[FoundExtent]) -> list[str]:
+    def load(self, found: Collection[FoundExtent], now_ns: int) -> list[str]:
         """Take the extents of a folder. Returns the names of the files without a use, because their
         parents are missing or others have the same entries.
+
+        What seems to have been used after `now_ns` was written while the clock was ahead. It was
+        used now, in the same order: else it would outlive all that is used from now on.
         """
+        later = sorted((each for each in found if each.used_ns > now_ns), key=lambda it: it.used_ns)
+        used_ns = {each.name: now_ns + place for place, each in enumerate(later, start=1)}
+        found = [each._replace(used_ns=used_ns.get(each.name, each.used_ns)) for each in found]
         with self._lock:
             below = defaultdict[tuple[Digest, Digest], list[FoundExtent]](list)
             supplements = [each for each in found if each.is_supplement]
@@ -223,6 +230,7 @@ class Catalog:
                     for entry in each.header.entries:
                         ready += below.get((each.header.root, entry.block_hash), ())
             loaded.update(each.name for each in supplements if self._load(each))
+            self._touched.update(self._by_name[name] for name in used_ns.keys() & loaded)
             for extent in chain.from_iterable(self._by_root.values()):
                 self._use(self._above(extent), extent.used_ns + 1)
             return [each.name for each in found if each.name not in loaded]
@@ -237,6 +245,7 @@ class Catalog:
             if above is None or above.name:
                 self._use(self._above(extent), now_ns + 1)
                 extent.used_ns = now_ns
+                self.latest_ns = max(self.latest_ns, now_ns)
             else:  # what is above was used when that was reserved
                 extent.used_ns = above.used_ns - 1
             return Reservation(extent, missing)
@@ -356,6 +365,7 @@ class Catalog:
             return False
         extent = CatalogExtent(root, parent, found.is_supplement)
         extent.used_ns = found.used_ns
+        self.latest_ns = max(self.latest_ns, found.used_ns)
         self._link(extent)
         for entry in entries:
             self._append(extent, parent, entry)
@@ -406,6 +416,7 @@ class Catalog:
             if extent.used_ns >= now_ns:
                 break
             extent.used_ns = now_ns
+            self.latest_ns = max(self.latest_ns, now_ns)
             self._touched.add(extent)
             now_ns += 1
 

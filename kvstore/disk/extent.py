@@ -194,16 +194,18 @@ class OsFiles:
         return path.stat().st_blocks * STAT_BLOCK
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Make or overwrite a file from its first byte on. What follows is kept."""
+        """Make or overwrite a file, and only then cut off what follows: the disk may be full."""
         descriptor = open_own(path, os.O_WRONLY)
         try:
             views = [memoryview(buffer).cast("B") for buffer in buffers]
+            n_bytes = sum(map(len, views))
             while views:
                 n_written = os.writev(descriptor, views[:MOST_BUFFERS])
                 while views and n_written >= len(views[0]):
                     n_written -= len(views.pop(0))
                 if views:
                     views[0] = views[0][n_written:]
+            os.ftruncate(descriptor, n_bytes)
         finally:
             os.close(descriptor)
 

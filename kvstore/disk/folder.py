@@ -13,6 +13,7 @@ Nothing else in the directory is measured or removed: it may be somebody's home.
 these names and is something else, such as a link, is removed, and never followed.
 """
 
+import errno
 import fcntl
 import itertools
 import logging
@@ -221,6 +222,9 @@ class DailyBudget:
 
     `DIRECTORY/written` has the day, counted from 1970, and the bytes, as text. For the holder of
     the write lock. What raises OSError changes nothing.
+
+    A day that has been granted is not granted again by a clock that goes back. Of a day further
+    ahead than tomorrow the clock was wrong: its bytes count until tomorrow ends.
     """
 
     def __init__(
@@ -233,22 +237,31 @@ class DailyBudget:
 
     def left(self) -> float:
         """Bytes."""
-        return self._daily_bytes - self._written(self._today())
+        day, n_bytes = self._written()
+        if day > self._tomorrow():
+            self.spend(0)
+        return self._daily_bytes - n_bytes
 
     def spend(self, n_bytes: int) -> None:
-        today = self._today()
-        text = f"{today} {self._written(today) + n_bytes:020}\n"  # always of one length
+        day, written = self._written()
+        text = f"{min(day, self._tomorrow())} {written + n_bytes:020}\n"  # always of one length
         self._files.write(self._path, (text.encode(),))
 
-    def _today(self) -> int:
-        return int(self._clock() // SECONDS_OF_DAY)
+    def _tomorrow(self) -> int:
+        return int(self._clock() // SECONDS_OF_DAY) + 1
 
-    def _written(self, today: int) -> int:
+    def _written(self) -> tuple[int, int]:
+        """The day of the bytes that count now, today or later, and the bytes."""
+        today = self._tomorrow() - 1
         try:
             day, n_bytes = map(int, bytes(self._files.read(self._path, 0, MOST_TEXT)).split())
-        except (OSError, ValueError):  # not written yet, or damaged
-            return 0
-        return max(n_bytes, 0) if day == today else 0
+        except ValueError:  # damaged
+            return today, 0
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # no file
+                return today, 0
+            raise
+        return (today, 0) if day < today else (day, max(n_bytes, 0))
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, str]]:

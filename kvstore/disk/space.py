@@ -5,7 +5,7 @@ evicted.
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
@@ -44,9 +44,12 @@ def holding(path_bytes: int) -> int:
 
 
 class ColdFile(NamedTuple):
-    """An extent of another model, or its folder, where `name` is empty."""
+    """An extent of another model, or its folder, where `name` is empty. `used_ns`: at the latest
+    when it was first looked at, since a clock may have been ahead; `changed_ns`: its mtime.
+    """
 
     used_ns: float
+    changed_ns: float
     folder: Path
     name: str
 
@@ -72,15 +75,23 @@ class Space:
     takes longer the more files there are. Methods raise OSError.
     """
 
-    def __init__(self, files: OsFiles, directory: Path, folder: Path, limits: DiskLimits) -> None:
-        """`folder` is this process's own."""
+    def __init__(
+        self,
+        files: OsFiles,
+        directory: Path,
+        folder: Path,
+        limits: DiskLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        """`folder` is this process's own; `clock` has Unix time."""
+        self._clock = clock
         self._files = files
         self._directory = directory
         self._folder = folder
         self._limits = limits
         self._own = _FolderFiles()
         self._measured: dict[Path, _FolderFiles] = {folder: self._own}
-        self._by_use = list[tuple[int, Path, str]]()  # a heap; see `coldest_of_others`
+        self._by_use = list[ColdFile]()  # a heap; see `coldest_of_others`
         self._lost = list[str]()
         self._found = list[str]()
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
@@ -178,17 +189,21 @@ class Space:
         for folder, measured in self._measured.items():
             is_empty = measured.changed_ns >= 0 and not measured.n_extents
             if measured is not self._own and is_empty and not is_open(folder):
-                return ColdFile(-math.inf, folder, "")
+                return ColdFile(-math.inf, -math.inf, folder, "")
         while self._by_use:
-            used_ns, folder, name = self._by_use[0]
-            found = self._look(folder, name) if self._knows(folder, name) else None
-            if found is None:
+            cold = self._by_use[0]
+            is_known = self._knows(cold.folder, cold.name)
+            changed_ns = self._look(cold.folder, cold.name) if is_known else None
+            if changed_ns is None:
                 heapq.heappop(self._by_use)
-            elif found != used_ns:
-                heapq.heapreplace(self._by_use, (found, folder, name))
+            elif changed_ns != cold.changed_ns:
+                heapq.heapreplace(self._by_use, self._cold(changed_ns, cold.folder, cold.name))
             else:
-                return ColdFile(used_ns, folder, name)
+                return cold
         return None
+
+    def _cold(self, changed_ns: int, folder: Path, name: str) -> ColdFile:
+        return ColdFile(min(changed_ns, int(self._clock() * 1e9)), changed_ns, folder, name)
 
     def remove(self, cold: ColdFile) -> None:
         """Evict what another model has. Its process finds out when it next takes the lock."""
@@ -218,14 +233,14 @@ class Space:
                 self._lose(folder, name)
         self._note(folder, ".", status.n_bytes)
         for name in names - measured.sizes.keys():
-            used_ns = self._look(folder, name)
-            if used_ns is not None and EXTENTS.fullmatch(name):
+            changed_ns = self._look(folder, name)
+            if changed_ns is not None and EXTENTS.fullmatch(name):
                 if measured is self._own:
                     self._found.append(name)
                 else:
-                    heapq.heappush(self._by_use, (used_ns, folder, name))
-        is_settled = measured is self._own or time.time_ns() - status.used_ns > SETTLED_NS
-        measured.changed_ns = status.used_ns if is_settled else 0
+                    heapq.heappush(self._by_use, self._cold(changed_ns, folder, name))
+        is_settled = abs(time.time_ns() - status.used_ns) > SETTLED_NS
+        measured.changed_ns = status.used_ns if measured is self._own or is_settled else 0
 
     def _look_at_disk(self) -> None:
         free, total = self._files.disk(self._directory)
@@ -235,7 +250,7 @@ class Space:
         return folder in self._measured and name in self._measured[folder].sizes
 
     def _look(self, folder: Path, name: str) -> int | None:
-        """Note what a file takes. Returns its last use; None where it is not there."""
+        """Note what a file takes. Returns its mtime; None where it is not there."""
         try:
             status = self._files.status(folder / name)
         except (FileNotFoundError, PermissionError, NotADirectoryError):

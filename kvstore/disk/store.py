@@ -102,9 +102,9 @@ class DiskStore:
                 held.callback(own.close)
                 found, damaged = _find(files, folder)
                 counters.faults.update(damaged.values())
-                for name in (*damaged, *catalog.load(found)):
+                for name in (*damaged, *catalog.load(found, int(clock() * 1e9))):
                     _remove(files, folder / name)
-            space = Space(files, directory, folder, limits)
+            space = Space(files, directory, folder, limits, clock)
             budget = DailyBudget(files, directory, limits.daily_bytes, clock)
             writer = Writer(catalog, space, budget, lock, limits, counters, clock)
             writer.turn()
@@ -379,7 +379,7 @@ def _use_of(folder: Path) -> FolderUse:
 def _check(folder: Path) -> FolderCheck:
     files, catalog = OsFiles(), Catalog()
     found, damaged = _find(files, folder)
-    orphans = catalog.load(found)
+    orphans = catalog.load(found, time.time_ns())
     unsound, n_bytes = list(damaged), 0
     for name, _, header in found:
         if name in orphans:

@@ -106,7 +106,8 @@ class Writer:
         return self._thread.is_alive()
 
     def now_ns(self) -> int:
-        return int(self._clock() * 1e9)
+        """The time of a use, later than any before: the clock may be set back."""
+        return max(int(self._clock() * 1e9), self._catalog.latest_ns + 1)
 
     def path_room(self, block_hash: Digest) -> int:
         """Bytes that a path may still take below this entry, or below this root."""
