@@ -13,6 +13,7 @@ from typer import BadParameter
 from load_tests.checkpoint import checkpoint, plain_copy
 from load_tests.client import Answer, Generation
 from load_tests.conditions import observe
+from load_tests.report import Table
 from load_tests.scenarios import option
 from load_tests.scenarios.kinds import Text, load_scenario, scenario_names, text_scenario_names
 from load_tests.scenarios.load import Run
@@ -22,6 +23,7 @@ from load_tests.side_by_side.record import Record, read, write
 from load_tests.side_by_side.rounds import Rounds
 from load_tests.side_by_side.text_tables import short_table, text_table
 
+ROOT = Path(__file__).parents[2]
 TEXTS = Text(
     kind="text",
     description="two questions",
@@ -174,6 +176,23 @@ def test_the_short_table_says_what_the_work_was() -> None:
         ("two questions", "2.0", "5.0", "2.50"),
         ("two questions, again", "4.0", "10.0", "2.50"),
     )
+
+
+def rows_of(table: Table, page: str) -> tuple[set[str], list[str]]:
+    """The table's lines, and those of the page that begin as one of them does."""
+    lines = set(table.markdown().splitlines()[2:])
+    firsts = tuple({line[: line.index(" |", 2) + 2] for line in lines})
+    text = (ROOT / page).read_text("utf-8").splitlines()
+    return lines, [line for line in text if line.startswith(firsts)]
+
+
+def test_the_published_figures_of_real_texts_are_those_of_the_kept_runs() -> None:
+    kept = read(ROOT / "docs" / "benchmarks", text_scenario_names())
+    short, shown = rows_of(short_table(kept), "README.md")
+    assert len(shown) >= 6
+    assert not [line for line in shown if line not in short]
+    full, published = rows_of(text_table(kept), "docs/performance.md")
+    assert set(published) == full
 
 
 def test_servers_do_equal_work_because_the_copy_is_not_quantized(tmp_path: Path) -> None:
