@@ -18,7 +18,7 @@ from server.access.policy import Policy, is_limited, peer_address
 from server.access.web import Origins
 from server.activity import RequestTracker
 from server.dialects.errors import error_response
-from server.errors import CLIENT_LEFT_STATUS, ApiError, busy
+from server.errors import CLIENT_LEFT_STATUS, ApiError, ClientDisconnected, busy
 from server.fairness import Budget, Reservation
 from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
@@ -117,7 +117,9 @@ class Gateway:
         try:
             await self._answer_in_time(record, scope, receive, send)
         except Exception as error:
-            if not isinstance(error, ApiError | HTTPException):
+            # Starlette wraps what ends a response that has begun.
+            has_left = isinstance(error.__cause__, ClientDisconnected)
+            if not has_left and not isinstance(error, ApiError | HTTPException):
                 log.exception("request %s failed", record.id)
             if record.status == 0:
                 await error_response(scope, error)(scope, receive, send)

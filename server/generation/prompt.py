@@ -67,11 +67,13 @@ def template_messages(
 def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
     """The messages in roles that the template renders where they stand.
 
-    Where it has no place for later system messages, these are what the user says, in a
-    `<system-reminder>` as Claude Code writes them. Where it takes nothing but an answer after tool
-    results, what the user says there is a part of the last result.
+    Where it has no place for later system messages, those at the head are one, and later ones are
+    what the user says, in a `<system-reminder>` as Claude Code writes them. Where it takes nothing
+    but an answer after tool results, what the user says there is a part of the last result.
     """
     joined = {("user", "reminder"), ("reminder", "user"), ("reminder", "reminder")}
+    if roles.late_system == "user":
+        joined.add(("system", "system"))
     if roles.behind_results == "tool":
         joined |= {("tool", "user"), ("tool", "reminder")}
     placed: list[Message] = []

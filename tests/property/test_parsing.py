@@ -224,6 +224,7 @@ JSON_FAMILIES = [
         "\n",
         meaning=hermes_meaning,
     ),
+    in_json("generic", '<tool_call>\n{"name": "NAME", "arguments": JSON}\n</tool_call>', "\n"),
     in_json("llama3_json", '{"name": "NAME", "parameters": JSON}', "; "),
     in_json(
         "mistral",
@@ -538,8 +539,9 @@ def test_an_answer_that_is_cut_off_has_the_begin_of_what_the_whole_has(
     assert answer.names == [name for name, _ in calls][: len(answer.names)]
     assert text.endswith(answer.content)
     whole = parsed(family.format, [written], schemas)
-    if answer.arguments:
-        last = len(answer.arguments) - 1
+    last = len(answer.arguments) - 1
+    # Gemma's quotes are tokens of their own, which are not cut; arguments may be left out.
+    if last >= 0 and answer.arguments[last] != "{}" and "gemma" not in family.name:
         is_whole = answer.arguments[last] == whole.arguments[last]
         assert is_cut_off(answer.arguments[last]) is not is_whole
     if family.write_one is None:

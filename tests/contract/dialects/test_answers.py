@@ -65,7 +65,7 @@ def test_a_call_that_is_cut_off_has_what_there_is(
     n_tokens = len(HERMES_CALL.partition(', "days"')[0].encode())
     answer = calling.ask(hermes, stream=stream, functions=WEATHER_AND_PING, max_tokens=n_tokens)
     if isinstance(calling, Ollama):  # whose clients run each call that they get
-        assert (answer.calls, answer.finish) == ([], "length")
+        assert (answer.calls, answer.finish) == ((), "length")
         return
     ((name, text),) = answer.calls
     assert (name, answer.finish) == ("get_weather", calling.finishes["length"])

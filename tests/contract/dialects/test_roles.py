@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.values.model import Replay
-from tests.contract.fake_engine import NO_REPLAYS
+from engine.values.model import NO_REPLAYS, Replay
 from tests.contract.scripted import Daemon, RecordingTokenizer
 
 Said = tuple[str, str]
@@ -22,7 +21,6 @@ LATE: Sequence[Said] = (
     ("system", "Agents: none"),
     ("assistant", "Yes."),
     ("system", "Be quick."),
-    ("system", "Be kind."),
     ("user", "So?"),
 )
 RESULT: Sequence[Said] = (
@@ -55,7 +53,7 @@ class Strict(RecordingTokenizer):
 
 def chat(conversation: Sequence[Said]) -> dict[str, Any]:
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    others = {
+    others: dict[str, dict[str, Any]] = {
         "call": {"role": "assistant", "content": None, "tool_calls": [call]},
         "tool": {"role": "tool", "tool_call_id": "a"},
     }
@@ -134,7 +132,7 @@ def test_later_system_messages_are_reminders(strict: Daemon, path: str) -> None:
         ("system", "First."),
         ("user", f"Hi\n{reminder('Agents: none')}"),
         ("assistant", "Yes."),
-        ("user", f"{reminder('Be quick.')}\n{reminder('Be kind.')}\nSo?"),
+        ("user", f"{reminder('Be quick.')}\nSo?"),
     ]
 
 
@@ -143,15 +141,20 @@ def test_what_a_user_says_after_a_result_is_a_part_of_it(strict: Daemon, path: s
     assert given(strict, path, BODIES[path](RESULT))[0][-1] == ("tool", "Rain.\nGo on.\nNow.")
 
 
+def test_system_messages_at_the_head_are_one(strict: Daemon) -> None:
+    body = chat([("system", "First."), ("developer", "Second."), ("user", "Hi")])
+    rendered = given(strict, "/v1/chat/completions", body)[0]
+    assert rendered == [("system", "First.\nSecond."), ("user", "Hi")]
+
+
 @pytest.mark.parametrize(("effort", "told"), [("low", "low"), ("xhigh", "high"), ("max", "high")])
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/api/chat"])
 def test_efforts_that_no_template_knows_are_the_highest_that_they_do(
     strict: Daemon, path: str, effort: str, told: str
 ) -> None:
     fields: dict[str, dict[str, Any]] = {
         "/v1/messages": {"output_config": {"effort": effort}},
         "/v1/responses": {"reasoning": {"effort": effort}},
-        "/api/chat": {"think": effort},
     }
     body = BODIES[path](RESULT[:1]) | fields.get(path, {"reasoning_effort": effort})
     assert given(strict, path, body)[1]["reasoning_effort"] == told
