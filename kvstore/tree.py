@@ -382,8 +382,12 @@ class RadixTree:
 
     def _use(self, node: Node) -> None:
         """The node has been used, or has grown."""
-        for each in islice(node.path(), YOUNGER_LEVELS):
-            each.last_used = self._now
+        younger: Node | None = node
+        for _ in range(YOUNGER_LEVELS):
+            if younger is None or not younger.blocks:  # a root
+                break
+            younger.last_used = self._now
+            younger = younger.parent
         self._outdate(node)
 
     def _outdate(self, node: Node | None) -> None:

@@ -315,7 +315,7 @@ SABOTAGES: Sequence[Sabotage] = (
         KVStore,
         "commit",
         _accept_one_more,
-        584,
+        7,
         "a block of other tokens",
     ),
     Sabotage(

@@ -202,8 +202,8 @@ def _watch(process: "subprocess.Popen[bytes]", scratch: Path, progress: Progress
         done_bytes = 0
         while process.poll() is None:
             time.sleep(_POLL_SECONDS)
-            for file in scratch.rglob("*.whl"):
-                with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # files and folders come and go
+                for file in scratch.rglob("*.whl"):
                     done_bytes = max(done_bytes, min(file.stat().st_size, WHEEL_BYTES))
             if done_bytes:
                 bar.update(done_bytes - bar.n)

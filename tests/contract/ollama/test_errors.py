@@ -159,7 +159,7 @@ def test_programs_need_not_say_that_a_body_is_json(
     [
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 400),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 400),
     ],
     ids=str,

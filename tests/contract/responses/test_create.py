@@ -128,10 +128,12 @@ class ReluctantTokenizer(RecordingTokenizer):
 
 
 def test_a_developer_who_speaks_later_is_a_user_where_the_template_wants_it() -> None:
-    said = [{"role": role, "content": role} for role in ("developer", "user", "developer")]
+    roles = ("developer", "user", "assistant", "developer")
+    said = [{"role": role, "content": role} for role in roles]
     with Daemon.serving(ReluctantTokenizer()) as reluctant:
         reluctant.openai.responses.create(model="bytes", input=said)
-        assert [role for role, _ in messages(reluctant)] == ["system", "user", "user"]
+        rendered = [role for role, _ in messages(reluctant)]
+        assert rendered == ["system", "user", "assistant", "user"]
 
 
 def test_parts_of_a_message(hermes: Daemon, create: Created) -> None:
