@@ -387,7 +387,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequences,
         "preempt",
         _keep_pooled,
-        579,
+        287,
         "another vector than when alone",
     ),
     Sabotage(
