@@ -7,6 +7,7 @@ from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Probed, RequestInfo
+from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
 Report = Callable[[str], None]
@@ -143,7 +144,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
+    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
         """The number of tokens of this prompt that are cached now. Changes nothing."""
         ...
 

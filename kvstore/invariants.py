@@ -54,8 +54,8 @@ def recount(store: KVStore) -> Iterator[Finding]:
         times_indexed.update(node.blocks)
         yield None
     n_tables = Counter[BlockId]()
-    for lease in store.leases:
-        n_tables.update(lease.table)
+    for table in chain((lease.table for lease in store.leases), store.ended):
+        n_tables.update(table)
         yield None
     yield from _pool_problems(store.pool, n_tables, times_indexed)
     if store.tree is not None:

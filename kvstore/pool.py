@@ -110,6 +110,10 @@ class BlockPool:
         """Number of tables that list the block."""
         return self._ref_counts[block]
 
+    def n_unlisted(self, blocks: Sequence[BlockId]) -> int:
+        """How many of the blocks are in no table."""
+        return list(map(self._ref_counts.__getitem__, blocks)).count(0)
+
     def is_cached(self, block: BlockId) -> bool:
         return self._cached[block] == 1
 

@@ -8,12 +8,14 @@ plan        make the next tokens writable                None, or a Refusal and 
 plan_draft  plan draft tokens, which may be rejected     None, or a Refusal and no change
 commit      a step has computed planned tokens           whole blocks are indexed for all to adopt
 donate      end the lease                                its blocks go to the prefix cache
-release     end the lease                                its references are dropped
+release     end the lease                                its references are dropped, soon
+begin_step  drop references that are left                blocks may become free
 
 Each of these queues the storage ops that it needs. `take_ops` hands them out for the next step. A
 prefix is a hit only where every group (`kvstore/slots.py`) can resume, too.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +29,11 @@ from kvstore.slots import NEVER, Group, PlannedTokens
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
+
+MAX_RELEASED_BLOCKS = 4096
+"""The blocks of leases that are released between two steps, in some milliseconds. The lease with
+the last of them may have more.
+"""
 
 
 @dataclass(slots=True)
@@ -63,12 +70,23 @@ class KVStore:
         self.counters: Final = StoreCounters()
         self.in_flight: Final = None if tree is None else InFlight(block_size, groups, self.probe)
         self.leases: Final = set[Lease]()  # those that have not been released
+        self.ended = deque[BlockTable]()
+        """Tables of leases that were released, whose references are still to be dropped."""
+        self._may_release = MAX_RELEASED_BLOCKS  # blocks, before the next step
         self._ops: list[StepOp] = []
 
     @property
     def available_blocks(self) -> int:
         """Number of blocks that could be handed out now, if need be by eviction."""
         return self.pool.n_free + self.pool.n_evictable
+
+    def begin_step(self) -> None:
+        """Drop references of leases that were released. A step drops a bounded number, so that many
+        long leases may end at once. If blocks are short, all are dropped.
+        """
+        self._may_release = MAX_RELEASED_BLOCKS
+        while self.ended and self._may_release > 0:
+            self._drop(self.ended.popleft())
 
     def take_ops(self) -> list[StepOp]:
         """Hand out all ops that were queued since the last call, in the order of queueing."""
@@ -209,9 +227,13 @@ class KVStore:
         n_copied = 1 if match.n_tokens % self.block_size else 0
         if not all(group.has_room() for group in groups):
             return Refusal(needed_blocks=1, available_blocks=0)
-        n_pinned = sum(self.pool.ref_count(block) == 0 for block in match.blocks)
+        n_pinned = self.pool.n_unlisted(match.blocks)
         available = self.available_blocks - n_pinned
         if (needed := n_fresh + n_copied + spare_blocks) > available:
+            if self.ended:
+                self._drop_all()
+                args = groups, reserve_tokens, spare_blocks, shared_tokens
+                return self._lease(namespace, tokens, match, *args)
             return Refusal(needed, available)
         self.pool.retain(match.blocks)  # before anything is evicted, or it could be these
         fresh = self._allocate(n_fresh)
@@ -363,7 +385,11 @@ class KVStore:
             self.in_flight.end(lease)
         for state in lease.group_states:
             state.release()
-        self._release(lease.table)
+        if self._may_release > 0:
+            self._drop(lease.table)
+        else:
+            self.ended.append(lease.table)
+            self.pool.n_releases += 1  # there is room for those who were refused some
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Remove one namespace, or all, from the index. Returns how many blocks became free.
@@ -371,12 +397,15 @@ class KVStore:
         Leases keep their blocks. These are indexed again with the next whole block that their lease
         commits.
         """
+        self._drop_all()
         return 0 if self.tree is None else self.tree.clear(namespace)
 
     # Blocks.
 
     def _allocate(self, n_blocks: int) -> list[BlockId] | Refusal:
         """Free blocks with one reference each, evicting as many as it takes."""
+        if n_blocks > self.available_blocks:
+            self._drop_all()
         if n_blocks > self.available_blocks:
             return Refusal(n_blocks, self.available_blocks)
         while self.pool.n_free < n_blocks:
@@ -385,6 +414,16 @@ class KVStore:
                 return Refusal(n_blocks, self.pool.n_free)
             self.counters.evictions += 1
         return self.pool.allocate(n_blocks)
+
+    def _drop_all(self) -> None:
+        """Drop the references of all leases that were released."""
+        while self.ended:
+            self._drop(self.ended.popleft())
+
+    def _drop(self, table: BlockTable) -> None:
+        """Drop the references of a lease that was released."""
+        self._may_release -= len(table)
+        self._release(table)
 
     def _release(self, blocks: Sequence[BlockId]) -> None:
         """Drop a table's references. What only the prefix cache has now can be evicted."""

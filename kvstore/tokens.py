@@ -10,7 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NewType
+from typing import NewType, overload
 
 from blake3 import blake3
 
@@ -21,35 +21,45 @@ TOKEN_BYTES = array("I").itemsize
 
 
 class Tokens:
-    """An append-only list of token ids.
+    """An append-only list of token ids: those of `packed`, which several lists may share, then its
+    own `ids`.
 
     The sequence that owns it appends. Its lease and the radix tree only read.
     """
 
-    __slots__ = ("_ids",)
+    __slots__ = ("_n_shared", "_own", "_shared")
 
-    def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._ids = array("I", ids)
+    def __init__(self, ids: Iterable[int] = (), packed: bytes = b"") -> None:
+        self._shared = packed
+        self._n_shared = len(packed) // TOKEN_BYTES
+        self._own = array("I", ids)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._n_shared + len(self._own)
 
     def __getitem__(self, position: int) -> int:
-        return self._ids[position]
+        """The token id at a position that is not negative."""
+        own = position - self._n_shared
+        return self._own[own] if own >= 0 else self.ids(position, position + 1)[0]
 
     def append(self, token_id: int) -> None:
-        self._ids.append(token_id)
+        self._own.append(token_id)
+
+    def extend(self, packed: bytes) -> None:
+        """Append a packed run."""
+        self._own.frombytes(packed)
 
     def ids(self, start: int, stop: int) -> list[int]:
         """The token ids at positions [start, stop)."""
-        return self._ids[start:stop].tolist()
+        return unpacked(self.packed(start, stop))
 
     def packed(self, start: int, stop: int) -> bytes:
         """The token ids at positions [start, stop) as bytes, TOKEN_BYTES for each."""
-        return self._ids[start:stop].tobytes()
-
-    def copy(self) -> "Tokens":
-        return Tokens(self._ids)
+        n_shared = self._n_shared
+        shared = self._shared[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        if stop <= n_shared:
+            return shared
+        return shared + self._own[max(start - n_shared, 0) : stop - n_shared].tobytes()
 
 
 def unpacked(packed: bytes) -> list[int]:
@@ -75,7 +85,9 @@ def common_tokens(left: bytes, right: bytes) -> int:
 
 
 Digest = NewType("Digest", bytes)
-"""The 32-byte hash of a block and of all tokens before it."""
+"""The hash of a block and of all tokens before it, in DIGEST_BYTES bytes."""
+
+DIGEST_BYTES = 32
 
 
 def root_digest(namespace: Namespace) -> Digest:
@@ -106,10 +118,31 @@ def child_digests(parent: Digest, packed: bytes, block_size: int) -> list[Digest
     return digests
 
 
-def block_digests(
-    namespace: Namespace, token_ids: Sequence[int], block_size: int
-) -> tuple[Digest, ...]:
-    """Digests of the whole blocks of a token sequence. A tail has no digest here."""
-    n_whole = len(token_ids) - len(token_ids) % block_size
-    packed = Tokens(token_ids).packed(0, n_whole)
-    return tuple(child_digests(root_digest(namespace), packed, block_size))
+class PackedDigests(Sequence[Digest]):
+    """A chain of digests, in the 32 bytes of each."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, digests: Iterable[Digest] = ()) -> None:
+        self._bytes = b"".join(digests)
+
+    def __len__(self) -> int:
+        return len(self._bytes) // DIGEST_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> Digest: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Digest, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Digest | tuple[Digest, ...]:
+        if isinstance(index, slice):
+            return tuple(map(self.__getitem__, range(*index.indices(len(self)))))
+        start = range(len(self))[index] * DIGEST_BYTES
+        return Digest(self._bytes[start : start + DIGEST_BYTES])
+
+
+def block_digests(namespace: Namespace, packed: bytes, block_size: int) -> PackedDigests:
+    """Digests of the whole blocks of a packed run of tokens. A tail has no digest here."""
+    n_whole = len(packed) - len(packed) % (block_size * TOKEN_BYTES)
+    return PackedDigests(child_digests(root_digest(namespace), packed[:n_whole], block_size))

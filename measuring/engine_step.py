@@ -24,7 +24,6 @@ from mlx_lm.utils import load_model
 
 from engine.build import assemble
 from engine.core.inbox import Inbox
-from engine.core.request import prepare
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.kv.formats import dtype_name
@@ -36,6 +35,7 @@ from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import DecodeStats
+from engine.values.tokens import pack
 from kvstore.pool import blocks_for
 from measuring.doctor import BUFFER_OPERATIONS, Cases, Figures, MeasureConfig, rounds
 
@@ -202,8 +202,11 @@ class EngineHarness:
 
     def submit(self, prompt: tuple[int, ...], max_tokens: int) -> str:
         """Submit a request. Returns its id."""
-        request = Request(f"r{next(self._names)}", prompt, max_tokens, _GREEDY, ignore_eos=True)
-        self._loop.scheduler.add(prepare(request, self._limits), time.monotonic())
+        request = Request(
+            f"r{next(self._names)}", pack(prompt), max_tokens, _GREEDY, ignore_eos=True
+        )
+        scheduler = self._loop.scheduler
+        scheduler.add(scheduler.prepare(request), time.monotonic())
         return request.id
 
     def wait_for(self, request_ids: set[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, Namespaces, prepare
+from engine.core.request import Limits, Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
@@ -222,7 +222,7 @@ class OfflineDaemon:
         return said
 
     def add(self, request: Request, plan: GrammarPlan | None = None) -> None:
-        self.scheduler.add(prepare(request, self._limits, plan, self.scheduler.block_hashes))
+        self.scheduler.add(self.scheduler.prepare(request, plan))
 
     def speculate(self, request_id: str, *drafters: MakeDraft) -> None:
         """Set where the drafts of a waiting request's sequences come from, one for each."""

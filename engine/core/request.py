@@ -1,15 +1,18 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
+
+import numpy as np
 
 from engine.api import InvalidRequest
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
 from engine.drafts.policy import DraftPolicy
+from engine.drafts.sources import RequestTexts
 from engine.grammar.lookahead import forced_tokens
 from engine.grammar.state import GrammarPlan, GrammarState
 from engine.output.text import NewOutput
@@ -78,7 +81,7 @@ def _token_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str
         yield f"max_tokens is {request.max_tokens}; it must be 0 or more", "max_tokens"
     for name, token_ids in ("prompt", request.prompt), ("prediction", request.prediction):
         # The embedding of a token outside the vocabulary would be read out of bounds.
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+        if token_ids and np.frombuffer(token_ids.packed, np.uint32).max() >= limits.vocab_size:
             yield f"the {name} has a token id outside 0 to {limits.vocab_size - 1}", name
     for limit, what in (
         (limits.max_context_tokens, "the model's context"),
@@ -155,38 +158,18 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A valid request, with a packed prompt for each of its n sequences.
+class PreparedRequest:
+    """A valid request, and what its n sequences share. `Scheduler.prepare` makes it, in time
+    proportional to the prompt and the prediction.
 
-    `block_hashes` are the hashes of the prompt's blocks if there is a disk cache. Without a `plan`
-    its sequences have no constraint.
+    Without a `plan` its sequences have no constraint. `block_hashes` are those of the prompt's
+    blocks, if there is a disk cache. Without `texts` nothing is drafted.
     """
 
     request: Request
-    prompts: tuple[Tokens, ...]
     plan: GrammarPlan | None
-    block_hashes: tuple[Digest, ...]
-
-
-def prepare(
-    request: Request,
-    limits: Limits,
-    plan: GrammarPlan | None = None,
-    block_hashes: Callable[[Request], tuple[Digest, ...]] | None = None,
-) -> Submission:
-    """Check and pack a request, in time proportional to the prompt and n. Raises InvalidRequest.
-
-    Without a `plan` its sequences have no constraint. Without `block_hashes` there is no disk
-    cache.
-    """
-    validate(request, limits)
-    packed = Tokens(request.prompt)
-    return Submission(
-        request,
-        tuple(packed.copy() for _ in range(request.n)),
-        plan,
-        () if block_hashes is None else block_hashes(request),
-    )
+    block_hashes: Sequence[Digest]
+    texts: RequestTexts | None
 
 
 @dataclass(slots=True)
@@ -199,15 +182,16 @@ class SequenceFactory:
     drafts: DraftPolicy | None
     _ids: Iterator[int] = field(default_factory=count, init=False)
 
-    def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
+    def sequences(self, prepared: PreparedRequest) -> Iterator[LiveSequence]:
         """Make the request's n sequences, with consecutive seeds."""
-        request = submission.request
+        request = prepared.request
         seed = request.sampling.seed
         base_seed = self.draw_seed() if seed is None else seed
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
         first: LiveSequence | None = None
-        for index, tokens in enumerate(submission.prompts):
-            grammar = None if submission.plan is None else GrammarState(submission.plan)
+        for index in range(request.n):
+            tokens = Tokens(packed=request.prompt.packed)
+            grammar = None if prepared.plan is None else GrammarState(prepared.plan)
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),
                 index=index,
@@ -217,11 +201,11 @@ class SequenceFactory:
                 output=self.new_output(request),
                 seed=base_seed + index,
                 grammar=grammar,
-                block_hashes=submission.block_hashes,
+                block_hashes=prepared.block_hashes,
                 first=first,
             )
-            if self.drafts is not None:
+            if self.drafts is not None and prepared.texts is not None:
                 forced = None if grammar is None else partial(forced_tokens, grammar)
-                sequence.proposer = self.drafts.begin(request, namespace, tokens, forced)
+                sequence.proposer = self.drafts.begin(prepared.texts, namespace, tokens, forced)
             first = first or sequence
             yield sequence

@@ -20,7 +20,13 @@ from engine.core.commit import Commit
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.queue import Admission, NoRoom, by_rows, preemption_victim
-from engine.core.request import Limits, Namespaces, SequenceFactory, Submission
+from engine.core.request import (
+    Limits,
+    Namespaces,
+    PreparedRequest,
+    SequenceFactory,
+    validate,
+)
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
 from engine.core.step import (
     Late,
@@ -29,13 +35,14 @@ from engine.core.step import (
     StepResult,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy
+from engine.drafts.policy import DraftPolicy, index_texts
+from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
-from kvstore.tokens import Digest
+from kvstore.tokens import Digest, Tokens
 
 
 class Scheduler:
@@ -79,7 +86,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.sequences) or (self.disk is not None and self.disk.is_busy)
+        is_ending = bool(self.store.ended)
+        return bool(self.sequences) or is_ending or (self.disk is not None and self.disk.is_busy)
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
         """Why the sequence waits; None if it runs."""
@@ -92,16 +100,28 @@ class Scheduler:
         events, self._commit.events = self._commit.events, []
         return events
 
-    def block_hashes(self, request: Request) -> tuple[Digest, ...]:
-        """The hashes of the prompt's blocks; none without a disk cache. On any thread."""
+    def prepare(self, request: Request, plan: GrammarPlan | None = None) -> PreparedRequest:
+        """Check a request, and compute what depends on the lengths of its texts. Raises
+        InvalidRequest. On any thread, before `add`. Without a `plan` it has no constraint.
+        """
+        validate(request, self._limits)
+        return PreparedRequest(
+            request,
+            plan,
+            self._block_hashes(request),
+            None if self.drafts is None else index_texts(request),
+        )
+
+    def _block_hashes(self, request: Request) -> Sequence[Digest]:
+        """The hashes of the prompt's blocks; none without a disk cache."""
         if self.disk is None:
             return ()
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
-        return self.disk.block_hashes(namespace, request.prompt)
+        return self.disk.block_hashes(namespace, request.prompt.packed)
 
-    def add(self, submission: Submission, arrived_seconds: float = 0.0) -> None:
+    def add(self, prepared: PreparedRequest, arrived_seconds: float = 0.0) -> None:
         """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
-        request = submission.request
+        request = prepared.request
         if self.sequences.of_request(request.id):
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
         try:
@@ -111,9 +131,10 @@ class Scheduler:
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
         if request.pin:
             namespace = self.namespaces.of(request.cache_salt, request.adapter)
-            if (problem := self.pins.problem(namespace, submission.prompts[0])) is not None:
+            tokens = Tokens(packed=request.prompt.packed)
+            if (problem := self.pins.problem(namespace, tokens)) is not None:
                 raise InvalidRequest(problem, "pin")
-        for sequence in list(self._new_sequences.sequences(submission)):  # all of them, or none
+        for sequence in list(self._new_sequences.sequences(prepared)):  # all of them, or none
             sequence.arrived_seconds = arrived_seconds
             self.sequences.add(sequence)
             self._admission.add(sequence)
@@ -145,6 +166,7 @@ class Scheduler:
         if no sequence runs, prefixes are unpinned. Return None if there is nothing to do.
         """
         self._end_failed()
+        self.store.begin_step()
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
                 return None
@@ -320,6 +342,7 @@ class Scheduler:
             return False
         sequence, lease = admitted
         self.sequences.start(sequence, lease)
+        step.begun_blocks += len(lease.table)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.

@@ -31,6 +31,7 @@ from engine.output.text import Output, TextDelta
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request
 from engine.values.stats import DraftSource
+from engine.values.tokens import NO_TOKENS
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
 from kvstore.tokens import Digest, Tokens
@@ -71,7 +72,7 @@ class LiveSequence:
     seed: int
     grammar: GrammarState | None = None
     proposer: Proposer | None = None
-    block_hashes: tuple[Digest, ...] = ()  # of the prompt, if there is a disk cache
+    block_hashes: Sequence[Digest] = ()  # of the prompt, if there is a disk cache
     first: "LiveSequence | None" = None  # of the request: it computes the prompt for the others
     arrived_seconds: float = 0.0  # of the metrics' clock
     last_token_seconds: float | None = None  # None before the first token
@@ -340,6 +341,10 @@ arrives meanwhile waits for that step, and for no other.
 """
 
 
+MAX_BEGUN_BLOCKS = 4096
+"""A step admits sequences until their tables have this many blocks, in some milliseconds."""
+
+
 class PlannedRow(NamedTuple):
     """A row of a step, the sequence that computes it, and the sequence's lease at that time.
 
@@ -369,7 +374,7 @@ def batch_entry(sequence: LiveSequence) -> BatchEntry:
         params=params,
         seed=sequence.seed,
         output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats else (),
+        prompt_tokens=sequence.request.prompt if repeats else NO_TOKENS,
         output_tokens=tuple(output),
         banned_tokens=sequence.banned_tokens(),
     )
@@ -411,11 +416,14 @@ class Step:
     is_reading: bool = False  # blocks are read to be written to disk
     is_loading: bool = False  # blocks are filled in from disk
     is_short_of_blocks: bool = False  # then no prompt begins
+    begun_blocks: int = 0  # in the tables of the sequences that it admits
 
     @property
     def has_room(self) -> bool:
         """Whether a prompt that begins may join."""
         if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        if self.begun_blocks >= MAX_BEGUN_BLOCKS:
             return False
         return self.budget.chunk_tokens(0, BEGINNING_TOKENS) > 0
 

@@ -21,6 +21,7 @@ from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
 from engine.values.stats import DecodeStats, MemoryStats
+from engine.values.tokens import NO_TOKENS, PackedTokens
 from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
 
@@ -39,7 +40,7 @@ class Sampling:
     params: SamplingParams
     seed: int
     output_index: int = 0  # number of tokens generated before it enters
-    prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
+    prompt_tokens: PackedTokens = NO_TOKENS  # for repetition_penalty; empty when it is off
     output_tokens: tuple[int, ...] = ()  # for penalties and bad words; empty where there are none
     banned_tokens: tuple[int, ...] = ()  # banned before `min_tokens`, in rows without a mask
 

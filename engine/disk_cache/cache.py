@@ -27,7 +27,7 @@ from kvstore.lease import Lease
 from kvstore.ops import Parts
 from kvstore.pool import blocks_for
 from kvstore.store import KVStore
-from kvstore.tokens import Digest, block_digests, root_digest
+from kvstore.tokens import TOKEN_BYTES, Digest, PackedDigests, block_digests, root_digest
 from kvstore.types import Namespace
 
 EVICTED_NODES = 4
@@ -106,9 +106,9 @@ class DiskCache:
         """Whether the lease is filled from disk now."""
         return self._loader.is_filling(lease)
 
-    def block_hashes(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
-        """The hashes of the prompt's blocks that could be loaded. On any thread."""
-        return block_digests(namespace, prompt[:-1], self._store.block_size)
+    def block_hashes(self, namespace: Namespace, packed: bytes) -> PackedDigests:
+        """The hashes of the blocks of a packed prompt that could be loaded. On any thread."""
+        return block_digests(namespace, packed[:-TOKEN_BYTES], self._store.block_size)
 
     def load(
         self,

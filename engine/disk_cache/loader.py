@@ -87,7 +87,7 @@ class Prompt:
 
     namespace: Namespace
     tokens: Tokens
-    hashes: tuple[Digest, ...]
+    hashes: Sequence[Digest]
 
 
 @dataclass(slots=True)

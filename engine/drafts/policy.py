@@ -15,7 +15,7 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.core.sequence import LiveSequence
 from engine.core.step import Decode, Late, Verify
 from engine.drafts.proposer import MAX_BACKOFF, MAX_DRAFT_TOKENS, Proposer, first_rates
-from engine.drafts.sources import Answers, Draft, Drafter, Forced
+from engine.drafts.sources import Answers, Draft, Drafter, Forced, RequestTexts
 from engine.drafts.suffix_index import SortedText
 from engine.values.request import Request
 from kvstore.store import KVStore
@@ -169,6 +169,20 @@ _MIN_SECONDS = 1e-9  # a divisor for costs that were learned to be 0
 INDEXED_TOKENS = 1 << 15
 """The most tokens of a prompt, its last, that are indexed. Sorting them takes some milliseconds."""
 
+MAX_ATTEMPTS = 8
+"""The most drafts that are made for one step, each in 0.1 to 0.3 ms. Sequences take turns."""
+
+
+def index_texts(request: Request) -> RequestTexts | None:
+    """Index the texts that the request's drafts continue; None if it allows no drafts. On any
+    thread, because a text may be long.
+    """
+    if not request.speculate or request.max_tokens <= 1:
+        return None
+    prompt, prediction = request.prompt.packed, request.prediction.packed
+    skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
+    return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
+
 
 class DraftPolicy:
     """Begins a proposer for each sequence, and adds the drafts that pay to the scheduler's steps.
@@ -182,21 +196,18 @@ class DraftPolicy:
         self._answers = Answers()
         self._rates = first_rates()
         self._probes = Probes()
-        self._prompt: tuple[str, SortedText] = "", SortedText()  # of the latest request
+        self._left_attempts = MAX_ATTEMPTS  # of this step
+        self._n_attempts = 0
 
     def begin(
-        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced | None
+        self, texts: RequestTexts, namespace: Namespace, tokens: Tokens, forced: Forced | None
     ) -> Proposer | None:
-        """Return a new sequence's proposer, or None if the request allows no drafts. `tokens` are
-        the sequence's own, so far only the prompt. `forced` is None without a grammar.
+        """Return a new sequence's proposer, or None if nothing is to be drafted for it. `texts` are
+        its request's, and `tokens` its own, so far only the prompt. `forced` is None without a
+        grammar.
         """
-        if not request.speculate or request.max_tokens <= 1:
-            return None
-        if self._prompt[0] != request.id:
-            self._prompt = request.id, SortedText(request.prompt[-INDEXED_TOKENS:])
         drafter = Drafter(
-            self._prompt[1],
-            request.prediction,
+            texts,
             partial(self._store.continuation, namespace, tokens),
             partial(self._answers.propose, namespace),
             forced,
@@ -206,7 +217,7 @@ class DraftPolicy:
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
         """Remember the output of a finished sequence."""
-        self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))
+        self._answers.add(namespace, tokens.packed(prompt_tokens, len(tokens)))
 
     def clear(self, namespace: Namespace | None = None) -> None:
         """Forget the outputs of one namespace, or all."""
@@ -218,13 +229,21 @@ class DraftPolicy:
         """Whether drafts of the next step are predicted to gain more than overlapping it with the
         step in flight, or a probe is due. `decoding` are the sequences that decode.
         """
-        expected = [
-            (sequence, chances)
+        drafting = [
+            (sequence, proposer, n_unknown)
             for sequence in decoding
             if (proposer := sequence.proposer) is not None
             and not proposer.backoff_tokens
             and (n_unknown := _n_unknown(sequence)) > 0
-            and (chances := self._chances(sequence, proposer, n_unknown))
+            and _most_tokens(sequence, n_unknown) > 0
+        ]
+        if not drafting:
+            return False
+        self._attempt_due([(sequence, proposer) for sequence, proposer, _ in drafting])
+        expected = [
+            (sequence, chances)
+            for sequence, proposer, n_unknown in drafting
+            if (chances := self._chances(sequence, proposer, n_unknown))
         ]
         if not expected:
             return False
@@ -242,16 +261,29 @@ class DraftPolicy:
         tokens, so no sequence with a draft is in flight.
         """
         self._probes.count_step()
-        if step.is_short_of_blocks:
-            return
-        expected = [
-            (index, lease, proposer, chances)
+        self._answers.catch_up()
+        if not step.is_short_of_blocks:
+            self._verify(step, costs, limits)
+        self._left_attempts = MAX_ATTEMPTS
+
+    def _verify(self, step: "Step", costs: StepCosts, limits: "Limits") -> None:
+        """Turn decodes of the step into rows that verify drafts. See `add`."""
+        drafting = [
+            (index, sequence, lease, proposer)
             for index, (sequence, lease, row) in enumerate(step.rows)
             if (proposer := sequence.proposer) is not None
             and not proposer.backoff_tokens
             and type(row) is Decode
             and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
-            and (chances := self._chances(sequence, proposer, 0))
+            and _most_tokens(sequence, 0) > 0
+        ]
+        if not drafting:
+            return
+        self._attempt_due([(sequence, proposer) for _, sequence, _, proposer in drafting])
+        expected = [
+            (index, lease, proposer, chances)
+            for index, sequence, lease, proposer in drafting
+            if (chances := self._chances(sequence, proposer, 0))
         ]
         if not expected:
             return
@@ -278,26 +310,40 @@ class DraftPolicy:
                 token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]
                 step.verify(index, Verify(sequence.id, start, token, tokens))
 
+    def _attempt_due(self, drafting: Sequence[tuple[LiveSequence, Proposer]]) -> None:
+        """Make drafts for the sequences that have none, as many as the step may still have. The
+        first of the others has its turn in the next step.
+        """
+        due = [each for each in drafting if each[1].is_due and each[0] not in self.failures]
+        if len(due) > self._left_attempts:
+            first = self._n_attempts % len(due)
+            due = [*due[first:], *due[:first]][: self._left_attempts]
+        for sequence, proposer in due:
+            self._attempt(sequence, proposer)
+
+    def _attempt(self, sequence: LiveSequence, proposer: Proposer) -> None:
+        self._left_attempts -= 1
+        self._n_attempts += 1
+        try:
+            proposer.attempt()
+        except BaseException as error:
+            self.failures[sequence] = error
+
     def _chances(
         self, sequence: LiveSequence, proposer: Proposer, n_unknown: int
     ) -> Sequence[float]:
         """The chances of the sequence's next tokens, after `n_unknown` that are not sampled yet."""
-        most = min(sequence.max_new_tokens_left - n_unknown - 1, MAX_DRAFT_TOKENS)
-        if most <= 0 or sequence in self.failures:
+        if sequence in self.failures:
             return ()
-        try:
-            return proposer.chances(n_unknown, most)
-        except BaseException as error:
-            self.failures[sequence] = error
-            return ()
+        return proposer.chances(n_unknown, _most_tokens(sequence, n_unknown))
 
     def _draft(self, sequence: LiveSequence, proposer: Proposer, count: int) -> Draft | None:
-        """The next `count` tokens of the sequence's draft; None if there is none."""
-        try:
-            return proposer.draft(count)
-        except BaseException as error:
-            self.failures[sequence] = error
-            return None
+        """The next `count` tokens of the sequence's draft; None if there is none. It is made anew,
+        if there is time: its sources know more than when it was made.
+        """
+        if proposer.is_outdated and self._left_attempts > 0:
+            self._attempt(sequence, proposer)
+        return None if sequence in self.failures else proposer.draft(count)
 
     def _row(self, start: int, chances: Sequence[float], costs: StepCosts) -> DraftableRow:
         """The row that decodes the token at position `start` and verifies a draft.
@@ -321,6 +367,11 @@ def _n_unknown(sequence: LiveSequence) -> int:
     if planned >= sequence.end_tokens or type(sequence.pending) is Late:
         return -1
     return planned + 1 - len(sequence.tokens)
+
+
+def _most_tokens(sequence: LiveSequence, n_unknown: int) -> int:
+    """The most draft tokens that may follow the `n_unknown` tokens that are being sampled."""
+    return min(sequence.max_new_tokens_left - n_unknown - 1, MAX_DRAFT_TOKENS)
 
 
 def _price(budget: StepBudget, costs: StepCosts, most_tokens: int) -> StepPrice:

@@ -71,9 +71,9 @@ class Proposer:
     """Keeps an expected draft for one sequence and compares it with the generated tokens, whether
     or not the draft is verified. So acceptance rates are known without verifying drafts.
 
-    A draft is expected until a token differs or none is left; then another is made. While none can
-    be made, attempts back off to one in `max_backoff` tokens; with 0 they do not. A planner skips
-    the sequence while there are `backoff_tokens`.
+    A draft is expected until a token differs or none is left; then the next attempt to make one
+    `is_due`. While none can be made, attempts back off to one in `max_backoff` tokens; with 0 they
+    do not. A planner skips the sequence while there are `backoff_tokens`.
     """
 
     def __init__(
@@ -110,12 +110,20 @@ class Proposer:
         if not is_right or n_right + 1 == len(expected.tokens):
             self._expected = None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether no draft is expected and an attempt to make one is due."""
+        return self._expected is None and not self.backoff_tokens
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether tokens of the expected draft were generated, so that its sources know more."""
+        return self._n_right > 0
+
     def chances(self, n_unknown: int, most: int) -> Sequence[float]:
         """Return the chances of up to `most` expected tokens, after `n_unknown` tokens that are not
         sampled yet. Each is the chance that this token and all before it are right.
         """
-        if self._expected is None and not self.backoff_tokens:
-            self._attempt()
         if self._expected is None:
             return ()
         if self._chances is None:
@@ -128,18 +136,17 @@ class Proposer:
         return self._chances[n_unknown : n_unknown + most]
 
     def draft(self, most: int) -> Draft | None:
-        """Return up to `most` tokens to verify next. A draft from which tokens were generated is
-        made anew, because its sources know more now.
-        """
-        if self._n_right or self._expected is None:
-            self._attempt()
+        """Return up to `most` expected tokens, to be verified next."""
         if self._expected is None:
             return None
         tokens, matched, source = self._expected
-        return Draft(tokens[:most], matched, source)
+        n_right = self._n_right
+        return Draft(tokens[n_right : n_right + most], matched + n_right, source)
 
-    def _attempt(self) -> None:
-        """Try to make a draft, and back off if none can be made."""
+    def attempt(self) -> None:
+        """Try to make a draft, in place of the expected one if there is one. Back off if none can
+        be made.
+        """
         self._expected = draft = self._make_draft(self._output, MAX_DRAFT_TOKENS)
         self._n_right, self._chances = 0, None
         if draft is None:

@@ -3,6 +3,7 @@ latest answers of the namespace.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from engine.drafts.suffix_index import MIN_MATCH, NO_MATCH, Match, SortedText, SuffixIndex, TokenIds
 from engine.values.stats import DraftSource
+from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import Namespace
 
 
@@ -26,7 +28,6 @@ class Draft(NamedTuple):
 
 MAX_SKIPPED_TOKENS = 512
 """The most tokens of a prediction that the output may leave out at once."""
-_TOKEN_BYTES = array("I").itemsize
 
 
 class Prediction:
@@ -37,10 +38,10 @@ class Prediction:
     the whole prediction is searched for the end of the output, as any other text is.
     """
 
-    def __init__(self, tokens: TokenIds) -> None:
-        self._tokens = tokens
-        self._packed = array("I", tokens).tobytes()
-        self._text = SuffixIndex(tokens)
+    def __init__(self, text: SortedText) -> None:
+        self._packed = text.packed
+        self._tokens = memoryview(text.packed).cast("I")
+        self._text = SuffixIndex(text)
         self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # position of the token expected next, or of the first that did not come
         self._n_followed: int | None = 0  # tokens that came without a gap; None: the last did not
@@ -51,14 +52,16 @@ class Prediction:
             self._read(output[max(end - MIN_MATCH, 0) : end])
         self._n_read = len(output)
         if self._n_followed is not None:
-            return self._tokens[self._at : self._at + most], self._n_followed
+            return tuple(self._tokens[self._at : self._at + most]), self._n_followed
         return self._text.propose(output, most)
 
     def _read(self, last: Sequence[int]) -> None:
         """Compare one more token of the output, the last one of `last`."""
-        if self._n_followed is not None and self._tokens[self._at : self._at + 1] == (last[-1],):
+        at, n_followed = self._at, self._n_followed
+        is_within = n_followed is not None and at < len(self._tokens)
+        if n_followed is not None and is_within and self._tokens[at] == last[-1]:
             self._at += 1
-            self._n_followed += 1
+            self._n_followed = n_followed + 1
         else:
             self._n_followed = MIN_MATCH if self._find(last) else None
 
@@ -66,14 +69,14 @@ class Prediction:
         """Move to the first later place that has these tokens. Return False if there is none."""
         if len(last) < MIN_MATCH:
             return False
-        packed, start = array("I", last).tobytes(), self._at * _TOKEN_BYTES
-        stop = start + MAX_SKIPPED_TOKENS * _TOKEN_BYTES
+        packed, start = array("I", last).tobytes(), self._at * TOKEN_BYTES
+        stop = start + MAX_SKIPPED_TOKENS * TOKEN_BYTES
         found = self._packed.find(packed, start, stop)
-        while found % _TOKEN_BYTES and found >= 0:  # between two tokens
+        while found % TOKEN_BYTES and found >= 0:  # between two tokens
             found = self._packed.find(packed, found + 1, stop)
         if found < 0:
             return False
-        self._at = found // _TOKEN_BYTES + MIN_MATCH
+        self._at = found // TOKEN_BYTES + MIN_MATCH
         return True
 
 
@@ -81,12 +84,14 @@ MAX_ANSWER_TOKENS = 1 << 17
 """Tokens of answers that are remembered for all namespaces together: about 15 MB."""
 _END = (1 << 32) - 1
 """Ends each answer. No token has this id, so no match crosses from one answer to the next."""
+_END_BYTES = array("I", [_END]).tobytes()
 
 
 class Answers:
     """The latest answers of each namespace, at most `max_tokens` tokens for all together.
 
     There are two generations. When the new one has half of these tokens, it replaces the old one.
+    An answer is found as far as `catch_up` has indexed it.
     """
 
     def __init__(self, max_tokens: int = MAX_ANSWER_TOKENS) -> None:
@@ -94,21 +99,28 @@ class Answers:
         self._n_new_tokens = 0
         self._new: dict[Namespace, SuffixIndex] = {}
         self._old: dict[Namespace, SuffixIndex] = {}
+        self._unindexed = deque[SuffixIndex]()  # texts with tokens that are not indexed yet
 
     def __len__(self) -> int:
         """The number of tokens, including one for the end of each answer."""
         return sum(len(text) for texts in (self._new, self._old) for text in texts.values())
 
-    def add(self, namespace: Namespace, tokens: Sequence[int]) -> None:
+    def add(self, namespace: Namespace, packed: bytes) -> None:
         """Remember an answer, or only its end if it is longer than a generation."""
-        kept = tokens[max(len(tokens) + 1 - self._generation_tokens, 0) :]
-        if not kept:
+        n_kept = min(len(packed) // TOKEN_BYTES, self._generation_tokens - 1)
+        if n_kept <= 0:
             return
-        if self._n_new_tokens + len(kept) + 1 > self._generation_tokens:
+        if self._n_new_tokens + n_kept + 1 > self._generation_tokens:
             self._new, self._old, self._n_new_tokens = {}, self._new, 0
         text = self._new.setdefault(namespace, SuffixIndex())
-        text.extend((*kept, _END))
-        self._n_new_tokens += len(kept) + 1
+        text.extend(packed[-n_kept * TOKEN_BYTES :] + _END_BYTES)
+        self._unindexed.append(text)
+        self._n_new_tokens += n_kept + 1
+
+    def catch_up(self) -> None:
+        """Index some of the tokens that were added, at most as many as one query may."""
+        if self._unindexed and self._unindexed[0].catch_up():
+            self._unindexed.popleft()
 
     def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Match:
         """Return up to `most` likely tokens that followed the end of `last` in an answer of the
@@ -177,12 +189,20 @@ class OwnText:
         """Return up to `most` tokens that may follow the output, which only ever grows."""
         if self._text is None:
             self._text = SuffixIndex(self._prompt)
-        self._text.extend(output[len(self._text) - len(self._prompt.ids) :])
+        new = output[len(self._text) - len(self._prompt) :]
+        self._text.extend(array("I", new).tobytes())
         return self._text.continue_itself(most)
 
 
 Forced: TypeAlias = Callable[[], TokenIds]
 """Returns the next tokens, as far as a grammar allows only one."""
+
+
+class RequestTexts(NamedTuple):
+    """The texts of a request that its drafts continue. Its n sequences share them."""
+
+    prompt: SortedText
+    prediction: SortedText | None
 
 
 class Drafter:
@@ -195,8 +215,7 @@ class Drafter:
 
     def __init__(
         self,
-        prompt: SortedText,
-        prediction: TokenIds,
+        texts: RequestTexts,
         cached: Callable[[int], TokenIds],
         answers: Callable[[Sequence[int], int], Match],
         forced: Forced | None = None,
@@ -207,11 +226,12 @@ class Drafter:
         self._forced = forced
         self._sources = [
             (DraftSource.TREE, CachedText(cached).propose),
-            (DraftSource.OWN, OwnText(prompt).propose),
+            (DraftSource.OWN, OwnText(texts.prompt).propose),
             (DraftSource.ANSWERS, answers),
         ]
-        if prediction:
-            self._sources.insert(0, (DraftSource.PREDICTION, Prediction(prediction).propose))
+        if texts.prediction is not None:
+            prediction = Prediction(texts.prediction)
+            self._sources.insert(0, (DraftSource.PREDICTION, prediction.propose))
 
     def draft(self, output: Sequence[int], most: int) -> Draft | None:
         """Draft up to `most` tokens after the output. The same output gives the same draft."""

@@ -1,18 +1,19 @@
 """Finds the tokens that followed earlier occurrences of the end of a text.
 
-A key made of the last three tokens finds their occurrences. The tokens that are there at the first
-query are sorted by key at once, in milliseconds for tens of thousands of tokens. Tokens appended
-later go into a dict, one at a time.
+A key made of the last three tokens finds their occurrences. A text that does not grow is sorted by
+these keys once, on any thread. Tokens appended to it go into a dict, some at each query. So the
+work of a query does not depend on the length of the text.
 """
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import TypeAlias
 
 import numpy as np
+
+from kvstore.tokens import TOKEN_BYTES, Tokens, unpacked
 
 MIN_MATCH, MAX_MATCH = 3, 32
 """The fewest tokens that must match, and the most that are compared."""
@@ -22,9 +23,15 @@ MAX_OCCURRENCES = 8
 
 EXTRA_TOKENS = 4
 """A match of n tokens makes the next n + EXTRA_TOKENS likely."""
+
+INDEXED_AT_ONCE = 512
+"""The most appended tokens that a query indexes: about 0.1 ms. It misses those after them."""
+
 _ID_BITS = 20
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
-_TOKEN_BITS = 8 * array("I").itemsize
+_TOKEN_BITS = 8 * TOKEN_BYTES
+_SAMPLE_RUNS = 256
+"""The sorted runs of which one key is kept: of the others it is computed when they are compared."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -35,45 +42,64 @@ NO_MATCH: Match = (), 0
 
 
 class SortedText:
-    """A text that does not grow, and its sorted index, which all SuffixIndexes that continue the
-    text share. The first query to any of them sorts the text, in about 100 ns a token.
+    """A text that does not grow, and its runs of three tokens in sorted order. Sorting takes about
+    100 ns a token, and lets other threads run. SuffixIndexes share it.
+
+    The order takes 2 bytes a token, or 4 if the text has more than 65,535. Runs of its first
+    `skipped` tokens are not found.
     """
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.ids = array("I", tokens)
-
-    @cached_property
-    def keys_and_ends(self) -> "tuple[array[int], array[int]]":
-        """The sorted keys of all runs of three tokens, and the ends of these runs."""
-        ids = np.array(self.ids, dtype=np.int64)
+    def __init__(self, packed: bytes = b"", skipped: int = 0) -> None:
+        self.packed = packed
+        self._ids = memoryview(packed).cast("I")
+        ids = np.frombuffer(packed, np.uint32)[skipped:].astype(np.int64)
         keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
         order = np.argsort(keys, kind="stable")
-        ends = (order + MIN_MATCH).astype(np.uint32)
-        return array("q", keys[order].tobytes()), array("I", ends.tobytes())
-
-
-class SuffixIndex:
-    """Finds earlier occurrences of the end of a text, in this text or in another one.
-
-    Token ids are below 2**20; a run of three tokens with a larger id may be missed. An occurrence
-    is identified by its end: the position of the token after it. Appending is O(1). A token takes
-    16 bytes if it was there at the first query, and about 120 if it was appended later.
-    """
-
-    def __init__(self, tokens: "Iterable[int] | SortedText" = ()) -> None:
-        self._text = tokens if isinstance(tokens, SortedText) else None
-        self._ids = array("I", tokens.ids if isinstance(tokens, SortedText) else tokens)
-        self._n_sorted = 0
-        self._sorted_keys, self._sorted_ends = array("q"), array("I")
-        self._last_key = 0  # of the last three indexed tokens
-        self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
-        self._ends_before = array("I")  # for each appended end the one before of its key; 0: none
+        ends = order + (skipped + MIN_MATCH)
+        kind = "H" if len(self) < 1 << 16 else "I"
+        self._ends = array(kind, ends.astype(kind).tobytes())
+        self._samples = array("q", keys[order[::_SAMPLE_RUNS]].tobytes())
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        self._ids.extend(tokens)
+    def ends(self, key: int) -> Iterator[int]:
+        """Yield the ends of all runs with this key, the most recent first."""
+        sampled = bisect_right(self._samples, key)
+        low, high = max(sampled - 1, 0) * _SAMPLE_RUNS, sampled * _SAMPLE_RUNS
+        high = min(high, len(self._ends))
+        at = bisect_right(self._ends, key, low, high, key=self._key) - 1
+        while at >= 0 and self._key(self._ends[at]) == key:
+            yield self._ends[at]
+            at -= 1
+
+    def _key(self, end: int) -> int:
+        first, second, third = self._ids[end - MIN_MATCH : end]
+        return (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
+
+
+class SuffixIndex:
+    """Finds earlier occurrences of the end of a text, in this text or in another one. The text
+    begins with a `beginning`, which other indexes may share.
+
+    Token ids are below 2**20; a run of three tokens with a larger id may be missed. An occurrence
+    is identified by its end: the position of the token after it. Appending is O(1). An appended
+    token takes about 120 bytes once it is indexed.
+    """
+
+    def __init__(self, beginning: SortedText | None = None) -> None:
+        self._beginning = beginning or SortedText()
+        self._tokens = Tokens(packed=self._beginning.packed)
+        self._last_key = _key(self._beginning.packed)  # of the last three indexed tokens
+        self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
+        self._ends_before = array("I")  # for each appended end the one before of its key; 0: none
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, packed: bytes) -> None:
+        """Append packed tokens, without indexing them yet."""
+        self._tokens.extend(packed)
 
     def propose(self, last: Sequence[int], most: int) -> Match:
         """Return up to `most` likely tokens that followed the longest occurrence of the end of
@@ -82,9 +108,10 @@ class SuffixIndex:
         Among equally long occurrences, the next token that most of them have wins, then the most
         recent occurrence.
         """
-        end, matched = self._longest(array("I", last[-MAX_MATCH:]), len(self._ids))
+        packed = array("I", last[-MAX_MATCH:]).tobytes()
+        end, matched = self._longest(packed, len(self))
         most = min(most, matched + EXTRA_TOKENS)
-        return (tuple(self._ids[end : end + most]), matched) if matched else NO_MATCH
+        return (tuple(self._tokens.ids(end, end + most)), matched) if matched else NO_MATCH
 
     def continue_itself(self, most: int) -> Match:
         """Return up to `most` likely tokens that followed the longest earlier occurrence of the
@@ -92,38 +119,45 @@ class SuffixIndex:
 
         If the last three tokens occur nowhere else, one of them may be an edit of repeated text.
         """
-        end, matched = self._longest(self._ids[-MAX_MATCH:], len(self._ids))
+        tokens, n_tokens = self._tokens, len(self)
+        last = tokens.packed(max(n_tokens - MAX_MATCH, 0), n_tokens)
+        end, matched = self._longest(last, n_tokens)
         if matched:
             most = min(most, matched + EXTRA_TOKENS)
-            return tuple(islice(cycle(self._ids[end : end + most]), most)), matched
+            return tuple(islice(cycle(tokens.ids(end, end + most)), most)), matched
         for n_same in range(MIN_MATCH):  # tokens after the edit
-            edited = len(self._ids) - n_same - 1
-            at, matched = self._longest(self._ids[max(edited - MAX_MATCH, 0) : edited], edited)
+            edited = n_tokens - n_same - 1
+            if edited < MIN_MATCH:
+                break
+            before = tokens.packed(max(edited - MAX_MATCH, 0), edited)
+            at, matched = self._longest(before, edited)
             end = at + 1 + n_same
-            ahead = self._ids[end : end + min(most, n_same + EXTRA_TOKENS)]
-            if matched and ahead and self._ids[at + 1 : end] == self._ids[edited + 1 :]:
+            ahead = tokens.ids(end, end + min(most, n_same + EXTRA_TOKENS))
+            is_same = tokens.packed(at + 1, end) == tokens.packed(edited + 1, n_tokens)
+            if matched and ahead and is_same:
                 return tuple(ahead), n_same
         return NO_MATCH
 
-    def _longest(self, last: "array[int]", below: int) -> tuple[int, int]:
-        """Return the end of the best occurrence of `last` before position `below`, and its length
-        in tokens; a length of 0 means that there is none.
+    def _longest(self, last: bytes, below: int) -> tuple[int, int]:
+        """Return the end of the best occurrence of the packed tokens `last` before position
+        `below`, and its length in tokens; a length of 0 means that there is none.
         """
-        if len(last) < MIN_MATCH or below <= MIN_MATCH:
+        n_last = len(last) // TOKEN_BYTES
+        if n_last < MIN_MATCH or below <= MIN_MATCH:
             return 0, 0
-        self._catch_up()
+        self.catch_up()
         ends = list(islice(self._ends(_key(last), below), MAX_OCCURRENCES))
         if not ends:
             return 0, 0
-        number = int.from_bytes(last.tobytes(), "little")
-        lengths = [self._common(end, number, len(last)) for end in ends]
+        number = int.from_bytes(last, "little")
+        lengths = [self._common(end, number, n_last) for end in ends]
         longest = max(lengths)
         if longest < MIN_MATCH:
             return 0, 0
         ends = [end for end, length in zip(ends, lengths, strict=True) if length == longest]
         if len(ends) == 1:
             return ends[0], longest
-        following = [self._ids[end] for end in ends]
+        following = [self._tokens[end] for end in ends]
         return ends[following.index(max(following, key=following.count))], longest
 
     def _common(self, end: int, number: int, n_tokens: int) -> int:
@@ -132,44 +166,38 @@ class SuffixIndex:
         `number` has the bytes of these tokens, the last token in its highest bits.
         """
         n_before = min(end, n_tokens)
-        before = int.from_bytes(self._ids[end - n_before : end].tobytes(), "little")
+        before = int.from_bytes(self._tokens.packed(end - n_before, end), "little")
         different = before ^ (number >> (n_tokens - n_before) * _TOKEN_BITS)
         return n_before - -(-different.bit_length() // _TOKEN_BITS)
 
     def _ends(self, key: int, below: int) -> Iterator[int]:
         """Yield the ends of all occurrences before position `below`, the most recent first."""
-        n_sorted = self._n_sorted
+        n_sorted = len(self._beginning)
         end = self._last_ends.get(key, 0)
         while end:
             if end < below:
                 yield end
             end = self._ends_before[end - n_sorted - 1]
-        keys = self._sorted_keys
-        at = bisect_right(keys, key) - 1
-        while at >= 0 and keys[at] == key:
-            if (end := self._sorted_ends[at]) < below:
-                yield end
-            at -= 1
+        yield from (end for end in self._beginning.ends(key) if end < below)
 
-    def _catch_up(self) -> None:
-        """Index the tokens that were appended since the last query. The first query sorts them."""
-        n_indexed = self._n_sorted + len(self._ends_before)
-        if n_indexed == 0:
-            text = self._text or SortedText(self._ids)
-            self._sorted_keys, self._sorted_ends = text.keys_and_ends
-            self._last_key = _key(text.ids)
-            self._n_sorted = n_indexed = len(text.ids)
+    def catch_up(self) -> bool:
+        """Index the next INDEXED_AT_ONCE appended tokens. Return whether all are indexed."""
+        n_indexed, n_tokens = len(self._beginning) + len(self._ends_before), len(self)
+        if n_indexed == n_tokens:
+            return True
+        stop = min(n_indexed + INDEXED_AT_ONCE, n_tokens)
         last_key, last_ends = self._last_key, self._last_ends
-        for end, token_id in enumerate(self._ids[n_indexed:], n_indexed + 1):
+        for end, token_id in enumerate(self._tokens.ids(n_indexed, stop), n_indexed + 1):
             last_key = (last_key << _ID_BITS | token_id) & _KEY_MASK
             self._ends_before.append(last_ends.get(last_key, 0))
             last_ends[last_key] = end
         self._last_key = last_key
+        return stop == n_tokens
 
 
-def _key(tokens: "array[int]") -> int:
-    """Return the key of the last three tokens."""
+def _key(packed: bytes) -> int:
+    """Return the key of the last three of these packed tokens."""
     key = 0
-    for token_id in tokens[-MIN_MATCH:]:
+    for token_id in unpacked(packed[-MIN_MATCH * TOKEN_BYTES :]):
         key = key << _ID_BITS | token_id
     return key

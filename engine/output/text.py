@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from engine.text.tokenizer import byte_level_bytes
 from engine.values.output import FinishReason
-from engine.values.request import Request
+from engine.values.request import TEXT_BEFORE_TOKENS, Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,9 +30,6 @@ MAX_PENDING_TOKENS = 32
 
 KEPT_PENDING_TOKENS = 16
 """Tokens that are kept of invalid bytes: they cover every character that may still change."""
-
-MAX_CONTEXT_TOKENS = 8
-"""The most tokens before a sequence that are decoded to find whole characters."""
 
 
 class Detokenizer(Protocol):
@@ -185,13 +182,13 @@ class WindowDetokenizer:
 
 
 def _context(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """The fewest last tokens whose text is whole characters; none if MAX_CONTEXT_TOKENS are not.
+    """The fewest last tokens whose text is whole characters; none if TEXT_BEFORE_TOKENS are not.
     If they have no text, all of them: a space at the beginning of a text.
 
     A word after these tokens keeps its space, which many decoders drop at the beginning of a text.
     """
     last, text = list[int](), ""
-    for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
+    for count in range(1, min(len(token_ids), TEXT_BEFORE_TOKENS) + 1):
         text = decode(last := list(token_ids[-count:]))
         if text and REPLACEMENT not in text:
             break

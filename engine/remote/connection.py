@@ -56,7 +56,7 @@ class Call(Generic[P, R]):
         hints = get_type_hints(method)
         self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
         arguments: Any = GenericAlias(tuple, tuple(hints.values()))
-        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments)
+        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=wire.BYTES)
         self.name = method.__name__
         self._signature = signature(method)
 

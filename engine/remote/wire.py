@@ -90,16 +90,15 @@ class Raised:
         return kind(*self.arguments)
 
 
+BYTES = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+"""Vectors and prompts take a third of the bytes of their numbers, and no time for each."""
+
 ALIVE = TypeAdapter(bool)
 LINE = TypeAdapter(str)
 RAISED = TypeAdapter(Raised)
 EVENTS = TypeAdapter(
     list[OutputEvent],
-    config=ConfigDict(
-        ser_json_inf_nan="constants",  # log-probabilities may be infinite
-        ser_json_bytes="base64",  # vectors, in a third of the bytes of numbers
-        val_json_bytes="base64",
-    ),
+    config=ConfigDict(ser_json_inf_nan="constants", **BYTES),  # log-probabilities may be infinite
 )
 
 

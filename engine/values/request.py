@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.values.tokens import NO_TOKENS, PackedTokens
+
 
 class RefusalReason(StrEnum):
     """Why a request was refused."""
@@ -149,19 +151,23 @@ class ThinkingBudget:
     is_open: bool = False
 
 
+TEXT_BEFORE_TOKENS = 8
+"""How many tokens before an output are looked at to decode its first tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One validated request. `id` is the server's own and unique for the life of the daemon."""
 
     id: str
-    prompt: tuple[int, ...]
+    prompt: PackedTokens
     max_tokens: int  # 0: the prompt is computed, and scored or pooled where that is asked for
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
     ignore_eos: bool = False
     speculate: bool = True  # tokens may be drafted, which changes no text
-    prediction: tuple[int, ...] = ()  # tokens that the output is expected to have, in part
+    prediction: PackedTokens = NO_TOKENS  # that the output is expected to have, in part
     n: int = 1
     client: str = ""  # who asks: clients take turns in the queue
     priority: int = 0  # lower is admitted first of the client's own, and preempted last of all
@@ -169,7 +175,7 @@ class Request:
     adapter: str = ""  # by its name; "": the model as it is
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
     skip_special_tokens: bool = True  # False: they stay in the text
-    text_before: tuple[int, ...] = ()  # whose text the output's goes on; empty: it begins one
+    text_before: tuple[int, ...] = ()  # the last tokens of a text that the output continues
     constraint: Constraint | None = None
     thinking_budget: ThinkingBudget | None = None
     pooling: Pooling | None = None  # with max_tokens 0: a vector is made of the prompt

@@ -77,6 +77,7 @@ class Workload:
 
     def serve(self, tokens: Tokens) -> None:
         """One request from admission to donation, as the scheduler would, its forward left out."""
+        self.store.begin_step()
         lease = self.store.admit(NAMESPACE, tokens)
         if isinstance(lease, Refusal):
             raise RuntimeError(f"the pool is too small for the benchmark: {lease}")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.values.tokens import pack
 
 load_blas()
 
@@ -110,7 +111,7 @@ def new_row(params: SamplingParams, seed: int) -> SamplingRow:
     prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
     has_penalties = params.repetition_penalty != 1.0
     seen = (prompt, output) if has_penalties else ((), ())
-    return SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, *seen))
+    return SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, pack(seen[0]), seen[1]))
 
 
 def measure(

@@ -15,6 +15,7 @@ from engine.api import EngineStopped, ModelError
 from engine.launch import clear_unloaded
 from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from engine.values.tokens import pack
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
 from server.dialects.job import json_response
@@ -203,7 +204,7 @@ async def probe_cache(
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
     record.slot.release()
     salt = record.cache_salt(body.cache_salt)
-    probed = await model.engine.probe(prompt, salt, model.adapter)
+    probed = await model.engine.probe(pack(prompt), salt, model.adapter)
     return ProbeResponse(
         prompt_tokens=len(prompt),
         cached_tokens=probed.cached_tokens,

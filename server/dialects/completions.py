@@ -203,7 +203,7 @@ class ChoiceText:
     beginning.
     """
 
-    def __init__(self, echo: str, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> None:
+    def __init__(self, echo: str, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
         """Without a tokenizer the choice has no log-probabilities."""
         self._echo = echo
         self._unscored = iter(prompt)

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import Embedder, ModelCard, Reranker, Task, Tokenizer
 from engine.values.request import Pooling, Request
+from engine.values.tokens import pack
 from server.errors import InvalidField
 from server.generation.prompt import bounded, check_prompt
 from server.generation.request_fields import (
@@ -129,7 +130,7 @@ def pooled_requests(
     return [
         Request(
             id=f"{record.id}-{index}",
-            prompt=text,
+            prompt=pack(text),
             max_tokens=0,
             client=record.client,
             priority=body.priority,

@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.request import Request, SamplingParams
+from engine.values.request import TEXT_BEFORE_TOKENS, Request, SamplingParams
+from engine.values.tokens import pack
 from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat
 from server.generation.history import CommonPrefixTracker, Replays
@@ -201,12 +202,12 @@ def _planned(
         model,
         record,
         id=record.id,
-        prompt=prompt,
+        prompt=pack(prompt),
         max_tokens=max_tokens,
         n=chat.n,
-        prediction=prediction,
+        prediction=pack(prediction),
         skip_special_tokens=plan.skip_special_tokens,
-        text_before=prompt if chat.conversation.continue_final_message else (),
+        text_before=_end(prompt) if chat.conversation.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
     )
@@ -270,15 +271,20 @@ def _checked_requests(
             model,
             record,
             id=f"{record.id}-{index}",
-            prompt=prompt,
+            prompt=pack(prompt),
             max_tokens=_max_tokens(asked, prompt, card, "prompt"),
             n=sequences,
             prompt_logprobs=logprobs if completion.echo else None,
-            text_before=prompt,
+            text_before=_end(prompt),
             constraint=constraint,
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _end(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The last tokens of a prompt, whose text the output continues."""
+    return prompt[-TEXT_BEFORE_TOKENS:]
 
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:

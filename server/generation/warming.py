@@ -14,6 +14,7 @@ from engine.api import EngineError, EngineStopped
 from engine.values.model import Task
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
+from engine.values.tokens import pack
 from server.errors import SERVER, ApiError, invalid_field, refused_field
 from server.generation.conversation import MAX_MESSAGES, Conversation, Message
 from server.generation.prompt import check_prompt
@@ -78,7 +79,7 @@ async def warm_request(body: WarmRequest, model: ServedModel, record: RequestRec
     check_prompt(prompt, model.engine.card, param)
     return Request(
         id=record.id,
-        prompt=prompt,
+        prompt=pack(prompt),
         max_tokens=0,
         speculate=False,
         client=record.client,

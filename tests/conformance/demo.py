@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Annotated, TypeAlias
 
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.values.tokens import pack
 
 load_blas()
 
@@ -93,7 +94,7 @@ class Scorer:
         return shortfall(self._peer, prompt, ours) < NEAR_TIE
 
     async def _answer(self, name: str, prompt: tuple[int, ...]) -> Answer:
-        request = Request(name, prompt, MAX_TOKENS, SamplingParams(temperature=0))
+        request = Request(name, pack(prompt), MAX_TOKENS, SamplingParams(temperature=0))
         said = [
             token async for event in events_of(self._engine, request) for token in event.token_ids
         ]

@@ -9,6 +9,7 @@ from mlx.nn.layers.base import Module
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.devices import strategies, tolerance
 from tests.golden.driving import NEAR_TIE, Driver, Logits, random_tokens, reference, shortfall
 from tests.offline import OfflineDaemon, Room, Served
@@ -125,7 +126,7 @@ def _attention() -> Attention:
 
 
 def _request(name: str, prompt: list[int], n: int = 1) -> Request:
-    return Request(name, tuple(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
+    return Request(name, pack(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
 
 
 def _relative_error(found: Logits, expected: Logits) -> float:

@@ -35,6 +35,7 @@ from engine.values.stats import (
     RequestInfo,
     no_latencies,
 )
+from engine.values.tokens import PackedTokens
 from engine.values.tree import (
     HiddenNodes,
     HiddenRequests,
@@ -254,7 +255,7 @@ class FakeEngine:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _how: str = "it was drained"
-    _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    _seen: list[tuple[str, Sequence[int]]] = field(default_factory=list)
     _counters: RequestCounters = field(default_factory=RequestCounters)
     _live: dict[str, Request] = field(default_factory=dict)
 
@@ -387,7 +388,7 @@ class FakeEngine:
             return None
         return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
+    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
         self._check_alive()
         return Probed(self._cached_tokens(prompt, cache_salt), block_digests=())
 
@@ -434,7 +435,7 @@ class FakeEngine:
         if self.script.dead or self._stopped.is_open:
             raise EngineStopped("the engine has stopped")
 
-    def _cached_tokens(self, prompt: tuple[int, ...], cache_salt: str) -> int:
+    def _cached_tokens(self, prompt: Sequence[int], cache_salt: str) -> int:
         seen = [prompt for salt, prompt in self._seen if salt == cache_salt]
         return max((_common_beginning(prompt[:-1], earlier) for earlier in seen), default=0)
 
@@ -490,7 +491,7 @@ def drafted(request: Request, script: Script) -> tuple[int, ...]:
     """A prediction is one draft, of the whole answer."""
     if not request.speculate:
         return ()
-    return request.prediction or tuple(script.expected.encode())
+    return tuple(request.prediction) or tuple(script.expected.encode())
 
 
 def _common_beginning(left: Sequence[int], right: Sequence[int]) -> int:
@@ -536,7 +537,7 @@ def _sequence(
     )
 
 
-def pooled(prompt: tuple[int, ...]) -> bytes:
+def pooled(prompt: Sequence[int]) -> bytes:
     """How often each remainder of a token by DIMENSIONS comes."""
     counts = np.bincount([token % DIMENSIONS for token in prompt], minlength=DIMENSIONS)
     return counts.astype("<f4").tobytes()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from engine.values.request import TEXT_BEFORE_TOKENS
 from server.dialects.chat.schema import ChatRequest
 from server.generation.conversation import Message
 from tests.contract.conftest import ChatBody
@@ -146,7 +147,9 @@ def test_a_message_that_is_continued_is_the_text_before_the_answer(
         )
         assert http.post("/v1/chat/completions", json=body).status_code == 200
         request = engine.submitted.get_nowait()
-        assert request.text_before == (request.prompt if is_continued else ())
+        assert request.text_before == (
+            tuple(request.prompt[-TEXT_BEFORE_TOKENS:]) if is_continued else ()
+        )
 
 
 def test_assistant_with_tool_calls_may_have_null_content(

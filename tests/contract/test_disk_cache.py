@@ -14,6 +14,7 @@ from engine.build import load
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from engine.values.stats import CacheTier
+from engine.values.tokens import pack
 from engine.values.tree import TreeSnapshot
 from kvstore.disk.types import MIB, DiskError
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
@@ -68,7 +69,7 @@ async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
 
 async def _ask(engine: Engine, name: str, prompt: Sequence[int], cache_salt: str = "") -> int:
     sampling = SamplingParams(temperature=0)
-    request = Request(name, tuple(prompt), 2, sampling, cache_salt=cache_salt)
+    request = Request(name, pack(prompt), 2, sampling, cache_salt=cache_salt)
     cached_tokens = -1
     async for event in events_of(engine, request):
         assert event.error is None

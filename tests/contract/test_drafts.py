@@ -43,7 +43,7 @@ def test_a_prediction_reaches_the_engine_as_tokens(
     answer = client.chat.completions.create(
         model=model, messages=MESSAGES, prediction=predicted(content)
     )
-    assert engine.submitted.get_nowait().prediction == tuple(PREDICTION.encode())
+    assert tuple(engine.submitted.get_nowait().prediction) == tuple(PREDICTION.encode())
     assert answer.choices[0].message.content == ANSWER
 
 
@@ -88,7 +88,7 @@ def test_an_empty_prediction_is_none(
 ) -> None:
     body = chat(prediction=predicted(content))
     assert http.post("/v1/chat/completions", json=body).status_code == 200
-    assert engine.submitted.get_nowait().prediction == ()
+    assert tuple(engine.submitted.get_nowait().prediction) == ()
 
 
 def test_a_prediction_may_be_as_long_as_the_context(

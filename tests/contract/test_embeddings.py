@@ -34,7 +34,7 @@ def test_one_engine_request_for_each_text(http: httpx.Client, engine: FakeEngine
     body = {"input": ["abcd", "abce", [65, 66]], "cache_salt": "mine", "user": "someone"}
     answer = http.post("/v1/embeddings", json=body).json()
     requests = sorted(submitted(engine), key=lambda request: request.id)
-    assert [request.prompt for request in requests] == [
+    assert [tuple(request.prompt) for request in requests] == [
         (97, 98, 99, 100),
         (97, 98, 99, 101),
         (65, 66),

@@ -25,6 +25,7 @@ from engine.remote.wire import Kind, Message, read_frame
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from tests.polling import until
 from tools.events import events_of
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.process
 
 PATIENCE = 60.0
 CONFIG = EngineConfig(model="", kv_cache_bytes=16 << 20)
-LONG = Request("long", (5, 6, 7), 3000, ignore_eos=True)
+LONG = Request("long", pack((5, 6, 7)), 3000, ignore_eos=True)
 WITHOUT_MLX = """
 import sys
 import server.app, server.terminal.serve

@@ -13,6 +13,7 @@ from engine.launch import launch
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import cpu_attention
 from tools.events import events_of
@@ -57,7 +58,7 @@ def number_of(kernels: Path) -> int:
 
 def request(name: str, n_tokens: int, params: SamplingParams) -> Request:
     prompt = tuple(ord(letter) % 32 + 1 for letter in name)
-    return Request(name, prompt, n_tokens, params, ignore_eos=True, speculate=False)
+    return Request(name, pack(prompt), n_tokens, params, ignore_eos=True, speculate=False)
 
 
 async def answer(engine: Engine, asked: Request) -> list[OutputEvent]:

@@ -60,7 +60,7 @@ def test_without_a_prompt_a_text_begins(
 ) -> None:
     """The fake's tokenizer marks no beginning; its model has one token that ends a text."""
     body = answered(http, "/v1/completions", {"echo": True, "max_tokens": 1, **fields})
-    assert engine.submitted.get_nowait().prompt == (END_OF_TEXT,)
+    assert tuple(engine.submitted.get_nowait().prompt) == (END_OF_TEXT,)
     assert body["choices"][0]["text"].startswith("<|end|>")
 
 
@@ -79,5 +79,5 @@ def test_a_number_without_a_fraction_is_an_integer(
     asked = engine.submitted.get_nowait()
     assert (asked.max_tokens, asked.stop_token_ids) == (4, frozenset({7}))
     answered(http, "/v1/completions", {"prompt": [1.0, 2], "max_tokens": 1.0})
-    assert engine.submitted.get_nowait().prompt == (1, 2)
+    assert tuple(engine.submitted.get_nowait().prompt) == (1, 2)
     assert http.post("/v1/completions", json={"prompt": [1.5]}).status_code == 400

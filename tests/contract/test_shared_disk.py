@@ -10,6 +10,7 @@ from engine.api import Engine
 from engine.launch import launch
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskCacheConfig, EngineConfig
+from engine.values.tokens import pack
 from kvstore.disk.types import MIB
 from measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from tests.checkpoints import FAMILIES
@@ -25,7 +26,7 @@ async def ask(engine: Engine, prompt: list[int]) -> int:
     """How many of its tokens were cached."""
     cached_tokens = -1
     async for event in events_of(
-        engine, Request("only", tuple(prompt), 2, SamplingParams(temperature=0))
+        engine, Request("only", pack(prompt), 2, SamplingParams(temperature=0))
     ):
         assert event.error is None
         if event.usage is not None:

@@ -25,6 +25,7 @@ from engine.core.step import (
 )
 from engine.grammar.masks import mask_words
 from engine.values.request import SamplingParams
+from engine.values.tokens import pack
 from kvstore import invariants
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.golden.driving import Driver, Subject, compute
@@ -73,7 +74,7 @@ class DraftingDriver(Driver):
         sampling = Sampling(
             params,
             params.seed or 0,
-            prompt_tokens=tuple(prompt),
+            prompt_tokens=pack(prompt),
             banned_tokens=tuple(banned_tokens),
         )
         return Speaker(self.subject(prompt, sampling=sampling), len(prompt), masked)

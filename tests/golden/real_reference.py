@@ -19,6 +19,7 @@ from mlx_lm.utils import dequantize_model, load
 from engine.drafts.policy import DraftPolicy
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.golden.real_prompts import Prompt, Writer
 from tests.offline import OfflineDaemon, Room, Served, write_text
 
@@ -163,7 +164,7 @@ class RealDaemon(OfflineDaemon):
             *(
                 Request(
                     f"{nth} {prompt.name}",
-                    prompt.tokens,
+                    pack(prompt.tokens),
                     prompt.max_tokens,
                     GREEDY,
                     n=n,
@@ -193,7 +194,7 @@ class RealDaemon(OfflineDaemon):
     def scores(self, tokens: Sequence[int], max_tokens: int = 1) -> tuple[Scores, Answer]:
         """What the engine's prompt log-probabilities say of a text, and its greedy answer to it."""
         name = f"{next(self._n_rounds)} scored"
-        request = Request(name, tuple(tokens), max_tokens, GREEDY, prompt_logprobs=1)
+        request = Request(name, pack(tokens), max_tokens, GREEDY, prompt_logprobs=1)
         said = self.serve(request)[name, 0]
         first, *rest = self.prompt_logprobs[name]
         assert first is None

@@ -18,6 +18,7 @@ from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import AdapterConfig, KVFormat
+from engine.values.tokens import pack
 from tests.adapters import adapted_peer, write_adapter
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import rounding, strategies, tolerance
@@ -90,7 +91,7 @@ def adapted(request: pytest.FixtureRequest, adapted_of: Callable[[str], Adapted]
 
 def greedy(name: str, prompt: list[int], adapter: str, salt: str = "") -> Request:
     sampling = SamplingParams(temperature=0)
-    return Request(name, tuple(prompt), OUTPUT_TOKENS, sampling, cache_salt=salt, adapter=adapter)
+    return Request(name, pack(prompt), OUTPUT_TOKENS, sampling, cache_salt=salt, adapter=adapter)
 
 
 @pytest.mark.parametrize("adapter", ["", WIDE, NARROW])
@@ -195,7 +196,7 @@ def test_scores_are_those_of_the_adapter(adapted_of: Callable[[str], Adapted]) -
     logits = mx.array(reference(adapted.peers[WIDE], prompt)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(19), prompt[1:]]
-    request = Request("scored", tuple(prompt), 0, prompt_logprobs=0, adapter=WIDE)
+    request = Request("scored", pack(prompt), 0, prompt_logprobs=0, adapter=WIDE)
     daemon.add(request)
     events = [event for _ in range(5) for event in daemon.turn()]
     scored = [entry for event in events for entry in event.prompt_logprobs]

@@ -22,6 +22,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import launches
 from tests.golden.compiling import (
@@ -78,7 +79,7 @@ def request(
 ) -> Request:
     """After a prompt that begins as no prompt of another length does."""
     prompt = tuple(random_tokens(prompt_tokens, seed=prompt_tokens))
-    return Request(name, prompt, max_tokens, sampling, **fields)
+    return Request(name, pack(prompt), max_tokens, sampling, **fields)
 
 
 def come_and_go(daemon: OfflineDaemon) -> Outputs:
@@ -214,7 +215,7 @@ def test_what_compiled_steps_have_left_is_taken_up_again(
         first = daemon.serve(request("cold", 45, 30), request("next to it", 12, 50))
         prompt = request("cold", 45, 30).prompt
         longer = (*prompt, *first["cold", 0], *random_tokens(5, seed=1))
-        following = Request("following", longer, 30, DRAWN)
+        following = Request("following", pack(longer), 30, DRAWN)
         second = daemon.serve(following, request("again", 45, 30), request("other", 9, 40))
         assert daemon.usage["following"].cached_tokens > len(prompt)
         assert daemon.usage["again"].cached_tokens > 0
@@ -342,7 +343,7 @@ def test_rows_that_are_better_computed_eagerly(served: Served, attention: Attent
     def scenario(daemon: OfflineDaemon) -> Outputs:
         daemon.serve(request("shared", 40, 1))
         prompt = request("shared", 40, 1).prompt
-        return daemon.serve(*(Request(f"r{n}", (*prompt, n), 20 * n, DRAWN) for n in (1, 2)))
+        return daemon.serve(*(Request(f"r{n}", pack((*prompt, n)), 20 * n, DRAWN) for n in (1, 2)))
 
     run = expect_same_outputs(served, attention, ROOM, scenario)
     expected = {"", reason} if attention.name == "cascade" else {""}

@@ -16,6 +16,7 @@ from engine.mlx_backend.host import process_bytes
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from measuring import device
 from measuring.device import compiled_in_flight
 from measuring.random_checkpoint import CONFIGS
@@ -89,7 +90,7 @@ def outgrow(daemon: OfflineDaemon, n_rows: int, max_tokens: int) -> None:
     """Decode one row, then one more at a time: a shape for each number of rows and each width."""
     for n in range(1, n_rows + 1):
         rows = [(f"{n}-{at}", random_tokens(5 + n + at, seed=at)) for at in range(n)]
-        daemon.serve(*(Request(name, tuple(prompt), max_tokens, GREEDY) for name, prompt in rows))
+        daemon.serve(*(Request(name, pack(prompt), max_tokens, GREEDY) for name, prompt in rows))
 
 
 def test_few_traces_are_kept(

@@ -25,6 +25,7 @@ from engine.values.request import (
     ThinkingBudget,
 )
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family
@@ -61,7 +62,7 @@ def regex(pattern: str, **options: Any) -> Constraint:
 
 def request(name: str, seed: int = 1, max_tokens: int = 200, **options: Any) -> Request:
     sampling = SamplingParams(seed=seed, **options.pop("sampling", {}))
-    return Request(name, tuple(range(5, 25)), max_tokens, sampling, **options)
+    return Request(name, pack(range(5, 25)), max_tokens, sampling, **options)
 
 
 async def said(engine: Engine, request: Request) -> list[OutputEvent]:

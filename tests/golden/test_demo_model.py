@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference
 from tests.offline import OfflineDaemon, Room, Served, load
@@ -84,7 +85,7 @@ def _greedy(model: Module, prompt: Sequence[int]) -> list[int]:
 
 
 def _request(question: str, prompt: Sequence[int], n: int = 1) -> Request:
-    return Request(question, tuple(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
+    return Request(question, pack(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
 
 
 def test_margins_are_wide(prompts: Answers, said: Answers, peer: Module) -> None:

@@ -27,6 +27,7 @@ from engine.output.text import (
 )
 from engine.text.tokenizer import BYTE_OF
 from engine.values.request import Request
+from engine.values.tokens import pack
 from load_tests.tokenizer import build_tokenizer
 
 DEMO_MODEL = Path(__file__).parents[2] / "engine" / "demo_model" / "tokenizer.json"
@@ -127,7 +128,7 @@ class Vocabulary:
 
     def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
         return self._new(
-            Request("r", (1,), 1, text_before=tuple(before), skip_special_tokens=self.skip)
+            Request("r", pack((1,)), 1, text_before=tuple(before), skip_special_tokens=self.skip)
         )
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:

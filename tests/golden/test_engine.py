@@ -6,6 +6,7 @@ from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 
@@ -14,7 +15,7 @@ OUTPUT_TOKENS = 24
 
 
 def request(name: str, prompt: list[int], n: int = 1) -> Request:
-    return Request(name, tuple(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
+    return Request(name, pack(prompt), OUTPUT_TOKENS, SamplingParams(temperature=0), n=n)
 
 
 def test_cold_warm_and_continued(served: Served, peer: Module, attention: Attention) -> None:

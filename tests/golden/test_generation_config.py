@@ -12,6 +12,7 @@ from engine.values.model import ModelCard, SamplingDefaults
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.checkpoints import FAMILIES, write_family
 from tools.events import events_of
@@ -40,7 +41,7 @@ def _card(config: EngineConfig) -> ModelCard:
 
 async def _greedy(checkpoint: Path) -> list[OutputEvent]:
     engine = await launch(_config(checkpoint), lambda line: None)
-    request = Request("greedy", PROMPT, 12, SamplingParams(temperature=0))
+    request = Request("greedy", pack(PROMPT), 12, SamplingParams(temperature=0))
     events = [event async for event in events_of(engine, request)]
     await engine.drain(0.0)
     return events

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.golden.compiling import Compiled, Outputs
 from tests.golden.driving import random_tokens
 from tests.offline import OfflineDaemon, Room, Served
@@ -17,14 +18,16 @@ def scenario(daemon: OfflineDaemon) -> Outputs:
     sampling = SamplingParams(temperature=1.0, seed=3)
     first = tuple(random_tokens(11, seed=80))
     said = defaultdict[tuple[str, int], list[int]](list)
-    daemon.add(Request("first", first, 40, sampling, ignore_eos=True))
+    daemon.add(Request("first", pack(first), 40, sampling, ignore_eos=True))
     daemon.step(12, said)
     for index in range(4):
         prompt = tuple(random_tokens(36 + 9 * index, seed=81 + index))
-        daemon.add(Request(f"later{index}", prompt, 28, sampling, n=1 + index % 2, ignore_eos=True))
+        daemon.add(
+            Request(f"later{index}", pack(prompt), 28, sampling, n=1 + index % 2, ignore_eos=True)
+        )
     daemon.rest(said)
     following = (*first, *random_tokens(30, seed=90))
-    again = daemon.serve(Request("again", following, 10, sampling, ignore_eos=True))
+    again = daemon.serve(Request("again", pack(following), 10, sampling, ignore_eos=True))
     return {**said, **again}
 
 
@@ -51,8 +54,8 @@ def test_an_arena_that_is_nearly_full_grows_while_the_engine_is_idle(
     room = replace(ROOM, first_blocks=20)
     daemon = OfflineDaemon(served, attention, room)
     full = daemon.storage.full
-    few = Request("few", tuple(random_tokens(8 * 10, seed=1)), 2, ignore_eos=True)
-    more = Request("more", tuple(random_tokens(8 * 5, seed=2)), 2, ignore_eos=True)
+    few = Request("few", pack(random_tokens(8 * 10, seed=1)), 2, ignore_eos=True)
+    more = Request("more", pack(random_tokens(8 * 5, seed=2)), 2, ignore_eos=True)
     daemon.serve(few)
     assert full.n_allocated == 20
     daemon.serve(more)  # 17 of 20 blocks have been written to, so no step had to wait

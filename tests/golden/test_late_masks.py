@@ -17,6 +17,7 @@ from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
 from tests.golden.compiling import compile_at_once
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
@@ -55,7 +56,7 @@ def requests() -> list[Request]:
     patterns = ("[a-z]{40,}", "(yes|no| )*", "a+b?c*", "[^a]{3,90}")
     constraints = [Constraint(Grammar(GrammarKind.REGEX, one), "regex") for one in patterns]
     return [
-        Request(str(at), tuple(range(3 + at, 30)), 24, SamplingParams(seed=at), constraint=held)
+        Request(str(at), pack(range(3 + at, 30)), 24, SamplingParams(seed=at), constraint=held)
         for at, held in enumerate([*constraints, None, None])
     ]
 

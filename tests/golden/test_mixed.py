@@ -26,6 +26,7 @@ from engine.mlx_backend.runner import Launch
 from engine.values.output import TokenLogprob
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import KVFormat
+from engine.values.tokens import pack
 from kvstore.ops import FillBlock
 from kvstore.types import BlockId
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
@@ -103,7 +104,7 @@ class Company:
             found.append(
                 Request(
                     f"r{at}",
-                    prompt,
+                    pack(prompt),
                     draw.choice((1, 24, 60)),
                     sampling,
                     ignore_eos=True,
@@ -119,7 +120,7 @@ class Company:
         for request in self.draw.sample(requests, 6):
             prompt = request.prompt
             if self.draw.random() < 0.6:
-                prompt = (*prompt, *answers[request.id, 0][0], *self.tokens(9))
+                prompt = pack((*prompt, *answers[request.id, 0][0], *self.tokens(9)))
             turns.append(replace(request, id=f"{request.id} again", prompt=prompt))
         return turns
 

@@ -25,6 +25,7 @@ from engine.mlx_backend.model.views import Attention, LayerView
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore.ops import TablePatch
 from measuring.device import steps_in_flight
 from measuring.random_checkpoint import VOCAB_SIZE
@@ -80,9 +81,11 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
     system = random_tokens(19, seed=60)
     drawn = SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2, top_logprobs=2)
     daemon.serve(
-        Request("scored", tuple(random_tokens(12, seed=61)), 3, drawn, prompt_logprobs=1),
+        Request("scored", pack(random_tokens(12, seed=61)), 3, drawn, prompt_logprobs=1),
         *(
-            Request(str(i), (*system, *random_tokens(4 + i, seed=62 + i)), 20, drawn, n=1 + i % 2)
+            Request(
+                str(i), pack((*system, *random_tokens(4 + i, seed=62 + i))), 20, drawn, n=1 + i % 2
+            )
             for i in range(4)
         ),
     )
@@ -107,7 +110,7 @@ def test_a_decode_takes_few_bytes(served_of: Callable[[str], Served]) -> None:
     daemon = OfflineDaemon(served_of("qwen3"), attention, room, recorded_in(recorders))
     [recorder] = recorders
     greedy = SamplingParams(temperature=0)
-    daemon.serve(*(Request(str(i), (i, 1, 2), 7, greedy) for i in range(8)))
+    daemon.serve(*(Request(str(i), pack((i, 1, 2)), 7, greedy) for i in range(8)))
     plans = [call for call in map(pickle.loads, recorder.calls) if isinstance(call, StepPlan)]
     [full] = [plan for plan in plans[-2:] if len(plan.rows) == 8 and not plan.patches]
     assert all(isinstance(row, Decode) for row in full.rows)

@@ -10,6 +10,7 @@ from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Pooling, Request, SamplingParams
+from engine.values.tokens import pack
 from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import random_tokens
@@ -44,7 +45,7 @@ def hidden(peer: Module, tokens: list[int]) -> Hidden:
 
 
 def text(name: str, tokens: list[int], pooling: Pooling, shared_tokens: int = 0) -> Request:
-    return Request(name, tuple(tokens), 0, pooling=pooling, shared_tokens=shared_tokens)
+    return Request(name, pack(tokens), 0, pooling=pooling, shared_tokens=shared_tokens)
 
 
 def expect(found: Hidden, expected: Hidden) -> None:
@@ -57,7 +58,7 @@ def test_last_mean_and_first(served: Served, peer: Module, attention: Attention)
     """In chunks, side by side, and beside a chat."""
     tokens = {way: random_tokens(45 + 7 * i, seed=i) for i, way in enumerate(Pooling)}
     daemon = OfflineDaemon(served, attention, Room(96))
-    chat = Request("chat", tuple(random_tokens(20, seed=9)), 12, SamplingParams(temperature=0))
+    chat = Request("chat", pack(random_tokens(20, seed=9)), 12, SamplingParams(temperature=0))
     said = daemon.serve(chat, *(text(way, tokens[way], way) for way in Pooling))
     assert len(said["chat", 0]) == 12
     own = {way: hidden(peer, tokens[way]) for way in Pooling}

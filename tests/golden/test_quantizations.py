@@ -14,6 +14,7 @@ from engine.api import ModelError
 from engine.mlx_backend.loading.loader import open_model
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from measuring.random_checkpoint import random_model
 from tests.checkpoints import Family
 from tests.devices import tolerance
@@ -92,7 +93,7 @@ def expect_the_same(served: Served, peer: Module) -> None:
     daemon = OfflineDaemon(served, Attention(), Room(96))
     sampling = SamplingParams(temperature=0)
     requests = [
-        Request(str(i), tuple(tokens), OUTPUT_TOKENS, sampling) for i, tokens in enumerate(PROMPTS)
+        Request(str(i), pack(tokens), OUTPUT_TOKENS, sampling) for i, tokens in enumerate(PROMPTS)
     ]
     said = daemon.serve(*requests)
     for request, tokens in zip(requests, PROMPTS, strict=True):

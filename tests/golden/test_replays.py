@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.model.views import Attention
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from tests.answering import (
     FAMILIES,
     THINKING,
@@ -33,7 +34,7 @@ def test_ten_steps_adopt_all_but_the_last_token(name: str) -> None:
     for step in range(10):
         prompt = talk.prompt()
         request = Request(
-            f"step {step}", tuple(prompt), ANSWER_TOKENS, SamplingParams(temperature=1, seed=step)
+            f"step {step}", pack(prompt), ANSWER_TOKENS, SamplingParams(temperature=1, seed=step)
         )
         answer = daemon.serve(request)[request.id, 0]
         assert daemon.usage[request.id].cached_tokens == max(known - 1, 0)

@@ -13,6 +13,7 @@ from engine.disk_cache.writer import WriteRules
 from engine.mlx_backend.kv.storage import Storage
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import DiskWrites, KVFormat
+from engine.values.tokens import pack
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import DiskLimits
 from kvstore.store import KVStore
@@ -54,7 +55,7 @@ class Daemon:
     def serve(self, name: str, prompt: list[int]) -> tuple[list[int], int]:
         """What it says, and how many tokens it found cached."""
         sampling = SamplingParams(temperature=0)
-        self._engine.add(Request(name, tuple(prompt), max_tokens=8, sampling=sampling))
+        self._engine.add(Request(name, pack(prompt), max_tokens=8, sampling=sampling))
         said = list[int]()
         engine = self._engine
         while not engine.loop.is_idle:

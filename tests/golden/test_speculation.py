@@ -11,6 +11,7 @@ from engine.core.sequence import Step
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import SERVING_LAUNCH, launches
 from tests.golden.conftest import EXACT_CASES
@@ -38,7 +39,7 @@ def drafting(
 
 
 def request(name: str, sampling: SamplingParams) -> Request:
-    return Request(name, tuple(PROMPTS[name]), OUTPUT_TOKENS, sampling)
+    return Request(name, pack(PROMPTS[name]), OUTPUT_TOKENS, sampling)
 
 
 def wrong(tokens: Sequence[int], places: Sequence[int]) -> list[int]:

@@ -21,6 +21,7 @@ from engine.mlx_backend.kv.formats import HALF
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import StateFormat
+from engine.values.tokens import pack
 from tests.checkpoints import FAMILIES
 from tests.golden.compiling import compile_at_once, steps_of
 from tests.golden.conftest import ATTENTION
@@ -75,7 +76,7 @@ def an_engine(served: Served, decode: ChooseDecode | None = None, **room: int) -
 
 
 def ask(name: str, prompt: Sequence[int] = PROMPT, n: int = 1) -> Request:
-    return Request(name, tuple(prompt), OUTPUT_TOKENS, SAMPLING, n=n)
+    return Request(name, pack(prompt), OUTPUT_TOKENS, SAMPLING, n=n)
 
 
 def logprobs(daemon: OfflineDaemon, name: str, index: int = 0) -> list[float]:

@@ -11,6 +11,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from engine.output.text import REPLACEMENT, WindowDetokenizer, detokenizer_factory
 from engine.values.request import Request
+from engine.values.tokens import pack
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. don't, isn't, (well) -- 3.14\n\n\tindented",
@@ -72,7 +73,9 @@ def pieces_of(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], before: Sequence[int] = ()
 ) -> list[str]:
     """What each token gave, and last what the end gave."""
-    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1, text_before=tuple(before)))
+    detokenizer = detokenizer_factory(tokenizer)(
+        Request("r", pack((1,)), 1, text_before=tuple(before))
+    )
     return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.finish()]
 
 
@@ -235,6 +238,6 @@ def test_endless_invalid_bytes_are_decoded_in_short_windows() -> None:
 
 def test_ids_beyond_a_slow_tokenizers_vocabulary_have_no_text() -> None:
     tokenizer = ByT5Tokenizer()
-    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1))
+    detokenizer = detokenizer_factory(tokenizer)(Request("r", pack((1,)), 1))
     ids = [*tokenizer.encode("ab", add_special_tokens=False), len(tokenizer) + 1000]
     assert "".join(detokenizer.add(token_id) for token_id in ids) == "ab"

@@ -24,6 +24,7 @@ from engine.values.request import (
     ThinkingBlock,
     ThinkingBudget,
 )
+from engine.values.tokens import pack
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 from tests.looking_ahead import told_ahead
 
@@ -181,7 +182,7 @@ constraints = calls | st.builds(
 budgets = st.sampled_from([None, ThinkingBudget(2, (), (8, 11)), ThinkingBudget(1, (5, 6), (8,))])
 requests = st.builds(
     lambda constraint, budget: Request(
-        "r", (1,), 100, constraint=constraint, thinking_budget=budget
+        "r", pack((1,)), 100, constraint=constraint, thinking_budget=budget
     ),
     constraints,
     budgets,

@@ -15,6 +15,7 @@ from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
+from engine.values.tokens import pack
 
 VOCAB = 8
 
@@ -66,7 +67,7 @@ def sequences(draw: st.DrawFn) -> tuple[Sampling, tuple[int, ...]]:
             draw(edit_params),
             seed=0,
             output_index=len(before),
-            prompt_tokens=draw(token_lists),
+            prompt_tokens=pack(draw(token_lists)),
             output_tokens=before,
             banned_tokens=tuple(draw(st.sets(st.integers(0, VOCAB + 2), max_size=3))),
         ),

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from engine.grammar.phases import grammar_plan
 from engine.grammar.state import GrammarState
 from engine.values.request import Request, ThinkingBudget
+from engine.values.tokens import pack
 
 TOKENS = st.integers(0, 2)  # few, so that markers come by chance, and begin within each other
 
@@ -44,7 +45,7 @@ def ends_with(tokens: list[int], marker: tuple[int, ...]) -> bool:
 def test_each_block_is_limited_and_its_end_marker_comes_once(
     budget: ThinkingBudget, wishes: list[int]
 ) -> None:
-    plan = grammar_plan(Request("r", (1,), 100, thinking_budget=budget), {}, ())
+    plan = grammar_plan(Request("r", pack((1,)), 100, thinking_budget=budget), {}, ())
     assert plan is not None
     state, said = GrammarState(plan), list[int]()
     for wish in wishes:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from engine.values.request import Request
+from engine.values.tokens import pack
 from server.dialects.chat.routes import ChatForm
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.completions import (
@@ -168,7 +169,7 @@ def chat(play: Play, stream: bool, **fields: Any) -> Job:
             **fields,
         }
     )
-    request = Request("r", (1, 2), 9, n=body.n)
+    request = Request("r", pack((1, 2)), 9, n=body.n)
     return job_of(ChatForm(body, MODEL, "r"), request, scripted_plan(*play.answers), stream)
 
 
@@ -220,7 +221,7 @@ def test_a_text_completion(play: Play, echo: str) -> None:
         if play.logprobs:
             fields["logprobs"] = 1
         body = CompletionRequest.model_validate(fields)
-        request = Request("r-0", (72, 105), 9, n=body.n)
+        request = Request("r-0", pack((72, 105)), 9, n=body.n)
         form = CompletionForm(body, MODEL, [request], [echo], "r")
         return job_of(form, request, scripted_plan(*play.answers), stream)
 
@@ -244,7 +245,7 @@ def test_a_text_completion(play: Play, echo: str) -> None:
 @given(play=plays(ANSWERS), is_marked=st.booleans())
 def test_a_message(play: Play, is_marked: bool) -> None:
     def job(stream: bool) -> Job:
-        request = Request("r", (1, 2), 9)
+        request = Request("r", pack((1, 2)), 9)
         form = MessageForm("m", request, 9, is_marked=is_marked)
         return job_of(form, request, scripted_plan(*play.answers), stream)
 
@@ -269,7 +270,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     fields = {"input": "Hi", "tools": tools, "include": list(include), "reasoning": reasoning}
     body = ResponsesRequest.model_validate(fields)
-    prompt, request = Conversation.model_validate({"messages": USER}), Request("r", (1, 2), 9)
+    prompt, request = Conversation.model_validate({"messages": USER}), Request("r", pack((1, 2)), 9)
 
     def job(record: RequestRecord, store: ResponseStore) -> Job:
         given = ReadInput(prompt, RequestTools(body.tools), (), None)
@@ -320,7 +321,9 @@ def test_an_answer_of_ollama(
 ) -> None:
     def job(is_streamed: bool) -> Job:
         plan = scripted_plan(*play.answers)
-        return answer_job(MODEL, [Request("r", (1, 2), 9)], plan, shape, 0, is_streamed=is_streamed)
+        return answer_job(
+            MODEL, [Request("r", pack((1, 2)), 9)], plan, shape, 0, is_streamed=is_streamed
+        )
 
     lines = [json.loads(line) for line in streamed(job(True), play).decode().splitlines()]
     read = [vendor.model_validate(documented(line, model)) for line in lines]

@@ -11,6 +11,7 @@ import jsonschema
 from engine.api import Engine, InvalidRequest
 from engine.values.output import FinishReason
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from engine.values.tokens import pack
 from tests.schemas.generate import Generator, Schema
 from tools.events import events_of
 
@@ -37,7 +38,7 @@ async def _answer(engine: Engine, seed: int, max_tokens: int) -> str:
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     constraint = Constraint(grammar, "response_format")
     request = Request(
-        f"{seed}", (5, 6, 7), max_tokens, SamplingParams(seed=seed), constraint=constraint
+        f"{seed}", pack((5, 6, 7)), max_tokens, SamplingParams(seed=seed), constraint=constraint
     )
     try:
         events = [event async for event in events_of(engine, request)]

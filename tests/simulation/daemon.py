@@ -10,7 +10,7 @@ from typing import TypeVar
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, Submission, prepare
+from engine.core.request import Limits, PreparedRequest
 from engine.core.scheduler import Scheduler
 from engine.core.step import SequenceId
 from engine.disk_cache.cache import DiskCache
@@ -180,9 +180,9 @@ class Daemon:
             ),
         )
 
-    def prepared(self, request: Request) -> Submission:
+    def prepared(self, request: Request) -> PreparedRequest:
         """Raises InvalidRequest."""
-        return prepare(request, self.limits, plan_of(request), self.scheduler.block_hashes)
+        return self.scheduler.prepare(request, plan_of(request))
 
     @property
     def loads(self) -> list[_Load]:

@@ -83,7 +83,7 @@ class FaultyDrafter:
 def make_faulty(sequence: LiveSequence, fault: Fault) -> None:
     """Have the code of a sequence that has just been queued raise now and then."""
     sequence.output._detokenizer = FaultyDetokenizer(sequence.output._detokenizer, fault)
-    sequence.tokens = tokens = FaultyTokens(sequence.request.prompt)
+    sequence.tokens = tokens = FaultyTokens(packed=sequence.request.prompt.packed)
     # Not at its first row: `FairAdmission` takes it that a sequence that starts has had its turn.
     tokens.fault = lambda: fault() if sequence.pending is not None else None
     if sequence.grammar is not None:

@@ -16,6 +16,7 @@ from engine.values.request import (
     SamplingParams,
     ThinkingBudget,
 )
+from engine.values.tokens import pack
 from tests.simulation.grammars import is_dispensable
 from tests.simulation.model import ADAPTERS
 
@@ -60,7 +61,7 @@ class Workload:
             return self._pooled_request(prompt, client)
         return Request(
             id=str(random.getrandbits(64)),
-            prompt=tuple(prompt),
+            prompt=pack(prompt),
             max_tokens=max_tokens,
             sampling=SamplingParams(
                 seed=random.choice([None, 1]),
@@ -99,7 +100,7 @@ class Workload:
     def _without_answer(self, prompt: list[int], client: str, random: Random) -> Request:
         return Request(
             id=str(random.getrandbits(64)),
-            prompt=tuple(prompt),
+            prompt=pack(prompt),
             max_tokens=0,
             client=client,
             cache_salt="salt" if random.random() < self._salt_rate else "",

@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, prepare
+from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Step
 from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
 from engine.disk_cache.cache import DiskCache
+from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.output.text import output_factory
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Pooling, Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore import invariants
 from kvstore.pool import BlockPool
 from kvstore.slots import Group
@@ -43,6 +45,7 @@ class Harness:
         groups: Sequence[Group] = (),
         disk: Callable[[KVStore], DiskCache] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        drafts: type[DraftPolicy] = ScriptedPolicy,
     ) -> None:
         self.pool = BlockPool(n_blocks)
         tree = RadixTree(self.pool, block_size, hashes_blocks=True)
@@ -68,7 +71,7 @@ class Harness:
             lambda: 7,
             Metrics(clock),
             disk=None if disk is None else disk(self.store),
-            drafts=ScriptedPolicy(self.store),
+            drafts=drafts(self.store),
         )
         self.events: dict[str, list[OutputEvent]] = defaultdict(list)
         self.plans: list[StepPlan] = []  # that were due
@@ -102,7 +105,7 @@ class Harness:
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
-            prompt=tuple(prompt),
+            prompt=pack(prompt),
             max_tokens=max_tokens,
             sampling=sampling or SamplingParams(seed=3),
             stop=stop,
@@ -116,7 +119,7 @@ class Harness:
             is_background=is_background,
             pin=pin,
         )
-        self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
+        self.scheduler.add(self.scheduler.prepare(request))
         return request.id
 
     def step(self) -> StepPlan:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import Proposer
-from engine.drafts.sources import Draft, Forced
-from engine.values.request import Request
+from engine.drafts.sources import Draft, Forced, RequestTexts
 from engine.values.stats import DraftSource
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -27,6 +26,6 @@ class ScriptedPolicy(DraftPolicy):
     """Begins no proposers: a test sets those of its sequences."""
 
     def begin(
-        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced | None
+        self, texts: RequestTexts, namespace: Namespace, tokens: Tokens, forced: Forced | None
     ) -> Proposer | None:
         return None

@@ -12,11 +12,11 @@ from engine.core.metrics import (
     HitWindows,
     QueuePace,
 )
-from engine.core.request import prepare
 from engine.core.scheduler import Scheduler
 from engine.core.statistics import snapshot
 from engine.values.request import Request
 from engine.values.stats import DraftCounts, DraftSource, EngineStats, RecentHits
+from engine.values.tokens import pack
 from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import Harness, prompt
 
@@ -67,8 +67,9 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
     loop = EngineLoop(harness.scheduler, harness.runner, inbox, harness.take, NO_BYTES)
 
     def submit(name: str, client: str, n: int = 1) -> None:
-        request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)
-        harness.scheduler.add(prepare(request, harness.limits), arrived_seconds=now)
+        request = Request(name, pack(prompt(1, 5)), max_tokens=1, n=n, client=client)
+        scheduler = harness.scheduler
+        scheduler.add(scheduler.prepare(request), arrived_seconds=now)
 
     def turn() -> None:
         nonlocal now

@@ -16,13 +16,14 @@ from transformers import PreTrainedTokenizerFast
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, prepare
+from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.step import Decode, StepPlan, Verify
 from engine.drafts.policy import DraftPolicy
 from engine.output.text import detokenizer_factory, output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
@@ -88,7 +89,7 @@ class Engine:
     def serve(self, request: Request, turn: Callable[[], None]) -> tuple[int, ...]:
         """Take turns until the request has ended. Returns its tokens."""
         self.events.clear()
-        self.scheduler.add(prepare(request, self.limits), 0.0)
+        self.scheduler.add(self.scheduler.prepare(request), 0.0)
         while not self.loop.is_idle:
             turn()
         return tuple(token for event in self.events for token in event.token_ids)
@@ -115,7 +116,7 @@ def test_a_verified_draft_passes_few_files() -> None:
 
 def _request(name: str, prediction: tuple[int, ...] = ()) -> Request:
     return Request(
-        name, tuple(prompt(1, 9)), 40, sampling=SamplingParams(seed=3), prediction=prediction
+        name, pack(prompt(1, 9)), 40, sampling=SamplingParams(seed=3), prediction=pack(prediction)
     )
 
 

@@ -14,6 +14,7 @@ from starlette.types import Message
 from engine.api import Engine, EventSink, Submission
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
+from engine.values.tokens import pack
 from server.activity import RequestTracker
 from server.dialects.job import Job, StreamWriter, streamed
 from server.errors import ApiError, ClientDisconnected
@@ -104,14 +105,14 @@ def endless_job(engine: Endless, n_requests: int) -> Job:
     """A job whose events never end."""
     replays = Replays()
     model = cast(ServedModel, SimpleNamespace(engine=engine, replays=replays))
-    requests = [Request(f"r{i}", (1,), 1) for i in range(n_requests)]
+    requests = [Request(f"r{i}", pack((1,)), 1) for i in range(n_requests)]
     return Job(model=model, requests=requests, render=render, writer=lambda choices: SilentWriter())
 
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
     engine, left = Endless(), asyncio.Event()
     record = RequestRecord("r", Principal("client"))
-    requests = [Request(f"r{i}", (1,), 1) for i in range(8)]
+    requests = [Request(f"r{i}", pack((1,)), 1) for i in range(8)]
 
     async def receive() -> Message:
         await left.wait()
@@ -158,7 +159,7 @@ def passive_inbox(
     output: Reservation, n_requests: int = 1, engine: PassiveEngine | None = None
 ) -> Iterator[Inbox]:
     ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
-    requests = [Request(id, (1,), 1) for id in ids]
+    requests = [Request(id, pack((1,)), 1) for id in ids]
     inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, output)
     with inbox.submitted(lambda event: None):
         yield inbox

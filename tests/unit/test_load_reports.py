@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from load_tests.bench.server_cpu import microseconds_per_token
 from load_tests.client import Answer, TargetError
 from load_tests.conditions import observe
@@ -119,7 +120,7 @@ async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     config = EngineConfig(model="", kv_cache_bytes=2**23)
     build = partial(paced.load, 1e6, WORD, config, lambda line: None)
     engine = await asyncio.to_thread(hosted, build, Letters())
-    asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
+    asking = [Request(str(i), pack((5, 6, 7)), 3 + i, ignore_eos=True) for i in range(2)]
 
     async def text(request: Request) -> str:
         return "".join([event.text async for event in events_of(engine, request)])

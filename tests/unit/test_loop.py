@@ -9,7 +9,6 @@ import pytest
 
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
-from engine.core.request import prepare
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
 from engine.grammar.answers import Verdict
 from engine.grammar.masks import mask_words
@@ -18,6 +17,7 @@ from engine.grammar.phases import grammar_plan
 from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore.sizes import StorageBytes
 from tests.simulation.fake_runner import FakeRunner
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -102,14 +102,14 @@ class LoopHarness:
     ) -> None:
         request = Request(
             name,
-            tuple(prompt(1, n_tokens)),
+            pack(prompt(1, n_tokens)),
             max_tokens,
             SamplingParams(seed=3),
             constraint=constraint,
         )
         verdicts = {} if constraint is None else {constraint.grammar: Verdict(None, 0.0)}
         plan = grammar_plan(request, verdicts, end_tokens=())
-        self.scheduler.add(prepare(request, self.harness.limits, plan), self.clock[0])
+        self.scheduler.add(self.scheduler.prepare(request, plan), self.clock[0])
 
     def turn(self) -> StepPlan | None:
         """The plan that was submitted; None where no step was due."""

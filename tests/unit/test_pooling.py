@@ -9,6 +9,7 @@ from engine.api import InvalidRequest
 from engine.core.request import Limits, validate
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request
+from engine.values.tokens import pack
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
 from tests.simulation.model import ROOT, chain, pooled_number
@@ -140,15 +141,15 @@ LIMITS = Limits(50, 100, 100, 4, 4, 16, pools=True)
 @pytest.mark.parametrize(
     ("request_", "limits", "param"),
     [
-        (Request("r", (1,), 1, pooling=Pooling.LAST), LIMITS, "pooling"),
-        (Request("r", (1,), 0, pooling=Pooling.LAST, n=2), LIMITS, "pooling"),
-        (Request("r", (1,), 0, pooling=Pooling.LAST, prompt_logprobs=0), LIMITS, "pooling"),
+        (Request("r", pack((1,)), 1, pooling=Pooling.LAST), LIMITS, "pooling"),
+        (Request("r", pack((1,)), 0, pooling=Pooling.LAST, n=2), LIMITS, "pooling"),
+        (Request("r", pack((1,)), 0, pooling=Pooling.LAST, prompt_logprobs=0), LIMITS, "pooling"),
         (
-            Request("r", (1,), 0, pooling=Pooling.LAST),
+            Request("r", pack((1,)), 0, pooling=Pooling.LAST),
             Limits(50, 100, 100, 4, 4, 16),
             "pooling",
         ),
-        (Request("r", (1,), 0, shared_tokens=-1), LIMITS, "shared_tokens"),
+        (Request("r", pack((1,)), 0, shared_tokens=-1), LIMITS, "shared_tokens"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused(request_: Request, limits: Limits, param: str) -> None:

@@ -17,6 +17,7 @@ from engine.mlx_backend.sampling.edits import SamplingRow, mask_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
 from engine.values.request import SamplingParams
+from engine.values.tokens import pack
 from tests.devices import DEVICE, is_cpu, rounding
 
 VOCAB = 12
@@ -168,7 +169,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch_of_sixteen() -> None:
             mixed[i % 8],
             seed=i // 2,
             output_index=i,
-            prompt_tokens=tuple(range(i)),
+            prompt_tokens=pack(range(i)),
             output_tokens=(i, i, i),
         )
         for i in range(16)
@@ -453,7 +454,7 @@ def test_sampling_evaluates_nothing() -> None:
         SamplingParams(top_k=50, top_p=0.3),
         replace(EVERYTHING, min_tokens=1),
     ]
-    samplings = [Sampling(p, 3, 0, (1, 2), (3,), banned_tokens=(4,)) for p in params]
+    samplings = [Sampling(p, 3, 0, pack((1, 2)), (3,), banned_tokens=(4,)) for p in params]
     rows = [SamplingRow(sampling) for sampling in samplings]
     masks = np.array([[0b1010]], dtype=np.int32)
     sampler = Sampler(VOCAB)

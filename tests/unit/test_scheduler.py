@@ -7,10 +7,10 @@ import pytest
 
 from engine.api import InvalidRequest, QueueFull
 from engine.core.budget import StepShape
-from engine.core.request import prepare
 from engine.core.step import Late, Prefill, Resample
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
 from kvstore.types import DEFAULT_NAMESPACE
@@ -440,41 +440,39 @@ def test_no_client_fills_the_queue_alone() -> None:
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
-        (Request("a", (), 4), "prompt"),
-        (Request("a", (1, VOCAB_SIZE), 4), "prompt"),
-        (Request("a", (1, -1), 4), "prompt"),
-        (Request("a", (1,) * 201, 4), "prompt"),
-        (Request("a", (1,), 300), "max_tokens"),
-        (Request("a", (1,), -1), "max_tokens"),
-        (Request("a", (1,), 4, n=0), "n"),
-        (Request("a", (1,), 4, n=65), "n"),
-        (Request("a", (1,), 4, SamplingParams(min_tokens=5)), "min_tokens"),
-        (Request("a", (1,), 4, SamplingParams(top_k=-1)), "top_k"),
-        (Request("a", (1,), 4, prediction=(1, VOCAB_SIZE)), "prediction"),
-        (Request("a", (1,), 4, prediction=(-1,)), "prediction"),
-        (Request("a", (1,), 4, prediction=(1,) * 201), "prediction"),
-        (Request("a", (1,), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),
+        (Request("a", pack(()), 4), "prompt"),
+        (Request("a", pack((1, VOCAB_SIZE)), 4), "prompt"),
+        (Request("a", pack((1,) * 201), 4), "prompt"),
+        (Request("a", pack((1,)), 300), "max_tokens"),
+        (Request("a", pack((1,)), -1), "max_tokens"),
+        (Request("a", pack((1,)), 4, n=0), "n"),
+        (Request("a", pack((1,)), 4, n=65), "n"),
+        (Request("a", pack((1,)), 4, SamplingParams(min_tokens=5)), "min_tokens"),
+        (Request("a", pack((1,)), 4, SamplingParams(top_k=-1)), "top_k"),
+        (Request("a", pack((1,)), 4, prediction=pack((1, VOCAB_SIZE))), "prediction"),
+        (Request("a", pack((1,)), 4, prediction=pack((1,) * 201)), "prediction"),
+        (Request("a", pack((1,)), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),
         (
-            Request("a", (1,), 4, SamplingParams(allowed_token_ids=frozenset({VOCAB_SIZE}))),
+            Request("a", pack((1,)), 4, SamplingParams(allowed_token_ids=frozenset({VOCAB_SIZE}))),
             "allowed_token_ids",
         ),
         (
-            Request("a", (1,), 4, SamplingParams(allowed_token_ids=frozenset())),
+            Request("a", pack((1,)), 4, SamplingParams(allowed_token_ids=frozenset())),
             "allowed_token_ids",
         ),
-        (Request("a", (1,), 4, SamplingParams(bad_words=((1, -1),))), "bad_words"),
-        (Request("a", (1,), 4, SamplingParams(bad_words=((),))), "bad_words"),
+        (Request("a", pack((1,)), 4, SamplingParams(bad_words=((1, -1),))), "bad_words"),
+        (Request("a", pack((1,)), 4, SamplingParams(bad_words=((),))), "bad_words"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        prepare(request_, Harness().limits)
+        Harness().scheduler.prepare(request_)
     assert refusal.value.param == param
 
 
 def test_an_id_in_use_is_refused() -> None:
     harness = Harness()
-    submission = prepare(Request("a", (1,), 4), harness.limits)
+    submission = harness.scheduler.prepare(Request("a", pack((1,)), 4))
     harness.scheduler.add(submission)
     with pytest.raises(InvalidRequest, match="id a"):
         harness.scheduler.add(submission)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,15 +15,25 @@ from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, Qu
 from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.request import prepare
+from engine.core.request import PreparedRequest
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
+from engine.grammar.state import GrammarPlan
 from engine.remote.host import CALLS
 from engine.values.output import FinishReason, OutputEvent
-from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason, SamplingParams
+from engine.values.request import (
+    Constraint,
+    Grammar,
+    GrammarKind,
+    RefusalReason,
+    Request,
+    SamplingParams,
+)
 from engine.values.stats import CacheTier, Latency
+from engine.values.tokens import pack
 from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES, NO_DECODE, NO_MEMORY
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -164,19 +174,21 @@ async def test_an_abort_overtakes_submissions_that_wait() -> None:
     await setup.engine.drain(0.0)
 
 
-async def test_what_a_client_makes_long_is_read_on_another_thread() -> None:
-    readers = set[str]()
+@pytest.mark.parametrize("field", ["prompt", "prediction"])
+async def test_what_a_client_makes_long_is_prepared_on_another_thread(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers, prepare_request = set[str](), Scheduler.prepare
 
-    class Watched(tuple[int, ...]):
-        __slots__ = ()
+    def prepare(self: Scheduler, request: Request, plan: GrammarPlan | None) -> PreparedRequest:
+        readers.add(threading.current_thread().name)
+        return prepare_request(self, request, plan)
 
-        def __iter__(self) -> Iterator[int]:
-            readers.add(threading.current_thread().name)
-            return super().__iter__()
-
+    monkeypatch.setattr(Scheduler, "prepare", prepare)
     engine = await asyncio.to_thread(EngineThread, Parts().build, print, lambda: None)
+    long: dict[str, Any] = {field: pack([1] * (QUICK_TOKENS + 1))}
     with pytest.raises(InvalidRequest, match="context"):
-        await engine.submit(replace(request("long"), prompt=Watched([1] * (QUICK_TOKENS + 1))))
+        await engine.submit(replace(request("long"), **long))
     assert readers
     assert readers.isdisjoint({"engine", threading.current_thread().name})
     await engine.drain(0.0)
@@ -185,14 +197,14 @@ async def test_what_a_client_makes_long_is_read_on_another_thread() -> None:
 async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     setup.runner.open()
     await setup.collect(request("a", max_tokens=1))
-    probed = await setup.engine.probe(tuple(prompt(1, 10)), "", "")
+    probed = await setup.engine.probe(pack(prompt(1, 10)), "", "")
     assert probed.cached_tokens == 9
     assert len(probed.block_digests) == 2
-    assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt", "")).cached_tokens == 0
+    assert (await setup.engine.probe(pack(prompt(1, 10)), "other salt", "")).cached_tokens == 0
     cleared = await setup.engine.clear_cache()
     assert (cleared.blocks, cleared.bytes) == (3, 3 * 32)
     assert (await setup.engine.stats()).cache.blocks_free == 64
-    assert (await setup.engine.probe(tuple(prompt(1, 10)), "", "")).cached_tokens == 0
+    assert (await setup.engine.probe(pack(prompt(1, 10)), "", "")).cached_tokens == 0
 
 
 async def test_live_requests_are_listed(setup: Setup) -> None:
@@ -251,7 +263,7 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
             assert bool(event.admission) == (len(seen) == 1)
 
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
-    harness.scheduler.add(prepare(request("a", max_tokens=3), harness.limits), 0.0)
+    harness.scheduler.add(harness.scheduler.prepare(request("a", max_tokens=3)), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
@@ -273,7 +285,7 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
 
     monkeypatch.setattr(harness.runner, "sample", note_and_sample)
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
-    harness.scheduler.add(prepare(request("a", max_tokens=3), harness.limits), 0.0)
+    harness.scheduler.add(harness.scheduler.prepare(request("a", max_tokens=3)), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert happened == ["sample", "token", "sample", "token", "sample", "token"]
@@ -439,7 +451,7 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
     def arrive() -> None:
         clock[0] = 900.0
-        harness.scheduler.add(prepare(request("a"), harness.limits), 900.0)
+        harness.scheduler.add(harness.scheduler.prepare(request("a")), 900.0)
 
     inbox.post(arrive)
     loop.turn()
@@ -465,11 +477,11 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
     inbox = Inbox()
     loop = EngineLoop(harness.scheduler, harness.runner, inbox, events.extend, NO_BYTES)
     harness.fault = fail
-    harness.scheduler.add(prepare(request("a"), harness.limits), 0.0)
+    harness.scheduler.add(harness.scheduler.prepare(request("a")), 0.0)
     loop.turn()
     harness.fault = lambda: None
     assert events[-1].error == "the step failed: RuntimeError: out of memory"
-    harness.scheduler.add(prepare(request("b"), harness.limits), 0.0)
+    harness.scheduler.add(harness.scheduler.prepare(request("b")), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert events[-1].finish_reason is FinishReason.LENGTH
@@ -505,8 +517,8 @@ async def test_where_no_grammar_can_be_read_what_may_do_without_one_is_served(se
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": (VOCAB_SIZE,)}, "prompt"),
-        ({"prompt": ()}, "prompt"),
+        ({"prompt": pack((VOCAB_SIZE,))}, "prompt"),
+        ({"prompt": pack(())}, "prompt"),
         ({"max_tokens": 10_000}, "max_tokens"),
         ({"sampling": SamplingParams(logit_bias={VOCAB_SIZE: 1.0})}, "logit_bias"),
         ({"adapter": "unknown"}, "model"),

@@ -11,9 +11,10 @@ token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 few_ids = st.lists(st.integers(0, 1), max_size=40)
 
 
-@given(token_ids, st.integers(0, 50), st.integers(0, 50))
-def test_runs_are_those_of_a_list(ids: list[int], start: int, stop: int) -> None:
-    tokens = Tokens(ids)
+@given(token_ids, token_ids, st.integers(0, 90), st.integers(0, 90))
+def test_runs_are_those_of_a_list(shared: list[int], own: list[int], start: int, stop: int) -> None:
+    tokens = Tokens(own, Tokens(shared).packed(0, len(shared)))
+    ids = shared + own
     assert len(tokens) == len(ids)
     assert [tokens[i] for i in range(len(ids))] == ids
     assert tokens.ids(start, stop) == ids[start:stop]
@@ -21,11 +22,12 @@ def test_runs_are_those_of_a_list(ids: list[int], start: int, stop: int) -> None
     assert len(tokens.packed(0, len(ids))) == len(ids) * TOKEN_BYTES
 
 
-def test_appending_to_a_copy_leaves_the_original_alone() -> None:
-    tokens = Tokens((1, 2))
-    other = tokens.copy()
+def test_lists_that_share_a_beginning_grow_apart() -> None:
+    shared = Tokens((1, 2)).packed(0, 2)
+    tokens, other = Tokens(packed=shared), Tokens(packed=shared)
     other.append(3)
-    assert (tokens.ids(0, 9), other.ids(0, 9)) == ([1, 2], [1, 2, 3])
+    other.extend(Tokens((4, 5)).packed(0, 2))
+    assert (tokens.ids(0, 9), other.ids(0, 9)) == ([1, 2], [1, 2, 3, 4, 5])
 
 
 @given(few_ids, few_ids, few_ids)

@@ -11,6 +11,7 @@ from engine.core.sequence import LiveSequence, Status
 from engine.core.step import SequenceId
 from engine.output.text import output_factory
 from engine.values.request import Request
+from engine.values.tokens import pack
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.daemon import LetterDetokenizer
@@ -22,7 +23,7 @@ NEW_OUTPUT = output_factory(frozenset(), lambda _: LetterDetokenizer())
 def sequence(
     id: int, client: str, priority: int = 0, status: Status = Status.WAITING
 ) -> LiveSequence:
-    request = Request(str(id), (1,), 1, client=client, priority=priority)
+    request = Request(str(id), pack((1,)), 1, client=client, priority=priority)
     return LiveSequence(
         SequenceId(id),
         index=0,

@@ -15,6 +15,7 @@ from engine.grammar.process import GrammarProcess, GrammarProcesses
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
+from engine.values.tokens import pack
 from kvstore.sizes import StorageBytes
 from tests.hosting import hosted
 from tests.simulation.daemon import NO_DECODE, NO_MEMORY, LetterDetokenizer
@@ -159,4 +160,4 @@ class Setup(Parts):
 
 
 def request(name: str, n_tokens: int = 10, max_tokens: int = 4, n: int = 1) -> Request:
-    return Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3), n=n)
+    return Request(name, pack(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3), n=n)

@@ -13,6 +13,7 @@ from engine.launch import launch
 from engine.values.output import FinishReason
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
+from engine.values.tokens import pack
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions
@@ -117,9 +118,7 @@ async def _answer(engine: Engine, index: int, question: Question) -> tuple[str, 
     """The model's text, and whether it stopped by itself."""
     tools = {"tools": list(question.tools)} if question.tools else {}
     prompt = engine.tokenizer.apply_chat_template(question.messages, **tools)
-    request = Request(
-        f"question-{index}", tuple(prompt), _MAX_TOKENS, SamplingParams(temperature=0)
-    )
+    request = Request(f"question-{index}", pack(prompt), _MAX_TOKENS, SamplingParams(temperature=0))
     text, reason = "", None
     async for event in events_of(engine, request):
         text += event.text

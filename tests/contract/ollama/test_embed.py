@@ -68,7 +68,7 @@ def test_an_empty_text_among_several_is_embedded(hermes: OllamaDaemon) -> None:
     assert answer.prompt_eval_count == 6
     hermes.engine.submitted = Queue()
     hermes.ollama.embed("bytes", [""])
-    assert hermes.asked.prompt == (END_OF_TEXT,)
+    assert tuple(hermes.asked.prompt) == (END_OF_TEXT,)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class BosTokenizer(ByteTokenizer):
 def test_an_empty_text_has_the_tokens_that_the_tokenizer_adds() -> None:
     with OllamaDaemon.serving(BosTokenizer()) as made:
         made.ollama.embed("bytes", ["", ""])
-        assert made.asked.prompt == (1,)
+        assert tuple(made.asked.prompt) == (1,)
 
 
 def test_a_text_that_is_too_long_is_cut_unless_it_is_to_be_refused(hermes: OllamaDaemon) -> None:

@@ -8,6 +8,7 @@ import pytest
 from engine.api import QueueFull
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
+from engine.values.tokens import pack
 from server.activity import KEPT, KEPT_REFUSED, RequestTracker, TrackedRequest, agent_name
 from server.errors import ApiError
 from server.record import Principal, RequestRecord
@@ -45,7 +46,7 @@ def admission(index: int = 0, cached_tokens: int = 0) -> OutputEvent:
 
 
 def prompts(n: int = 1, count: int = 1) -> list[Request]:
-    return [Request(f"r-{i}", tuple(range(10)), 100, n=n) for i in range(count)]
+    return [Request(f"r-{i}", pack(range(10)), 100, n=n) for i in range(count)]
 
 
 def serve(tracker: RequestTracker, id: str = "r") -> None:

@@ -10,6 +10,7 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
+from engine.values.tokens import pack
 from kvstore import invariants
 from kvstore.disk.catalog import Reservation
 from kvstore.disk.types import Buffer, Entry, Fault, ReadFailure
@@ -162,12 +163,14 @@ class Desk:
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
     ) -> LoadOutcome:
-        prompt = Prompt(namespace, Tokens(tokens), self.disk.block_hashes(namespace, tokens))
+        prompt = Prompt(
+            namespace, Tokens(tokens), self.disk.block_hashes(namespace, pack(tokens).packed)
+        )
         return self.disk.load(prompt, attempt, spare_blocks, lambda start, n: compute_seconds)
 
     def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
         """How many of the tokens are on the shelf, as whole blocks."""
-        hashes = self.disk.block_hashes(namespace, [*tokens, 0])
+        hashes = self.disk.block_hashes(namespace, pack([*tokens, 0]).packed)
         return self.shelf.known(hashes) * BLOCK
 
     def cached(self, tokens: Sequence[int]) -> int:

@@ -2,10 +2,11 @@
 
 import pytest
 
-from engine.drafts.policy import DraftableRow, DraftPolicy, Probes, StepPrice, allot
+from engine.drafts.policy import DraftableRow, DraftPolicy, Probes, StepPrice, allot, index_texts
 from engine.drafts.proposer import Proposer
 from engine.values.request import Request
 from engine.values.stats import DraftSource
+from engine.values.tokens import pack
 from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -125,8 +126,9 @@ def policy() -> DraftPolicy:
 def begin(
     policy: DraftPolicy, namespace: Namespace = PLAIN, speculate: bool = True, most: int = 40
 ) -> Proposer | None:
-    request = Request("r", (1, 2, 3), most, speculate=speculate)
-    return policy.begin(request, namespace, Tokens(request.prompt), None)
+    request = Request("r", pack((1, 2, 3)), most, speculate=speculate)
+    texts = index_texts(request)
+    return None if texts is None else policy.begin(texts, namespace, Tokens(request.prompt), None)
 
 
 def follow(proposer: Proposer | None) -> DraftSource | None:
@@ -134,6 +136,7 @@ def follow(proposer: Proposer | None) -> DraftSource | None:
     assert proposer is not None
     for token_id in ANSWER[:4]:
         proposer.accept(token_id)
+    proposer.attempt()
     draft = proposer.draft(4)
     assert draft is None or draft.tokens == ANSWER[4:8]
     return None if draft is None else draft.source

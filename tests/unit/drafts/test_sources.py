@@ -13,6 +13,7 @@ from engine.drafts.sources import (
     Draft,
     Drafter,
     Prediction,
+    RequestTexts,
 )
 from engine.drafts.suffix_index import (
     EXTRA_TOKENS,
@@ -23,14 +24,19 @@ from engine.drafts.suffix_index import (
     TokenIds,
 )
 from engine.values.stats import DraftSource
+from engine.values.tokens import pack
 from kvstore.types import Namespace
 
 PREDICTED = tuple(range(1, 40))
 
 
+def sorted_text(tokens: Iterable[int]) -> SortedText:
+    return SortedText(pack(tokens).packed)
+
+
 def after(predicted: Iterable[int], output: Sequence[int], most: int = 3) -> TokenIds:
     """Return what is proposed after an output that the prediction has not seen any of."""
-    prediction = Prediction(tuple(predicted))
+    prediction = Prediction(sorted_text(predicted))
     proposed = prediction.propose(output, most)
     assert prediction.propose(output, most) == proposed, "a proposal changes nothing"
     return proposed[0]
@@ -77,7 +83,7 @@ class Slow:
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
         if self.is_followed:
             return tuple(self.tokens[self.at : self.at + most])
-        return SuffixIndex(self.tokens).propose(output, most)[0]
+        return SuffixIndex(sorted_text(self.tokens)).propose(output, most)[0]
 
 
 ids = st.sampled_from([0, 1, 256, 65536])
@@ -89,7 +95,7 @@ def test_it_is_where_looking_everywhere_says(
     predicted: list[int], output: list[int], most: int, every: int
 ) -> None:
     """However many tokens come between two proposals."""
-    prediction, slow = Prediction(tuple(predicted)), Slow(predicted)
+    prediction, slow = Prediction(sorted_text(predicted)), Slow(predicted)
     for n_tokens in range(1, len(output) + 1):
         slow.accept(output[:n_tokens])
         if n_tokens % every == 0:
@@ -107,24 +113,24 @@ def answer_of(start: int, n_tokens: int) -> list[int]:
 def test_the_oldest_go_first() -> None:
     answers = Answers(max_tokens=44)
     for start in (100, 200, 300, 400):
-        answers.add(HERE, answer_of(start, 10))
+        answers.add(HERE, pack(answer_of(start, 10)).packed)
     assert len(answers) == 44
-    answers.add(HERE, answer_of(500, 10))
+    answers.add(HERE, pack(answer_of(500, 10)).packed)
     found = [answers.propose(HERE, answer_of(start, 3), 1)[1] for start in range(100, 600, 100)]
     assert found == [0, 0, 3, 3, 3]
 
 
 def test_the_longer_occurrence_counts_then_the_newer() -> None:
     answers = Answers(max_tokens=20)
-    answers.add(HERE, [7, 1, 2, 3, 4, 6, 6, 6])
-    answers.add(HERE, [8, 1, 2, 3, 5, 6, 6, 6])
+    answers.add(HERE, pack([7, 1, 2, 3, 4, 6, 6, 6]).packed)
+    answers.add(HERE, pack([8, 1, 2, 3, 5, 6, 6, 6]).packed)
     assert answers.propose(HERE, [7, 1, 2, 3], 1) == ((4,), 4)
     assert answers.propose(HERE, [1, 2, 3], 1) == ((5,), 3)
 
 
 def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
     answers = Answers(max_tokens=20)
-    answers.add(HERE, answer_of(0, 100))
+    answers.add(HERE, pack(answer_of(0, 100)).packed)
     assert len(answers) == 10
     assert answers.propose(HERE, [91, 92, 93], 9) == ((94, 95, 96, 97, 98, 99), 3)
     assert answers.propose(HERE, [90, 91, 92], 9) == ((), 0)
@@ -132,7 +138,7 @@ def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
 
 def test_nothing_is_kept_where_there_is_no_room() -> None:
     answers = Answers(max_tokens=0)
-    answers.add(HERE, answer_of(0, 100))
+    answers.add(HERE, pack(answer_of(0, 100)).packed)
     assert len(answers) == 0
 
 
@@ -147,9 +153,9 @@ def test_nothing_crosses_a_namespace(
     alone, shared = Answers(), Answers()
     added = [(HERE, one) for one in ours] + [(THERE, one) for one in theirs]
     for namespace, one in data.draw(st.permutations(added)):
-        shared.add(namespace, one)
+        shared.add(namespace, pack(one).packed)
         if namespace == HERE:
-            alone.add(namespace, one)
+            alone.add(namespace, pack(one).packed)
     last = data.draw(tokens)
     assert shared.propose(HERE, last, 9) == alone.propose(HERE, last, 9)
     assert shared.propose(Namespace("other"), last, 9) == ((), 0)
@@ -167,7 +173,7 @@ def test_what_is_proposed_stands_in_one_of_the_latest_answers_of_the_namespace(
 ) -> None:
     answers = Answers(most_tokens)
     for namespace, one in added:
-        answers.add(namespace, one)
+        answers.add(namespace, pack(one).packed)
         assert len(answers) <= most_tokens
     proposed, matched = answers.propose(HERE, last, 9)
     if matched:
@@ -210,10 +216,15 @@ def drafter(
     answers: Iterable[int] = (),
     forced: tuple[int, ...] | None = None,
 ) -> "Generating":
-    remembered = Remembered(SuffixIndex(answers))
+    remembered = Remembered(SuffixIndex(sorted_text(answers)))
     choice = None if forced is None else lambda tokens=forced: tokens
     return Generating(
-        Drafter(SortedText(prompt), prediction, known or Cached(), remembered, choice)
+        Drafter(
+            RequestTexts(sorted_text(prompt), sorted_text(prediction) if prediction else None),
+            known or Cached(),
+            remembered,
+            choice,
+        )
     )
 
 

@@ -16,6 +16,7 @@ from engine.values.request import (
     Request,
     ThinkingBudget,
 )
+from engine.values.tokens import pack
 
 MARKER, FREE, END_OF_THINKING = 7, 5, 8
 GRAMMAR = Grammar(GrammarKind.REGEX, "a*")
@@ -35,7 +36,7 @@ def state() -> GrammarState:
     constraint = Constraint(
         GRAMMAR, "tools", behind=(MARKER,), repeats=True, instead=Alternative(FREE)
     )
-    state = state_of(Request("r", (1,), 100, constraint=constraint))
+    state = state_of(Request("r", pack((1,)), 100, constraint=constraint))
     state.accept(MARKER)
     return state
 
@@ -74,7 +75,7 @@ def test_choices_end_at_the_first_missing_mask(
     """
     budget = ThinkingBudget(2, (), (END_OF_THINKING,))
     constraint = Constraint(GRAMMAR, "response_format")
-    state = state_of(Request("r", (1,), 100, constraint=constraint, thinking_budget=budget))
+    state = state_of(Request("r", pack((1,)), 100, constraint=constraint, thinking_budget=budget))
     draft = GuidedDraft(state, (1, 2, END_OF_THINKING))
     assert draft.question is not None
     draft.question.matcher.answer = ALLOWED

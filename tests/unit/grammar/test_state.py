@@ -26,6 +26,7 @@ from engine.values.request import (
     ThinkingBlock,
     ThinkingBudget,
 )
+from engine.values.tokens import pack
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 
 VOCAB_SIZE = DEMO_VOCAB_SIZE
@@ -55,7 +56,7 @@ def request(
     constraint = Constraint(
         Grammar(kind, text), "response_format", thinking, behind, repeats, spellings=spellings
     )
-    return Request("r", (1,), 100, constraint=constraint, thinking_budget=budget)
+    return Request("r", pack((1,)), 100, constraint=constraint, thinking_budget=budget)
 
 
 def allowed(state: GrammarState, banned: Sequence[int] = ()) -> set[int]:
@@ -114,7 +115,7 @@ TWO = (8, 9)  # the tokens of an end marker
 
 
 def budgeted(tokens: int, start: tuple[int, ...], end: tuple[int, ...]) -> Request:
-    return Request("r", (1,), 100, thinking_budget=ThinkingBudget(tokens, start, end))
+    return Request("r", pack((1,)), 100, thinking_budget=ThinkingBudget(tokens, start, end))
 
 
 def ab(thinking: ThinkingBlock | None = None, **fields: Any) -> Request:
@@ -123,7 +124,7 @@ def ab(thinking: ThinkingBlock | None = None, **fields: Any) -> Request:
 
 
 def weak(*weaker: Grammar | None) -> Request:
-    return Request("r", (1,), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
+    return Request("r", pack((1,)), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
 
 
 ANSWERS: dict[str, tuple[Request, list[Step]]] = {
@@ -279,7 +280,7 @@ def either(thinking: ThinkingBlock | None, calls: Constraint | None) -> Request:
     constraint = Constraint(
         grammar, "response_format", thinking, instead=Alternative(BEGIN, constraint=calls)
     )
-    return Request("r", (1,), 100, constraint=constraint)
+    return Request("r", pack((1,)), 100, constraint=constraint)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,9 @@ def test_a_ban_of_a_token_that_the_model_does_not_have_changes_nothing(unknown: 
 def test_a_grammar_does_not_end_a_sequence_while_a_thinking_budget_forces_tokens() -> None:
     """Its answer is known from a look-ahead alone: what a sequence says depends on no draft."""
     budget = ThinkingBudget(tokens=0, start=(7,), end=(8,))
-    asked = Request("r", (1,), 100, constraint=Constraint(AB, "tools"), thinking_budget=budget)
+    asked = Request(
+        "r", pack((1,)), 100, constraint=Constraint(AB, "tools"), thinking_budget=budget
+    )
     plan = grammar_plan(asked, {AB: Verdict(None, 0.0)}, end_tokens=())
     assert plan is not None
     state = GrammarState(plan)
@@ -392,12 +395,12 @@ def test_the_sequences_of_a_request_do_not_move_each_other(
 def test_a_constraint_whose_grammars_are_all_refused_is_an_error_unless_it_may_be_none(
     grammars: LocalGrammars, weaker: tuple[Grammar | None, ...]
 ) -> None:
-    asked = Request("r", (1,), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
+    asked = Request("r", pack((1,)), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
     with pytest.raises(InvalidRequest, match=r"^tools: ."):
         grammars.states(asked)
     assert not is_dispensable(asked)
     free = Constraint(REFUSED, "tools", behind=(7,), weaker=(*weaker, None))
-    asked = Request("r", (1,), 100, constraint=free)
+    asked = Request("r", pack((1,)), 100, constraint=free)
     assert is_dispensable(asked)
     state = grammars.states(asked)()
     state.accept(7)
@@ -407,7 +410,7 @@ def test_a_constraint_whose_grammars_are_all_refused_is_an_error_unless_it_may_b
 @pytest.mark.parametrize("answer", [Refused("too costly"), Unanswerable("nobody is there")])
 def test_a_grammar_that_may_be_none_is_let_go_where_it_cannot_be_followed(answer: Answer) -> None:
     constraint = Constraint(AB, "tools", behind=(7,), repeats=True, weaker=(None,))
-    asked = Request("r", (1,), 100, constraint=constraint)
+    asked = Request("r", pack((1,)), 100, constraint=constraint)
     plan = grammar_plan(asked, {AB: Verdict(None, 0.0)}, end_tokens=())
     assert plan is not None
     state = GrammarState(plan)
@@ -447,7 +450,7 @@ def test_a_marker_that_the_model_does_not_have_rules_out_every_token_of_its_row_
     grammars: LocalGrammars,
 ) -> None:
     budget = ThinkingBudget(tokens=0, start=(), end=(VOCAB_SIZE,))
-    lost = grammars.states(Request("r", (1,), 100, thinking_budget=budget))()
+    lost = grammars.states(Request("r", pack((1,)), 100, thinking_budget=budget))()
     sound = grammars.states(request(GrammarKind.REGEX, "ab"))()
     bits = masks_of([lost.choice, sound.choice], [(), ()], mask_words(VOCAB_SIZE))
     assert [row.any() for row in bits] == [False, True]

@@ -18,6 +18,7 @@ from engine.values.request import (
     GrammarKind,
     Request,
 )
+from engine.values.tokens import pack
 from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
@@ -328,7 +329,9 @@ def test_a_function_that_allows_others_may_be_given_parameters_that_are_not_decl
 @FORMATS
 def test_no_mask_is_made_before_the_marker_and_one_after_it(name: str) -> None:
     held = constraint(name)
-    state = LocalGrammars(DEMO, frozenset({2})).states(Request("r", (1,), 9, constraint=held))()
+    state = LocalGrammars(DEMO, frozenset({2})).states(
+        Request("r", pack((1,)), 9, constraint=held)
+    )()
     for token in (40, 41, 2, *held.behind[:-1]):
         state.accept(token)
         assert state.choice is None

@@ -21,6 +21,7 @@ from engine.remote.connection import Connection
 from engine.remote.host import CALLS, Calls
 from engine.remote.wire import Kind, Message
 from engine.values.stats import CacheTier, Cleared
+from engine.values.tokens import pack
 
 SECONDS = 20.0
 """For what comes at once."""
@@ -95,7 +96,7 @@ def test_a_result_that_cannot_be_read_ends_its_call_alone(ends: Ends) -> None:
 
 def test_a_call_beyond_a_frame_fails_alone(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
-    _, long = ends.server.send(Calls.probe, tuple(range(1000)), "", "")
+    _, long = ends.server.send(Calls.probe, pack(range(1000)), "", "")
     _, short = ends.clear()
     assert isinstance(long.exception(SECONDS), ProtocolError)
     cleared = Cleared(blocks=1, bytes=2)
@@ -114,7 +115,7 @@ def test_a_process_that_takes_no_calls_is_ended(monkeypatch: pytest.MonkeyPatch)
         stop = threading.Event()
         alive = threading.Thread(target=_say_alive, args=(theirs, stop))
         alive.start()
-        _, pending = server.send(Calls.probe, tuple(range(1_000_000)), "", "")
+        _, pending = server.send(Calls.probe, pack(range(1_000_000)), "", "")
         assert isinstance(pending.exception(SECONDS), EngineStopped)
         assert process.killed.is_set()
         stop.set()
@@ -138,7 +139,7 @@ def test_a_process_that_was_stopped_together_with_the_server_is_not_ended(
 
 
 def test_the_end_does_not_wait_for_a_call_that_nobody_reads(ends: Ends) -> None:
-    _, unread = ends.server.send(Calls.probe, tuple(range(1_000_000)), "", "")
+    _, unread = ends.server.send(Calls.probe, pack(range(1_000_000)), "", "")
     ends.peer.recv(1)
     ends.peer.shutdown(socket.SHUT_WR)
     assert isinstance(unread.exception(SECONDS), EngineStopped)

@@ -11,9 +11,10 @@ from engine.remote.connection import Connection
 from engine.remote.engine import RemoteEngine, Submissions
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import RefusalReason, Request
+from engine.values.tokens import pack
 from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine
 
-REQUEST = Request("r", (1, 2), 9, n=2)
+REQUEST = Request("r", pack((1, 2)), 9, n=2)
 
 
 class FakeConnection:

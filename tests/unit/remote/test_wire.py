@@ -32,6 +32,7 @@ from engine.values.request import (
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, Probed, RequestInfo
+from engine.values.tokens import pack
 from engine.values.tree import NodeTokens, TreeChanges
 from kvstore.disk.types import DiskError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
@@ -39,7 +40,7 @@ from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 STATS = asyncio.run(FakeEngine(Script()).stats())
 REQUEST = Request(
     "a",
-    (1, 2, 150_000),
+    pack((1, 2, 150_000)),
     3,
     SamplingParams(
         logit_bias={7: -100.0, 8: 1.5},
@@ -50,7 +51,7 @@ REQUEST = Request(
     stop=("ü",),
     stop_token_ids=frozenset({4, 5}),
     speculate=False,
-    prediction=(6, 150_000),
+    prediction=pack((6, 150_000)),
     constraint=Constraint(
         Grammar(GrammarKind.REGEX, "a*"),
         "response_format",
@@ -67,7 +68,7 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("check", (REQUEST,), None),
     ("stats", (), STATS),
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
-    ("probe", ((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
+    ("probe", (pack((1, 2)), "salt", "adapter"), Probed(2, ("ab",))),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
     ("tree", (7,), PICTURE),
     (
