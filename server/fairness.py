@@ -87,29 +87,6 @@ class FairLimiter:
             del self._queues[client]
 
 
-class Slot:
-    """A request's slot of a FairLimiter, while it holds one."""
-
-    def __init__(self) -> None:
-        self._limiter: FairLimiter | None = None
-        self._client = ""
-
-    @property
-    def is_held(self) -> bool:
-        return self._limiter is not None
-
-    async def acquire(self, limiter: FairLimiter, client: str, cost: float) -> None:
-        """Wait for a slot. The request must not hold one."""
-        await limiter.acquire(client, cost)
-        self._limiter, self._client = limiter, client
-
-    def release(self) -> None:
-        """Does nothing where none is held."""
-        limiter, self._limiter = self._limiter, None
-        if limiter is not None:
-            limiter.release(self._client)
-
-
 class Budget:
     """Bytes that requests hold in memory. Belongs to one event loop.
 
@@ -203,13 +180,6 @@ class Reservation:
             self._budget.change(self, n_bytes)
         if self.refusal is not None:
             raise self.refusal()
-
-    def add_estimate(self, n_bytes: int) -> None:
-        """Reserve about n_bytes more, at most half of the budget and at most its free part: an
-        estimate alone evicts no reservation. Raises ApiError as `add` does.
-        """
-        total_bytes = self._budget.max_total_bytes
-        self.add(min(n_bytes, total_bytes // 2, total_bytes - self.n_bytes))
 
     def give_back(self, n_bytes: int) -> None:
         """Hold fewer bytes."""

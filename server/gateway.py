@@ -197,7 +197,7 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 def body_budget(settings: Settings) -> Budget:
-    """The memory of all bodies that arrive or are being prepared."""
+    """The memory of all bodies that no worker has read, and of what answers keep of them."""
     message = (
         "The bodies of all requests are too large together, and this was the largest "
         "(max_total_body_bytes)."

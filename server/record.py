@@ -1,6 +1,7 @@
 """The record of one HTTP request, shared by the gateway, the routes and the workers."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from starlette.types import Scope
 
 from engine.values.output import Usage
 from server.errors import ApiError, timed_out
-from server.fairness import Reservation, Slot
+from server.fairness import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,10 @@ class RequestRecord:
     own_model: str = ""  # its model's own name, which may differ from that one
     keep_alive_seconds: float | None = None
     """How long it wishes its model to stay loaded afterwards. None: the model's `ttl_seconds`."""
-    n_bytes: int = 0  # of its body, and of what that names
+    arrived_ns: int = field(default_factory=time.perf_counter_ns)
     body: Reservation | None = None
-    """Memory of its body as it arrives, and of what is made of it, until the engine has the
-    request."""
-    slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests
+    """Memory of its body until a worker has read it, then of what is kept of it until the answer is
+    complete."""
     output: Reservation | None = None  # memory of its answer, until the client has read it
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Its model, and its places in its key's limits. The gateway closes it at the end of the
@@ -91,28 +91,16 @@ class RequestRecord:
         return True
 
     def begin_answer(self, status: int) -> None:
-        """The answer begins: neither the worker nor the time limit matters any longer."""
+        """The status line is sent: the deadline no longer applies."""
         self.status = self.status or status
-        self.end_preparation()  # no other request waits for a client that does not read
         if self.limit is not None:
             self.limit.deadline = math.inf
 
-    def begin_preparation(self, n_bytes: int) -> None:
-        """Reserve about n_bytes for the parsed body. Raises ApiError (503)."""
-        if self.body is not None:
-            self.body.add_estimate(n_bytes)
-
-    def forget_body(self) -> None:
-        """The body has been parsed: its own bytes are free again."""
-        if self.body is not None:
-            self.body.give_back(self.n_bytes)
-
-    def end_preparation(self, kept_bytes: int = 0) -> None:
-        """Release the worker and the memory of the body, except for kept parts. Called when the
-        engine has the request, or none is needed.
+    def replace_body(self, kept_bytes: int) -> None:
+        """The body has been read, and kept_bytes of what was made of it are kept. Raises ApiError
+        (503) where they are too many.
         """
-        self.slot.release()
-        if self.body is not None and not self.body.is_evicted:
+        if self.body is not None:
             self.body.resize(kept_bytes)
 
     @contextmanager

@@ -1,23 +1,30 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Generic, cast
+from functools import partial
+from typing import Annotated, Generic, TypeVar, cast
 
 from fastapi import Depends, Query, Request
+from pydantic import BaseModel
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
-from server.http.body import BodyReader
+from server.http.body import Head, is_light, parse, read_body, read_head
 from server.http.body import Model as BodyT
+from server.http.stream import client_waiting
 from server.metrics.metrics import Metrics
 from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.workers import Workers
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,6 @@ class Service:
     settings: Settings
     metrics: Metrics
     workers: Workers
-    bodies: BodyReader
     tracker: RequestTracker
     created: int  # seconds since the epoch
 
@@ -77,7 +83,6 @@ def create_service(
         settings=settings,
         metrics=metrics,
         workers=models.workers,
-        bodies=BodyReader(models.workers),
         tracker=tracker,
         created=int(time.time()),
     )
@@ -91,9 +96,125 @@ class RequestContext:
     record: RequestRecord
     service: Service
 
-    async def model(self, name: str) -> ServedModel:
-        """See Service.model."""
-        return await self.service.model(name, self.record)
+    async def arrived(
+        self, kind: type[BodyT], check: Callable[[BodyT], object] = id
+    ) -> "ArrivedBody[BodyT]":
+        """The body of the request. `check` raises ApiError for what the types of `kind` allow.
+
+        Raises ApiError (400) for one whose head cannot be read, and ClientDisconnected.
+        """
+        text = await read_body(self.http)
+        body = ArrivedBody(self, kind, check, text)
+        head = read_head(text) if is_light(text) else None
+        if head is None:
+            run = self.service.workers.run
+            async with client_waiting(self.http.receive):
+                head = await run(self.record.client, len(text), partial(read_head, text))
+                if head is None:
+                    head = await body.run(_head_of)
+        body.head = head
+        return body
+
+    async def read(self, kind: type[BodyT]) -> BodyT:
+        """The body of a route that needs no model. Raises ApiError and ClientDisconnected."""
+        body = ArrivedBody(self, kind, id, await read_body(self.http))
+        async with client_waiting(self.http.receive):
+            return await body.run(lambda parsed: parsed)
+
+    @asynccontextmanager
+    async def prepared(
+        self,
+        kind: type[BodyT],
+        prepare: "Prepare[BodyT, T]",
+        check: Callable[[BodyT], object] = id,
+    ) -> AsyncIterator[tuple[ServedModel, T]]:
+        """What `prepare` makes of the body in a worker, once its model is held. A client that
+        leaves ends the wait for the model, and the block.
+        """
+        body = await self.arrived(kind, check)
+        async with client_waiting(self.http.receive):
+            model = await body.hold()
+            made = await body.run(lambda parsed: prepare(parsed, model, self.record))
+            body.replace(0)
+            yield model, made
+
+
+def _head_of(body: BaseModel) -> Head:
+    return Head(**{name: getattr(body, name, None) for name in Head.model_fields})
+
+
+Prepare = Callable[[BodyT, ServedModel, RequestRecord], T]
+"""Makes something of a body for the model, in a worker thread. Raises ApiError (400)."""
+
+
+class ArrivedBody(Generic[BodyT]):
+    """A body that has come. It is bytes until it is replaced; what is parsed of it lives for one
+    call of a worker.
+    """
+
+    head: Head
+
+    def __init__(
+        self,
+        context: RequestContext,
+        kind: type[BodyT],
+        check: Callable[[BodyT], object],
+        text: bytes,
+    ) -> None:
+        self._context = context
+        self._kind = kind
+        self._check = check
+        self._text = text
+
+    async def find(self, name: str | None = None) -> Model:
+        """The model of the name, which is the body's unless given. Unless the model is ready the
+        body is checked, so that no model is loaded for a wrong one.
+
+        Raises ApiError (400, 403, 404).
+        """
+        service, record = self._context.service, self._context.record
+        model = await service.chosen(self._name(name), record)
+        if not model.is_ready:
+            await self.run(id)
+        return model
+
+    async def hold(self, name: str | None = None) -> ServedModel:
+        """Find the model, and hold it until the request is over."""
+        await self.find(name)
+        return await self._context.service.hold(self._name(name), self._context.record)
+
+    async def run(self, function: Callable[[BodyT], T], named_bytes: int = 0) -> T:
+        """Call a function with the parsed body in a worker. `named_bytes` is what it reads besides.
+        Raises its errors, and ApiError (400) for a body that is wrong, or has a priority where
+        clients may choose none.
+        """
+        service, client = self._context.service, self._context.record.client
+        call = partial(_parsed, self._text, self._kind, self._check, service, function)
+        return await service.workers.run(client, len(self._text) + named_bytes, call)
+
+    def replace(self, kept_bytes: int) -> None:
+        """Drop the body, of which kept_bytes are kept elsewhere until the answer is complete.
+        Raises ApiError (503) where they are too many.
+        """
+        self._text = b""
+        self._context.record.replace_body(kept_bytes)
+
+    def _name(self, name: str | None) -> str:
+        return (self.head.model or "") if name is None else name
+
+
+def _parsed(
+    text: bytes,
+    kind: type[BodyT],
+    check: Callable[[BodyT], object],
+    service: Service,
+    function: Callable[[BodyT], T],
+) -> T:
+    body = parse(text, kind)
+    if isinstance(body, PrioritizedRequest):
+        service.check_priority(body.priority)
+    check(body)
+    return function(body)
 
 
 async def _service(request: Request) -> Service:
@@ -124,18 +245,3 @@ async def _loaded(service: ServiceDependency, model: ModelName = "") -> LoadedMo
 
 LoadedDependency = Annotated[LoadedModel, Depends(_loaded)]
 """The model that the query names. Raises ApiError (404, 409): looking loads nothing."""
-
-
-@dataclass(frozen=True)
-class JsonBody(Generic[BodyT]):
-    """Dependency: the request's body as a model. Raises ApiError (400), also for a priority where
-    clients may choose none.
-    """
-
-    model: type[BodyT]
-
-    async def __call__(self, request: Request, service: ServiceDependency) -> BodyT:
-        body = await service.bodies.read(request, self.model)
-        if isinstance(body, PrioritizedRequest):
-            service.check_priority(body.priority)
-        return body

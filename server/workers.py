@@ -15,7 +15,6 @@ from anyio import CapacityLimiter, to_thread
 
 from server.errors import invalid
 from server.fairness import FairLimiter
-from server.record import RequestRecord
 
 LARGE_BYTES = 32 * 1024  # what is made of fewer takes milliseconds
 SMALL_AT_ONCE = 2
@@ -49,20 +48,6 @@ class Workers:
         limiter = self._small if n_bytes <= LARGE_BYTES else self._large
         async with limiter.slot(client, n_bytes + CALL_BYTES):
             return await self._in_thread(function)
-
-    async def prepare(self, record: RequestRecord, function: Callable[[], T]) -> T:
-        """Call a function that prepares a request for the engine. Returns or raises what `run`
-        does.
-
-        A large request holds one slot through all such calls, until `record.slot.release()`: a
-        parsed body takes many times its bytes, so a client has only one there at a time.
-        """
-        if record.n_bytes <= LARGE_BYTES:
-            return await self.run(record.client, record.n_bytes, function)
-        if not record.slot.is_held:
-            await record.slot.acquire(self._large, record.client, record.n_bytes + CALL_BYTES)
-            record.held.callback(record.slot.release)
-        return await self._in_thread(function)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Errors are passed as values: a future that raises one is part of its traceback, a cycle

@@ -23,7 +23,9 @@ from server.dialects.responses.store import StoreDependency
 from server.dialects.tokens import PromptOrChat, prompt_tokens
 from server.errors import ApiError, InvalidField, not_loaded
 from server.generation.prompt import check_prompt
+from server.generation.requests import ServedModel
 from server.models.model import LoadedModel, Model
+from server.record import RequestRecord
 from server.schemas import (
     CacheStatsResponse,
     CacheTree,
@@ -36,7 +38,6 @@ from server.service import (
     Context,
     LoadedDependency,
     ModelName,
-    RecordDependency,
     ServiceDependency,
 )
 
@@ -194,22 +195,25 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
     return CacheStatsResponse.of(await loaded.engine.stats())
 
 
-@router.endpoint("POST", "/probe", errors=MODEL_ERRORS)
-async def probe_cache(
-    body: PromptOrChat, service: ServiceDependency, record: RecordDependency
-) -> ProbeResponse:
+@router.endpoint("POST", "/probe", body=PromptOrChat, errors=MODEL_ERRORS)
+async def probe_cache(context: Context) -> ProbeResponse:
     """With `cache_namespace: key`, the namespace of the API key is probed."""
-    model = await service.model(body.model, record)
-    prompt = await prompt_tokens(body, model, record)
-    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
-    record.slot.release()
-    salt = record.cache_salt(body.cache_salt)
-    probed = await model.engine.probe(pack(prompt), salt, model.adapter)
+    async with context.prepared(PromptOrChat, _probed_prompt) as (model, (prompt, salt)):
+        probed = await model.engine.probe(pack(prompt), salt, model.adapter)
     return ProbeResponse(
         prompt_tokens=len(prompt),
         cached_tokens=probed.cached_tokens,
         block_digests=list(probed.block_digests),
     )
+
+
+def _probed_prompt(
+    body: PromptOrChat, model: ServedModel, record: RequestRecord
+) -> tuple[tuple[int, ...], str]:
+    """The prompt and its salt. Raises ApiError (400)."""
+    prompt = prompt_tokens(body, model, record)
+    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
+    return prompt, record.cache_salt(body.cache_salt)
 
 
 NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]

@@ -14,10 +14,11 @@ from engine.values.model import ModelCard, Place, SamplingDefaults, Task, facts_
 from engine.values.stats import EngineStats
 from server.admin.alarms import alarms
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.http.stream import client_waiting
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
 from server.schemas import PooledModelInfo, PooledModels, State, with_facts
-from server.service import RecordDependency, Service, ServiceDependency
+from server.service import Context, RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin/models")
 list_router = Endpoints()
@@ -32,14 +33,13 @@ async def models(service: ServiceDependency) -> PooledModels:
 
 
 @router.endpoint("POST", "/load", errors=(400, 404))
-async def load(
-    model: ModelName, service: ServiceDependency, record: RecordDependency
-) -> PooledModelInfo:
+async def load(model: ModelName, context: Context) -> PooledModelInfo:
     """Returns when the model is loaded. Other models are unloaded to make room, as for a
     request.
     """
-    await service.model(model, record)
-    return await _after(service, model)
+    async with client_waiting(context.http.receive):
+        await context.service.model(model, context.record)
+    return await _after(context.service, model)
 
 
 @router.endpoint("POST", "/unload", errors=(400, 404))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from statistics import fmean
+from sys import getsizeof
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
@@ -16,20 +17,15 @@ from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Request
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
-from server.dialects.job import (
-    COMMENTS,
-    Job,
-    respond_without_engine,
-    when_loaded,
-)
+from server.dialects.job import Job, wire_json
 from server.dialects.openai import (
     LOWEST_LOGPROB,
     ChunkWriter,
     RenderedRequests,
     UsageBody,
     WireFinishReason,
-    check_requests,
     rendered_request,
+    rendered_response,
     response_fields,
     token_text,
     usage_fields,
@@ -46,9 +42,9 @@ from server.generation.request_fields import (
     parse_prompts,
 )
 from server.generation.requests import ServedModel, TextCompletion, prepare_completion
-from server.generation.stream import TOKEN_BYTES
 from server.generation.tools import MAX_TOOLS
 from server.json_model import SparseModel, refused
+from server.record import RequestRecord
 from server.service import Context
 
 WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -301,28 +297,39 @@ router = Endpoints()
 render_router = Endpoints()
 
 
-@router.generation("/v1/completions", answer=Completion, stream=chunks(CompletionChunk))
-async def create_completion(body: CompletionRequest, context: Context) -> Response:
-    async def make(model: ServedModel) -> Job:
-        requests, echoes = await prepare_completion(body.completion, model, context.record)
-        form = CompletionForm(body, model, requests, echoes, context.record.id)
-        writer = form.writer if body.stream else None
-        return Job(model=model, requests=requests, render=form.whole, writer=writer)
-
-    keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, make, context, keep_alive)
+@router.generation(
+    "/v1/completions",
+    body=CompletionRequest,
+    answer=Completion,
+    stream=chunks(CompletionChunk),
+)
+def create_completion(body: CompletionRequest, model: ServedModel, record: RequestRecord) -> Job:
+    requests, echoes = prepare_completion(body.completion, model, record)
+    form = CompletionForm(body, model, requests, echoes, record.id)
+    return Job(
+        model=model,
+        requests=requests,
+        render=form.whole,
+        writer=form.writer if body.stream else None,
+        kept_bytes=sum(map(getsizeof, echoes)) if body.echo else 0,
+    )
 
 
 @render_router.endpoint(
-    "POST", "/v1/completions/render", answer=RenderedRequests, errors=MODEL_ERRORS
+    "POST",
+    "/v1/completions/render",
+    body=CompletionRequest,
+    answer=RenderedRequests,
+    errors=MODEL_ERRORS,
 )
-async def render_completion(body: CompletionRequest, context: Context) -> Response:
+async def render_completion(context: Context) -> Response:
     """One entry for each prompt."""
-    model = await context.model(body.model)
-    requests, _ = await prepare_completion(body.completion, model, context.record)
-    await check_requests(requests, model, context.record)
-    return await respond_without_engine(
-        lambda: RenderedRequests([rendered_request(each, body, model.name) for each in requests]),
-        TOKEN_BYTES * sum(len(each.prompt) for each in requests),
-        context,
-    )
+    return await rendered_response(context, CompletionRequest, _rendered)
+
+
+def _rendered(
+    body: CompletionRequest, model: ServedModel, record: RequestRecord
+) -> tuple[Sequence[Request], bytes]:
+    requests, _ = prepare_completion(body.completion, model, record)
+    answer = RenderedRequests([rendered_request(each, body, model.name) for each in requests])
+    return requests, wire_json(answer)

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
+from sys import getsizeof
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 from pydantic_core import to_json
-from starlette.responses import Response
 
 from engine.values.model import Embedder
 from server.dialects.endpoint import Endpoints
-from server.dialects.job import Job, when_loaded
+from server.dialects.job import Job
 from server.dialects.openai import PromptTokensDetails
 from server.errors import InvalidField
 from server.generation.choice import AnswerUsage, Choice
@@ -31,7 +31,7 @@ from server.generation.pooling import (
 )
 from server.generation.requests import ServedModel
 from server.json_model import RequestModel, SparseModel
-from server.service import Context
+from server.record import RequestRecord
 
 
 class Embedding(BaseModel):
@@ -222,47 +222,29 @@ def _scored(
 router = Endpoints()
 
 
-@router.generation("/v1/embeddings", answer=EmbeddingList)
-async def create_embeddings(body: EmbeddingRequest, context: Context) -> Response:
-    check_not_empty(body)
-
-    async def make(model: ServedModel) -> Job:
-        requests = await embedding_requests(body, model, context.record)
-        embedder, as_text = model.engine.card.embedder, body.encoding_format == "base64"
-        assert embedder is not None
-        encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
-        render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
-        return Job(model=model, requests=requests, render=render)
-
-    return await when_loaded(body.model, make, context)
+@router.generation(
+    "/v1/embeddings", body=EmbeddingRequest, answer=EmbeddingList, check=check_not_empty
+)
+def create_embeddings(body: EmbeddingRequest, model: ServedModel, record: RequestRecord) -> Job:
+    requests = embedding_requests(body, model, record)
+    embedder, as_text = model.engine.card.embedder, body.encoding_format == "base64"
+    assert embedder is not None
+    encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
+    render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
+    return Job(model=model, requests=requests, render=render)
 
 
-@router.generation("/v1/rerank", "/v2/rerank", "/rerank", answer=RerankResponse)
-async def rerank(body: RerankRequest, context: Context) -> Response:
+@router.generation("/v1/rerank", "/v2/rerank", "/rerank", body=RerankRequest, answer=RerankResponse)
+def rerank(body: RerankRequest, model: ServedModel, record: RequestRecord) -> Job:
     pairs = [
         Pair(body.query, document, "query", f"documents[{index}]")
         for index, document in enumerate(body.documents)
     ]
-
-    async def make(model: ServedModel) -> Job:
-        requests, scores = await prepare_ranking(body, pairs, model, context.record)
-        documents = body.documents if body.return_documents else None
-        render = partial(
-            _reranked, context.record.id, model.name, scores, documents, body.top_n or None
-        )
-        return Job(model=model, requests=requests, render=render)
-
-    return await when_loaded(body.model, make, context)
-
-
-@router.generation("/v1/score", "/score", answer=ScoreResponse)
-async def score(body: ScoreRequest, context: Context) -> Response:
-    async def make(model: ServedModel) -> Job:
-        requests, scores = await prepare_ranking(body, _pairs(body), model, context.record)
-        render = partial(_scored, context.record.id, model.name, scores)
-        return Job(model=model, requests=requests, render=render)
-
-    return await when_loaded(body.model, make, context)
+    requests, scores = prepare_ranking(body, pairs, model, record)
+    documents = body.documents if body.return_documents else None
+    render = partial(_reranked, record.id, model.name, scores, documents, body.top_n or None)
+    kept_bytes = sum(map(getsizeof, documents or ()))
+    return Job(model=model, requests=requests, render=render, kept_bytes=kept_bytes)
 
 
 def _pairs(body: ScoreRequest) -> Sequence[Pair]:
@@ -279,3 +261,10 @@ def _pairs(body: ScoreRequest) -> Sequence[Pair]:
         Pair(one, other, f"text_1[{index}]", f"text_2[{index}]")
         for index, (one, other) in enumerate(zip(first, second, strict=True))
     ]
+
+
+@router.generation("/v1/score", "/score", body=ScoreRequest, answer=ScoreResponse, check=_pairs)
+def score(body: ScoreRequest, model: ServedModel, record: RequestRecord) -> Job:
+    requests, scores = prepare_ranking(body, _pairs(body), model, record)
+    render = partial(_scored, record.id, model.name, scores)
+    return Job(model=model, requests=requests, render=render)

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from server.dialects.errors import ErrorResponse
+from server.dialects.job import COMMENTS, Job, json_response, respond, wire_json
+from server.generation.requests import ServedModel
 from server.http.stream import EVENT_STREAM, NDJSON
 from server.json_model import RequestModel
-from server.service import JsonBody
+from server.record import RequestRecord, output_of
+from server.service import Context, Prepare
 
 SCHEMAS = "#/components/schemas/{model}"
 RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
@@ -24,6 +28,7 @@ GENERATION_ERRORS = (*MODEL_ERRORS, 410, 429)
 
 Document = dict[str, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+BodyT = TypeVar("BodyT", bound=RequestModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,7 @@ class Stream:
 
 
 class Endpoints(APIRouter):
-    """Routes, and the models that FastAPI does not see in them: of bodies, which JsonBody reads,
-    and of streams.
-    """
+    """Routes, and the models that FastAPI does not see in them: of bodies and of streams."""
 
     def __init__(self, prefix: str = "", *, include_in_schema: bool = True) -> None:
         super().__init__(prefix=prefix, include_in_schema=include_in_schema)
@@ -49,6 +52,7 @@ class Endpoints(APIRouter):
         self,
         method: str,
         *paths: str,
+        body: type[RequestModel] | None = None,
         answer: type[BaseModel] | None = None,
         stream: Stream | None = None,
         errors: Sequence[int] | None = (),
@@ -57,14 +61,13 @@ class Endpoints(APIRouter):
         """Decorator: the function answers `method` on each of the paths, and HEAD where it answers
         GET with something that ends.
 
-        A parameter `body` is read from the request's JSON. `answer` is the JSON of a function that
-        returns a Response; otherwise the model that it returns. `stream` is the response's other
-        shape, or its only one. `errors` are the statuses beyond those of every body and of a
+        `body` is the request's JSON, which the function reads. `answer` is the JSON of a function
+        that returns a Response; otherwise the model that it returns. `stream` is the response's
+        other shape, or its only one. `errors` are the statuses beyond those of every body and of a
         stopped engine; None: the route has not even these. `options` are FastAPI's.
         """
 
         def add(handler: Handler) -> Handler:
-            body = handler.__annotations__.get("body")
             if answer is not None:
                 options["response_model"] = answer
             responses: dict[int | str, Document] = {}
@@ -77,7 +80,6 @@ class Endpoints(APIRouter):
             if body is not None:
                 self.bodies.append(body)
                 options["openapi_extra"] = _body_content(body)
-                handler.__annotations__["body"] = Annotated[body, Depends(JsonBody(body))]
             for path in paths:
                 self.add_api_route(path, handler, methods=[method], responses=responses, **options)
                 if method == "GET" and stream is None:
@@ -89,10 +91,63 @@ class Endpoints(APIRouter):
         return add
 
     def generation(
-        self, *paths: str, answer: type[BaseModel], stream: Stream | None = None
-    ) -> Callable[[Handler], Handler]:
-        """Decorator: the function answers POST on each of the paths with generated output."""
-        return self.endpoint("POST", *paths, answer=answer, stream=stream, errors=GENERATION_ERRORS)
+        self,
+        *paths: str,
+        body: type[BodyT],
+        answer: type[BaseModel],
+        stream: Stream | None = None,
+        check: Callable[[BodyT], object] = id,
+    ) -> Callable[[Prepare[BodyT, Job]], Prepare[BodyT, Job]]:
+        """Decorator: the function makes the job of each POST to one of the paths, in a worker, once
+        the model is held. `check` raises ApiError for bodies for which no model is to be loaded.
+        """
+
+        def add(prepare: Prepare[BodyT, Job]) -> Prepare[BodyT, Job]:
+            async def handle(context: Context) -> Response:
+                arrived = await context.arrived(body, check)
+                keep_alive = COMMENTS if arrived.head.stream and stream else None
+                return await respond(arrived, context, prepare, keep_alive)
+
+            self._add(handle, prepare, paths, body, answer, GENERATION_ERRORS, stream)
+            return prepare
+
+        return add
+
+    def direct(
+        self, *paths: str, body: type[BodyT], answer: type[BaseModel]
+    ) -> Callable[[Prepare[BodyT, BaseModel]], Prepare[BodyT, BaseModel]]:
+        """Decorator: the function makes the answer to each POST to one of the paths, in a worker,
+        once the model is held. The engine computes nothing for it.
+        """
+
+        def add(make: Prepare[BodyT, BaseModel]) -> Prepare[BodyT, BaseModel]:
+            async def handle(context: Context) -> Response:
+                def rendered(body: BodyT, model: ServedModel, record: RequestRecord) -> bytes:
+                    return wire_json(make(body, model, record))
+
+                async with context.prepared(body, rendered) as (_, json):
+                    output_of(context.record).add(len(json))
+                    return json_response(json)
+
+            self._add(handle, make, paths, body, answer, MODEL_ERRORS, None)
+            return make
+
+        return add
+
+    def _add(
+        self,
+        handle: Callable[..., Any],
+        described: Callable[..., object],
+        paths: Sequence[str],
+        body: type[RequestModel],
+        answer: type[BaseModel],
+        errors: Sequence[int],
+        stream: Stream | None,
+    ) -> None:
+        """Add a route that has the name and the description of a function."""
+        handle.__name__, handle.__doc__ = described.__name__, described.__doc__
+        add = self.endpoint("POST", *paths, body=body, answer=answer, stream=stream, errors=errors)
+        add(handle)
 
 
 def chunks(model: type[BaseModel]) -> Stream:

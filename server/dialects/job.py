@@ -2,19 +2,18 @@
 once the model is loaded.
 
 While it loads, a stream gets keep-alives. A client that disconnects ends the wait and the
-generation. The body of the request is released before the response is written.
+generation. Until a worker makes the job of it, the body of the request is bytes.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jiter
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from engine.values.model import Tokenizer
 from engine.values.output import OutputEvent
@@ -29,8 +28,10 @@ from server.generation.requests import ServedModel
 from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.parsing.json_text import whole_characters
-from server.record import RequestRecord, output_of, request_record
-from server.service import RequestContext, Service
+from server.record import RequestRecord, output_of
+from server.service import ArrivedBody, Prepare, RequestContext
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def wire_json(body: BaseModel) -> bytes:
@@ -76,7 +77,7 @@ class StreamWriter(ABC):
 class Job:
     """The engine requests of a client's request, and how their results become its response.
 
-    It lives as long as the answer. It does not hold the request's body, which may be large.
+    It lives as long as the answer. What it keeps of the request's body counts as `kept_bytes`.
     """
 
     model: ServedModel
@@ -87,6 +88,7 @@ class Job:
     """Makes the writer of a stream of these choices. None: the response is sent whole."""
     plan: AnswerPlan | None = None  # None: all text is content
     tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
+    kept_bytes: int = 0  # of the body, and of what it names, that are kept until the answer's end
 
     def choices(self) -> list[Choice]:
         """An empty answer for each sequence, in the order of the requests."""
@@ -124,12 +126,6 @@ def as_arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-MakeJob = Callable[[ServedModel], Awaitable[Job | bytes]]
-"""Makes the job when the model is there, or the JSON of a response that needs no engine. Raises
-what there is to say to the client.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """The keep-alives of a stream while its model loads."""
@@ -141,30 +137,56 @@ class KeepAlive:
 COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 
 
-async def when_loaded(
-    name: str, make: MakeJob, context: RequestContext, keep_alive: KeepAlive | None = None
+MakeJob = Callable[[ServedModel], Awaitable[Job | bytes]]
+"""Makes the job when the model is held, or the JSON of a response that needs no engine, and
+replaces the body. Raises what there is to say to the client.
+"""
+
+
+async def respond(
+    body: ArrivedBody[BodyT],
+    context: RequestContext,
+    prepare: Prepare[BodyT, Job | bytes],
+    keep_alive: KeepAlive | None = None,
+    name: str | None = None,
 ) -> Response:
-    """The response of the model of that name, once it is loaded. `keep_alive` is given where the
-    client reads a stream, which it keeps alive until then.
-
-    A client that leaves before the job is made ends the wait for the model, the preparation and
-    the generation. Raises ApiError, EngineStopped, ClientDisconnected and what `make` raises.
+    """The response of the model that the body names, or else of `name`; see `respond_with`.
+    `prepare` is called in a worker, once the model is held.
     """
-    http, record, service = context.http, context.record, context.service
-    model = await service.chosen(name, record)
-    if keep_alive is None or model.is_ready:
-        async with client_waiting(http.receive):
-            return respond(await make(await service.hold(name, record)), context)
 
-    async def fill(stream: DeferredStream) -> None:
-        nonlocal make
-        response = respond(await make(await service.hold(name, record)), context)
-        del make  # it holds the body
-        if isinstance(response, DeferredStream):
-            await response.fill(stream)
+    async def make(model: ServedModel) -> Job | bytes:
+        job = await body.run(lambda parsed: prepare(parsed, model, context.record))
+        body.replace(job.kept_bytes if isinstance(job, Job) else 0)
+        return job
+
+    return await respond_with(body, context, make, keep_alive, name)
+
+
+async def respond_with(
+    body: ArrivedBody[Any],
+    context: RequestContext,
+    make: MakeJob,
+    keep_alive: KeepAlive | None = None,
+    name: str | None = None,
+) -> Response:
+    """The response, whole, or as a stream where there is a `keep_alive`. While the model of a
+    stream loads, that is sent.
+
+    A client that leaves ends the wait for the model, the preparation and the generation. Raises
+    ApiError, EngineError, ClientDisconnected and what `make` raises.
+    """
+    http, service = context.http, context.service
+    async with client_waiting(http.receive):
+        model = await body.find(name)
+        if keep_alive is None or model.is_ready:
+            made = await make(await body.hold(name))
+            if isinstance(made, bytes):
+                return json_response(made)
+            if keep_alive is None:
+                return json_response(await whole(made, context))
+            fill = partial(write_stream, job=made, context=context)
         else:
-            await response(http.scope, http.receive, stream.send)
-
+            fill = partial(_load_and_write, body, context, make, name)
     return DeferredStream(
         keep_alive.media_type,
         fill,
@@ -174,86 +196,49 @@ async def when_loaded(
     )
 
 
-def respond(job: Job | bytes, context: RequestContext) -> Response:
-    """A stream if the job has a writer, else the whole response. Sending it raises the engine's
-    errors, and ApiError when a whole answer grows too large.
+async def _load_and_write(
+    body: ArrivedBody[Any],
+    context: RequestContext,
+    make: MakeJob,
+    name: str | None,
+    stream: DeferredStream,
+) -> None:
+    made = await make(await body.hold(name))
+    if isinstance(made, bytes):
+        http = context.http
+        await json_response(made)(http.scope, http.receive, stream.send)
+    else:
+        await write_stream(stream, made, context)
+
+
+async def whole(job: Job, context: RequestContext) -> bytes:
+    """The whole response, rendered in a worker. Raises the engine's errors, and ApiError where it
+    grows too large.
     """
-    if isinstance(job, bytes):
-        return json_response(job)
-    if job.writer is None:
-        return WholeResponse(job, context.service)
-    choices = job.choices()
-    writer, service = job.writer(choices), context.service
-    tracker, keepalive_seconds = service.tracker, service.settings.keepalive_seconds
-    return streamed(job, choices, writer, context.record, tracker, keepalive_seconds)
-
-
-class WholeResponse(Response):
-    """A response that is generated, and rendered in a worker thread, when it is sent: the handler
-    and the body that it holds are gone by then.
-    """
-
-    def __init__(self, job: Job, service: Service) -> None:
-        self.background = None
-        self._job = job
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record, job = request_record(scope), self._job
-        record.end_preparation()
-        output = output_of(record)
-        async with client_waiting(receive):
-            choices = await generate_all(job, output, record, self._service.tracker)
-            body = await self._service.workers.run(
-                record.client,
-                rendering_bytes(output.n_bytes),
-                partial(job.render, choices, job.usage(choices)),
-            )
-        await json_response(body)(scope, receive, send)
-
-
-async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, context: RequestContext
-) -> Response:
-    """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
-
-    Raises ApiError when that is too much.
-    """
-    record = context.record
-    output_of(record).add(n_bytes)
-    record.slot.release()
-    body = await context.service.workers.run(
-        record.client, rendering_bytes(n_bytes), lambda: wire_json(build())
-    )
-    return json_response(body)
+    record, service = context.record, context.service
+    output = output_of(record)
+    choices = await generate_all(job, output, record, service.tracker)
+    render = partial(job.render, choices, job.usage(choices))
+    return await service.workers.run(record.client, rendering_bytes(output.n_bytes), render)
 
 
 def json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def streamed(
-    job: Job,
-    choices: Sequence[Choice],
-    writer: StreamWriter,
-    record: RequestRecord,
-    tracker: RequestTracker,
-    keepalive_seconds: float,
-) -> DeferredStream:
-    """The response as a stream of generated output."""
-
-    async def fill(stream: DeferredStream) -> None:
-        stream.keep_alive = writer.keep_alive  # another one's, where the model had to be loaded
-        stream.failure = lambda error: writer.failure(to_api_error(error))
-        record.end_preparation()
-        output = output_of(record)
-        with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
-            async for batch in inbox:
-                await stream.write(rendered(batch, choices, writer, output))
-        record.usage = usage = job.usage(choices)
-        await stream.write(writer.end(usage))
-
-    return DeferredStream(writer.media_type, fill, keepalive_seconds, keep_alive=writer.keep_alive)
+async def write_stream(stream: DeferredStream, job: Job, context: RequestContext) -> None:
+    """Write the response as it is generated."""
+    assert job.writer is not None, "a stream has a writer"
+    record, output, choices = context.record, output_of(context.record), job.choices()
+    writer = job.writer(choices)
+    stream.keep_alive = writer.keep_alive
+    stream.failure = lambda error: writer.failure(to_api_error(error))
+    tracker = context.service.tracker
+    with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
+        async for batch in inbox:
+            await stream.write(rendered(batch, choices, writer, output))
+    record.usage = usage = job.usage(choices)
+    await stream.write(writer.end(usage))
 
 
 def rendered(

@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -14,12 +14,13 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError, to_json
+from starlette.responses import Response
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, TokenLogprob
 from engine.values.request import Request
 from server.dialects.errors import openai_error
-from server.dialects.job import StreamWriter, wire_json
+from server.dialects.job import StreamWriter, json_response, wire_json
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import Conversation
@@ -39,7 +40,10 @@ from server.generation.tools import (
     ToolChoice,
 )
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
-from server.record import RequestRecord
+from server.record import output_of
+from server.service import Prepare, RequestContext
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class CompletionTokensDetails(BaseModel):
@@ -239,15 +243,19 @@ class RenderedRequests(RootModel[list[RenderedRequest]]):
     """The rendered requests, one for each prompt."""
 
 
-async def check_requests(
-    requests: Sequence[Request], model: ServedModel, record: RequestRecord
-) -> None:
-    """Raises the engine's errors for these requests. Only requests with a grammar wait, for its
-    trial.
+async def rendered_response(
+    context: RequestContext,
+    body: type[BodyT],
+    render: Prepare[BodyT, tuple[Sequence[Request], bytes]],
+) -> Response:
+    """The response of a /render, which `render` makes with the engine's requests. Raises the
+    engine's errors for these. Only requests with a grammar wait, for its trial.
     """
-    record.slot.release()
-    for request in requests:
-        await model.engine.check(request)
+    async with context.prepared(body, render) as (model, (requests, json)):
+        output_of(context.record).add(len(json))
+        for request in requests:
+            await model.engine.check(request)
+        return json_response(json)
 
 
 def rendered_request(request: Request, body: GenerationRequest, model: str) -> RenderedRequest:

@@ -1,6 +1,5 @@
 """`POST /tokenize`, `/detokenize`, `GET /tokenizer_info`, in vLLM's shapes."""
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import (
@@ -12,12 +11,10 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-from starlette.responses import Response
 
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
-from server.dialects.endpoint import MODEL_ERRORS, Endpoints
-from server.dialects.job import respond_without_engine
+from server.dialects.endpoint import Endpoints
 from server.dialects.openai import ChatConversation, token_text
 from server.errors import UNSUPPORTED, not_loaded
 from server.generation.conversation import MAX_MESSAGES, Message
@@ -30,7 +27,6 @@ from server.generation.request_fields import (
     parse_token_ids,
 )
 from server.generation.requests import ServedModel
-from server.generation.stream import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 from server.json_model import NULL, RequestModel, any_of
 from server.record import RequestRecord
 from server.service import Context, ModelName
@@ -75,7 +71,7 @@ class PromptOrChat(ChatConversation):
         return self
 
 
-async def prompt_tokens(
+def prompt_tokens(
     body: PromptOrChat,
     model: ServedModel,
     record: RequestRecord,
@@ -87,9 +83,9 @@ async def prompt_tokens(
     Raises ApiError (400) for one that the model cannot take.
     """
     if body.prompt is None:
-        chat = await model.workers.prepare(record, lambda: body.conversation)
-        return await model.prompts.chat(record, chat, model.replays)
-    return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)
+        salt = record.cache_salt(body.cache_salt)
+        return model.prompts.chat(body.conversation, model.replays, salt)
+    return model.prompts.text(body.prompt, add_special_tokens=add_special_tokens)
 
 
 TokenIds = Annotated[
@@ -146,24 +142,28 @@ class TokenizerInfo(BaseModel):
 router = Endpoints()
 
 
-@router.endpoint("POST", "/tokenize", answer=TokenizeResponse, errors=MODEL_ERRORS)
-async def tokenize(body: TokenizeRequest, context: Context) -> Response:
-    model = await context.model(body.model)
+@router.direct("/tokenize", body=TokenizeRequest, answer=TokenizeResponse)
+def tokenize(body: TokenizeRequest, model: ServedModel, record: RequestRecord) -> TokenizeResponse:
     with_special = body.add_special_tokens is not False
-    tokens = await prompt_tokens(body, model, context.record, add_special_tokens=with_special)
-    token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
-    return await respond_without_engine(
-        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), context
+    tokens = prompt_tokens(body, model, record, add_special_tokens=with_special)
+    card, tokenizer = model.engine.card, model.engine.tokenizer
+    check_token_ids(tokens, card, "prompt")
+    texts = None
+    if body.return_token_strs:
+        texts = [token_text(tokenizer.token_bytes(token)) for token in tokens]
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=card.max_sequence_tokens,
+        tokens=list(tokens),
+        token_strs=texts,
     )
 
 
-@router.endpoint("POST", "/detokenize", answer=DetokenizeResponse, errors=MODEL_ERRORS)
-async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
-    model = await context.model(body.model)
-    text = await model.prompts.decode(context.record, body.tokens, "tokens")
-    return await respond_without_engine(
-        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), context
-    )
+@router.direct("/detokenize", body=DetokenizeRequest, answer=DetokenizeResponse)
+def detokenize(
+    body: DetokenizeRequest, model: ServedModel, record: RequestRecord
+) -> DetokenizeResponse:
+    return DetokenizeResponse(prompt=model.prompts.decode(body.tokens, "tokens"))
 
 
 @router.endpoint("GET", "/tokenizer_info", errors=(400, 403, 404, 409))
@@ -188,20 +188,4 @@ def _info(checkpoint: Checkpoint) -> TokenizerInfo:
         eos_token=tokens.get("eos_token"),
         pad_token=tokens.get("pad_token"),
         unk_token=tokens.get("unk_token"),
-    )
-
-
-def _tokenized(
-    body: TokenizeRequest, model: ServedModel, tokens: Sequence[int]
-) -> TokenizeResponse:
-    card, tokenizer = model.engine.card, model.engine.tokenizer
-    check_token_ids(tokens, card, "prompt")
-    texts = None
-    if body.return_token_strs:
-        texts = [token_text(tokenizer.token_bytes(token)) for token in tokens]
-    return TokenizeResponse(
-        count=len(tokens),
-        max_model_len=card.max_sequence_tokens,
-        tokens=list(tokens),
-        token_strs=texts,
     )

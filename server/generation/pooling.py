@@ -214,7 +214,7 @@ class EmbeddingRequest(PooledRequest):
         return [f"input[{index}]" for index in range(len(self.input))]
 
 
-async def embedding_requests(
+def embedding_requests(
     body: EmbeddingRequest, model: ServedModel, record: RequestRecord
 ) -> list[Request]:
     """The engine's requests, one for each input. Raises ApiError (400) for an input that the model
@@ -224,7 +224,13 @@ async def embedding_requests(
     embedder = model.engine.card.embedder
     assert embedder is not None
     _check_dimensions(body, embedder)
-    return await model.workers.prepare(record, partial(_requests, body, model, embedder, record))
+    prompt = named_prompt(embedder, body.prompt_name)
+    limit = token_limit(body, model.engine.card)
+    texts = [
+        _tokens(one, name, body, model, prompt, limit)
+        for one, name in zip(body.input, body.input_names, strict=True)
+    ]
+    return pooled_requests(model, body, record, texts, embedder.pooling)
 
 
 def named_prompt(embedder: Embedder, name: str | None) -> str:
@@ -243,18 +249,6 @@ def _check_dimensions(body: EmbeddingRequest, embedder: Embedder) -> None:
             "dimensions",
             f"must be between 1 and the model's {embedder.dimensions}, not {body.dimensions}",
         )
-
-
-def _requests(
-    body: EmbeddingRequest, model: ServedModel, embedder: Embedder, record: RequestRecord
-) -> list[Request]:
-    prompt = named_prompt(embedder, body.prompt_name)
-    limit = token_limit(body, model.engine.card)
-    texts = [
-        _tokens(one, name, body, model, prompt, limit)
-        for one, name in zip(body.input, body.input_names, strict=True)
-    ]
-    return pooled_requests(model, body, record, texts, embedder.pooling)
 
 
 def _tokens(
@@ -319,7 +313,7 @@ class Pair:
     document_param: str
 
 
-async def prepare_ranking(
+def prepare_ranking(
     body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], Scores]:
     """The engine's requests, and the function that turns their results into scores.
@@ -327,12 +321,6 @@ async def prepare_ranking(
     Raises ApiError (400) for what the model cannot compare.
     """
     check_task(model, Task.RERANK, Task.EMBED)
-    return await model.workers.prepare(record, partial(_prepared, body, pairs, model, record))
-
-
-def _prepared(
-    body: RankingRequest, pairs: Sequence[Pair], model: ServedModel, record: RequestRecord
-) -> tuple[list[Request], Scores]:
     for pair in pairs:
         for text, param in ((pair.query, pair.query_param), (pair.document, pair.document_param)):
             if not text:

@@ -1,6 +1,6 @@
 """Prompts: conversations as the arguments of a chat template, and text as tokens.
 
-All of it runs in the worker threads."""
+All of it is called in worker threads."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,6 @@ from server.generation.request_fields import Prompt
 from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
-from server.record import RequestRecord
-from server.workers import Workers
 
 NO_EFFORT = "none"
 KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
@@ -315,40 +313,33 @@ def _concerns_tools(message: Mapping[str, object]) -> bool:
 
 
 class PromptEncoder:
-    """Turns what clients send into token ids, in the worker threads."""
+    """Turns what clients send into token ids."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        tools: ToolFormat | None,
-        card: ModelCard,
-        workers: Workers,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, card: ModelCard) -> None:
         """`tools` is the format of the model's calls; None for a model that calls none."""
         self._tokenizer = tokenizer
         self._tools = tools
         self._card = card
-        self._workers = workers
 
     @cached_property
     def roles(self) -> Roles:
         """The roles of the model's template, tried out at first use."""
         return roles_of(self._tokenizer)
 
-    async def chat(
-        self, record: RequestRecord, conversation: Conversation, replays: Replays
+    def chat(
+        self, conversation: Conversation, replays: Replays, cache_salt: str
     ) -> tuple[int, ...]:
         """The conversation, ready for the assistant's turn, with the tokens of answers that this
-        server wrote.
+        server wrote under the same `cache_salt`.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
-        messages, salt = conversation.messages, record.cache_salt(conversation.cache_salt)
+        messages = conversation.messages
 
         def encode() -> list[int]:
             placed = in_place(messages, self.roles)
-            fitted, known = self._fitted(placed), found_replays(replays, placed, salt)
+            fitted, known = self._fitted(placed), found_replays(replays, placed, cache_salt)
             arguments = template_arguments(conversation)
 
             def render(written: WriteArguments) -> list[int]:
@@ -365,7 +356,7 @@ class PromptEncoder:
                     raise
                 return render(as_text)
 
-        return await self._bounded(record, encode, "messages")
+        return bounded(encode, self._card, "messages")
 
     def _with_generic_tools(
         self,
@@ -385,13 +376,8 @@ class PromptEncoder:
             return [fold_text_into_reasoning(message) for message in messages]
         return messages
 
-    async def text(
-        self,
-        record: RequestRecord,
-        prompt: Prompt,
-        *,
-        add_special_tokens: bool = True,
-        param: str = "prompt",
+    def text(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> tuple[int, ...]:
         """A bare prompt, or another text, of the field `param`; token ids are taken as they are.
 
@@ -403,31 +389,24 @@ class PromptEncoder:
                 return prompt
             return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
-        return await self._bounded(record, encode, param)
+        return bounded(encode, self._card, param)
 
-    async def echo(self, record: RequestRecord, prompt: Prompt) -> str:
+    def echo(self, prompt: Prompt) -> str:
         """A bare prompt as text."""
-        if isinstance(prompt, str):
-            return prompt
-        return await self._workers.prepare(record, lambda: self._tokenizer.decode(prompt))
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
-    async def decode(self, record: RequestRecord, tokens: Sequence[int], param: str) -> str:
+    def decode(self, tokens: Sequence[int], param: str) -> str:
         """Text of tokens from a client, special tokens included.
 
         Raises ApiError (400) for more than a sequence may have, and for some that are none.
         """
-
-        def decode() -> str:
-            taken = bounded(lambda: tokens, self._card, param)
-            check_token_ids(taken, self._card, param)
-            return self._tokenizer.decode(taken)
-
-        return await self._workers.prepare(record, decode)
+        taken = bounded(lambda: tokens, self._card, param)
+        check_token_ids(taken, self._card, param)
+        return self._tokenizer.decode(taken)
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each of `bad_words`, as at the beginning of a text and, as vLLM has it,
-        after a space. White space before a word does not count, unless it is the word. Called in
-        a worker thread.
+        after a space. White space before a word does not count, unless it is the word.
 
         Raises ApiError (400) for a word without tokens, or with one that the model does not have.
         """
@@ -439,14 +418,9 @@ class PromptEncoder:
             check_token_ids(tokens, self._card, "bad_words")
         return tuple(dict.fromkeys(encoded))
 
-    async def _bounded(
-        self, record: RequestRecord, encode: Callable[[], Sequence[int]], param: str
-    ) -> tuple[int, ...]:
-        return await self._workers.prepare(record, partial(bounded, encode, self._card, param))
-
 
 def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> tuple[int, ...]:
-    """The tokens of the field `param`, which `encode` makes in a worker thread. Raises ApiError
+    """The tokens of the field `param`, which `encode` makes. Raises ApiError
     (400) where they are more than a sequence may have, or none can be made.
     """
     try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 from engine.api import Engine
@@ -28,7 +27,6 @@ from server.generation.request_fields import (
 )
 from server.record import RequestRecord
 from server.settings.models import ModelSettings
-from server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,6 @@ class ServedModel:
     planner: AnswerPlanner
     replays: Replays
     prefixes: CommonPrefixTracker
-    workers: Workers
 
     @property
     def name(self) -> str:
@@ -92,17 +89,16 @@ def served_models(
     engine: Engine,
     settings: ModelSettings,
     replays: Mapping[str, Replays],
-    workers: Workers,
 ) -> Mapping[str, ServedModel]:
     """The engine's model by each of its names. `replays` are by adapter: adapters do not share
     them.
     """
     planner = AnswerPlanner(engine.tokenizer, settings)
-    prompts = PromptEncoder(engine.tokenizer, planner.tools, engine.card, workers)
+    prompts = PromptEncoder(engine.tokenizer, planner.tools, engine.card)
     prefixes = CommonPrefixTracker()
     return {
         alias.name: ServedModel(
-            alias, settings, engine, prompts, planner, replays[alias.adapter], prefixes, workers
+            alias, settings, engine, prompts, planner, replays[alias.adapter], prefixes
         )
         for alias in names
     }
@@ -165,7 +161,7 @@ class TextCompletion:
     echo: bool = False  # the answer begins with the prompt
 
 
-async def prepare_chat(
+def prepare_chat(
     chat: Chat, model: ServedModel, record: RequestRecord
 ) -> tuple[Request, AnswerPlan]:
     """The engine's request, and the plan for parsing its answers.
@@ -173,23 +169,13 @@ async def prepare_chat(
     Raises ApiError (400) for what the model cannot serve.
     """
     check_task(model, Task.GENERATE)
-    prompt = await model.prompts.chat(record, chat.conversation, model.replays)
+    salt = record.cache_salt(chat.conversation.cache_salt)
+    prompt = model.prompts.chat(chat.conversation, model.replays, salt)
     prediction = tuple[int, ...]()
     if chat.prediction:  # as the model would write it, in the midst of its turn
-        prediction = await model.prompts.text(
-            record, chat.prediction, add_special_tokens=False, param="prediction"
+        prediction = model.prompts.text(
+            chat.prediction, add_special_tokens=False, param="prediction"
         )
-    planned = partial(_planned, chat, prompt, prediction, model, record)
-    return await model.workers.prepare(record, planned)
-
-
-def _planned(
-    chat: Chat,
-    prompt: tuple[int, ...],
-    prediction: tuple[int, ...],
-    model: ServedModel,
-    record: RequestRecord,
-) -> tuple[Request, AnswerPlan]:
     card = model.engine.card
     check_token_ids(prediction, card, "prediction")
     plan = model.planner.plan(chat, prompt)
@@ -214,7 +200,7 @@ def _planned(
     return request, plan
 
 
-async def prepare_completion(
+def prepare_completion(
     completion: TextCompletion, model: ServedModel, record: RequestRecord
 ) -> tuple[list[Request], list[str]]:
     """The engine's requests, one for each prompt, and each prompt as text if `echo` is set.
@@ -222,26 +208,22 @@ async def prepare_completion(
     Raises ApiError (400) for what the model cannot serve.
     """
     check_task(model, Task.GENERATE)
-    wanted: list[Prompt] = [
-        await _opening(model, record) if prompt == "" else prompt for prompt in completion.prompts
+    given: list[Prompt] = [
+        _opening(model) if prompt == "" else prompt for prompt in completion.prompts
     ]
-    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
-    requests = await model.workers.prepare(
-        record, partial(_checked_requests, completion, prompts, model, record)
-    )
-    echoes = [""] * len(prompts)
-    if completion.echo:
-        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
+    prompts = [model.prompts.text(prompt) for prompt in given]
+    requests = _checked_requests(completion, prompts, model, record)
+    echoes = [model.prompts.echo(prompt) if completion.echo else "" for prompt in given]
     return requests, echoes
 
 
-async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
+def _opening(model: ServedModel) -> Prompt:
     """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
     the end-of-text token. OpenAI's default prompt, <|endoftext|>, is such a token.
 
     Raises ApiError (400) where the tokenizer adds none, and the model has not exactly one such.
     """
-    marked, ends = await model.prompts.text(record, ""), model.engine.card.eos_token_ids
+    marked, ends = model.prompts.text(""), model.engine.card.eos_token_ids
     if not marked and len(ends) != 1:
         raise InvalidField("prompt", "this model has no token to begin with, so a prompt is needed")
     return list(marked or ends)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Self
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from server.generation.prompt import check_prompt
 from server.generation.requests import ServedModel, check_task
 from server.json_model import NULL, any_of
 from server.record import Principal, RequestRecord
+from server.workers import Workers
 
 FILE_CLIENT = "warm_prompts"
 """The client of the prompts of a file. They wait for every other client."""
@@ -68,14 +70,14 @@ class Warmed(BaseModel):
     pinned: bool
 
 
-async def warm_request(body: WarmRequest, model: ServedModel, record: RequestRecord) -> Request:
+def warm_request(body: WarmRequest, model: ServedModel, record: RequestRecord) -> Request:
     """The engine's request. Raises ApiError (400) for a prompt that the model cannot take."""
     check_task(model, Task.GENERATE)
     param = "messages" if body.prompt is None else "prompt"
     if body.prompt is None:
-        prompt = await _shared_tokens(body, model, record)
+        prompt = _shared_tokens(body, model, record)
     else:
-        prompt = await model.prompts.text(record, body.prompt)
+        prompt = model.prompts.text(body.prompt)
     check_prompt(prompt, model.engine.card, param)
     return Request(
         id=record.id,
@@ -90,17 +92,17 @@ async def warm_request(body: WarmRequest, model: ServedModel, record: RequestRec
     )
 
 
-async def _shared_tokens(
+def _shared_tokens(
     conversation: Conversation, model: ServedModel, record: RequestRecord
 ) -> tuple[int, ...]:
     """The tokens that every chat begins with that begins with these messages and has these tools.
     Where the last message waits for an answer, they are the whole prompt of that.
     """
-    messages = conversation.messages
+    messages, salt = conversation.messages, record.cache_salt(conversation.cache_salt)
     if messages[-1].role in {"user", "tool", "function"} or conversation.continue_final_message:
-        return await model.prompts.chat(record, conversation, model.replays)
+        return model.prompts.chat(conversation, model.replays, salt)
     first, second = [
-        await model.prompts.chat(record, _continued(conversation, text), model.replays)
+        model.prompts.chat(_continued(conversation, text), model.replays, salt)
         for text in NEXT_USER_TEXTS
     ]
     pairs = enumerate(zip(first, second, strict=False))
@@ -162,7 +164,13 @@ async def warm(
     )
 
 
-async def warm_file(prompts: Sequence[Mapping[str, object]], model: ServedModel) -> None:
+def _of_file(text: str, model: ServedModel, record: RequestRecord) -> Request:
+    return warm_request(WarmRequest.model_validate_json(text), model, record)
+
+
+async def warm_file(
+    prompts: Sequence[Mapping[str, object]], model: ServedModel, workers: Workers
+) -> None:
     """Warm the prompts of a file one after the other. A prompt that cannot be warmed is logged with
     its number and the invalid field; the others continue.
     """
@@ -170,9 +178,9 @@ async def warm_file(prompts: Sequence[Mapping[str, object]], model: ServedModel)
     for number, prompt in enumerate(prompts, 1):
         record = RequestRecord(uuid4().hex, Principal(FILE_CLIENT))
         try:
-            async with record.held:
-                body = WarmRequest.model_validate_json(json.dumps(prompt))
-                warmed = await warm(await warm_request(body, model, record), model)
+            text = json.dumps(prompt)
+            prepare = partial(_of_file, text, model, record)
+            warmed = await warm(await workers.run(FILE_CLIENT, len(text), prepare), model)
         except EngineStopped:
             return
         except (ApiError, EngineError, ValidationError) as error:

@@ -1,32 +1,27 @@
-"""Request bodies: limited as they arrive, then parsed and validated, all but the quickest in a
-worker thread.
+"""Request bodies: limited as they arrive, and bytes until a worker thread parses them. Only the few
+fields of a `Head` are read before.
 """
 
 import codecs
+import re
 from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jiter
 from anyio import CancelScope, current_time
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
-from server.http.stream import client_waiting
-from server.json_model import MAX_NODES, check_json_size, is_quick, most_parts
-from server.record import request_record
-from server.workers import Workers
+from server.json_model import MAX_DIGITS, check_json_size, is_quick, most_parts
 
-PARSED_BYTES_PER_BYTE = 8
-PARSED_BYTES_PER_PART = 350
-"""Estimates of what is made of a body: texts, also as a prompt, token ids, and the objects of its
-parts. Messages of one letter, the costliest, take 380 bytes a part on CPython 3.11, measured with
-tracemalloc; token ids take 8 bytes for each byte of their text.
-"""
+LIGHT_BYTES = 256 * 1024
+LIGHT_PARTS = 8192
+"""Braces, brackets, colons and commas of a body whose head is read on the event loop: less than a
+millisecond."""
 
 MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
 
@@ -104,42 +99,51 @@ def body_too_large(max_bytes: int) -> ApiError:
     return ApiError(413, message, code="body_too_large")
 
 
-class BodyReader:
-    """Turns the bytes of a request into a model. Belongs to one event loop.
-
-    Bodies that take a millisecond or more are parsed in a worker thread, of each client one at a
-    time, which bounds the memory that parsing takes. A thread costs a tenth of a millisecond.
+class Head(BaseModel):
+    """The fields of a body that are read before it is parsed: they decide which model is held, and
+    how the client waits for it.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    model_config = ConfigDict(strict=True, extra="ignore")
 
-    async def read(self, request: Request, model: type[Model]) -> Model:
-        """Sets the record's `n_bytes`, and reserves the memory of the parsed body. Raises ApiError
-        (400, which names the field, 415 and 503) and ClientDisconnected.
-        """
-        record = request_record(request.scope)
-        _check_encoding(request)
-        _check_content_type(request)
-        try:
-            body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
-        except ClientDisconnect:
-            raise ClientDisconnected from None
-        record.n_bytes = len(body)
-        record.begin_preparation(parsed_bytes(body))
-        try:
-            if is_quick(body):
-                return parse(body, model)
-            async with client_waiting(request.receive):
-                return await self._workers.prepare(record, partial(parse, body, model))
-        finally:
-            record.forget_body()
+    model: str | None = Field(None, max_length=256)
+    stream: bool | None = None
+    keep_alive: Any = None
+    background: bool | None = None
 
 
-def parsed_bytes(body: bytes) -> int:
-    """The estimated memory of a parsed body until the engine has its request."""
-    parts = min(most_parts(body), MAX_NODES)  # of more a body is refused, before it is parsed
-    return PARSED_BYTES_PER_BYTE * len(body) + PARSED_BYTES_PER_PART * parts
+async def read_body(request: Request) -> bytes:
+    """The body, whose bytes are counted as they come. Raises ApiError (400, 415) and
+    ClientDisconnected.
+    """
+    _check_encoding(request)
+    _check_content_type(request)
+    try:
+        return b"".join([chunk async for chunk in request.stream()])  # body() would keep it
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+
+
+def is_light(body: bytes) -> bool:
+    """Whether it takes less than a millisecond to read the head of the body, whatever it says."""
+    return (
+        len(body) <= LIGHT_BYTES
+        and most_parts(body) <= LIGHT_PARTS
+        and _LONG_NUMBER.search(body) is None
+    )
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+
+
+def read_head(body: bytes) -> Head | None:
+    """The head of a body; None where `parse` has to say what is wrong with it."""
+    try:
+        if not is_light(body):
+            check_json_size(body)
+        return Head.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
+    except ValueError:
+        return None
 
 
 def parse(body: bytes, model: type[Model]) -> Model:

@@ -238,9 +238,7 @@ class ModelRegistry:
         config = self.settings.config_of(model.settings, memory_bytes or None)
         engine = await self._start(config, model.report)
         model.card = engine.card
-        served = served_models(
-            model.aliases.values(), engine, model.settings, model.replays, self.workers
-        )
+        served = served_models(model.aliases.values(), engine, model.settings, model.replays)
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
         if model.settings.warm_prompts is not None:
@@ -257,7 +255,7 @@ class ModelRegistry:
             except PromptFileError as error:  # it has changed since the start
                 log.error("%s: warm_prompts: %s", loaded.model.name, error)
             else:
-                await warm_file(prompts, loaded.served[loaded.model.name])
+                await warm_file(prompts, loaded.served[loaded.model.name], self.workers)
 
     async def _correct(self, loaded: LoadedModel) -> None:
         """A model needs what was planned, or what its process takes if that is more."""

@@ -66,8 +66,8 @@ class DaemonSettings(SettingsModel):
     max_total_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
         gt=0,
-        description="All bodies until the engine has their requests; beyond it the largest of the"
-        " client that holds most is refused.",
+        description="All bodies until a worker has read them, and what answers keep of them; beyond"
+        " it the largest of the client that holds most is refused.",
     )
     max_unsent_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),

@@ -14,7 +14,6 @@ from server.generation.history import Replays
 from server.generation.requests import model_aliases, served_models
 from server.settings import Settings
 from server.settings.models import ModelSettings
-from server.workers import Workers
 from tests.adapters import write_adapter
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
@@ -164,7 +163,7 @@ def test_what_adapters_said_is_replayed_to_themselves_alone() -> None:
     engine = FakeEngine(card=replace(CARD, adapters=dict.fromkeys(ADAPTERS, "fingerprint")))
     names = model_aliases(("tiny", "alias"), ADAPTERS)
     replays = {adapter: Replays() for adapter in ("", *ADAPTERS)}
-    served = served_models(names, engine, ModelSettings(), replays, Workers())
+    served = served_models(names, engine, ModelSettings(), replays)
     by_root = {model.alias.root: model.replays for model in served.values()}
     assert len({id(replays) for replays in by_root.values()}) == 3
     assert all(model.replays is by_root[model.alias.root] for model in served.values())

@@ -241,7 +241,7 @@ def test_a_client_that_fills_the_budget_of_bodies_loses_its_own(tmp_path: Path) 
         ExitStack() as stack,
         client_of(base_url, "other") as other,
     ):
-        flood = [stack.enter_context(connected(base_url)) for _ in range(60)]
+        flood = [stack.enter_context(connected(base_url)) for _ in range(66)]
         for connection in flood:
             connection.sendall(head.replace(b"\r\n", key, 1))
         body = json.dumps(CHAT).encode().ljust(60_000)

@@ -143,7 +143,7 @@ def test_an_answer_that_would_be_too_large_is_refused() -> None:
     settings = Settings(port=0, max_unsent_bytes=1000)
     with running(FakeEngine(tokenizer=RecordingTokenizer()), settings) as url:
         for path in (f"{COMPLETIONS}/render", "/tokenize"):
-            answer = httpx.post(f"{url}{path}", json={"prompt": "x" * 100})
+            answer = httpx.post(f"{url}{path}", json={"prompt": "x" * 300})
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "answer_too_large"
 

@@ -2,11 +2,10 @@
 
 import json
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from anyio import fail_after, sleep_forever
+from anyio import sleep_forever
 from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
@@ -14,20 +13,16 @@ from starlette.types import Message
 from server.dialects.chat.schema import ChatRequest
 from server.dialects.completions import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
-from server.fairness import Budget
-from server.http.body import BodyReader, parse, parsed_bytes
+from server.http.body import LIGHT_BYTES, LIGHT_PARTS, is_light, parse, read_body, read_head
 from server.json_model import (
     MAX_DIGITS,
     MAX_ITEMS,
     MAX_NODES,
     QUICK_BYTES,
-    QUICK_PARTS,
 )
 from server.record import Principal, RequestRecord
-from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
-SECONDS = 20.0
 
 
 class Anything(BaseModel):
@@ -54,76 +49,44 @@ def request(*messages: Message) -> Request:
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
-def chunk(body: bytes) -> Message:
-    return {"type": "http.request", "body": body, "more_body": False}
-
-
-MOST = b",".join([b'{"a":0}'] * (QUICK_PARTS // 3 - 2))
+MODEL = b'{"model": "one", "stream": true, "x": %b}'
 
 
 @pytest.mark.parametrize(
-    ("body", "is_quick"),
+    ("rest", "is_read_at_once"),
     [
-        (b'{"thread": 0}'.ljust(QUICK_BYTES), True),
-        (b'{"thread": 0}'.ljust(QUICK_BYTES + 1), False),
-        (b'{"thread": 0, "x": [' + MOST + b"]}", True),
-        (b'{"thread": 0, "x": [' + MOST + b"," + MOST + b"]}", False),
-        (b'{"thread": 0, "x": [0' + b",0" * QUICK_PARTS + b"]}", False),
-        (b'{"thread": 0, "x": "' + b":" * QUICK_PARTS + b'"}', False),
+        (b'"%b"' % (b"x" * (LIGHT_BYTES // 2)), True),
+        (b'"%b"' % (b"x" * LIGHT_BYTES), False),
+        (b"[0%b]" % (b",0" * (LIGHT_PARTS // 2)), True),
+        (b"[0%b]" % (b",0" * LIGHT_PARTS), False),
+        (b"1" * (MAX_DIGITS + 1), False),
     ],
-    ids=["short", "long", "few parts", "many parts", "many numbers", "many parts in a text"],
+    ids=["short", "long", "few parts", "many parts", "a long number"],
 )
-async def test_only_quick_bodies_are_read_on_the_event_loop(body: bytes, is_quick: bool) -> None:
-    read = await BodyReader(Workers()).read(request(chunk(body)), Anything)
-    assert (read.thread == threading.get_ident()) == is_quick
+def test_only_the_heads_of_light_bodies_are_read_on_the_event_loop(
+    rest: bytes, is_read_at_once: bool
+) -> None:
+    assert is_light(MODEL % rest) == is_read_at_once
+
+
+def test_a_head_is_read_wherever_its_fields_stand() -> None:
+    body = b'\xef\xbb\xbf{"messages": [{"model": "no"}], "model": "one", "keep_alive": "5m"}'
+    head = read_head(body)
+    assert head is not None
+    assert (head.model, head.stream, head.keep_alive) == ("one", None, "5m")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b'{"model": 1}', b'{"stream": "yes"}', b'{"model": "%b"}' % (b"x" * 257)],
+)
+def test_the_head_of_a_wrong_body_is_left_to_the_parser(body: bytes) -> None:
+    assert read_head(body) is None
 
 
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
     with pytest.raises(ClientDisconnected):
-        await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
-
-
-async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> None:
-    workers, other = Workers(), RequestRecord("o", Principal("a"), n_bytes=LARGE_BYTES + 1)
-    async with other.held:
-        await workers.prepare(other, lambda: None)  # holds the client's slot from here on
-        body = chunk(b"{}".ljust(LARGE_BYTES + 1))
-        with fail_after(SECONDS), pytest.raises(ClientDisconnected):
-            await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
-
-
-def bodies(total_bytes: int) -> Budget:
-    def too_much() -> ApiError:
-        return ApiError(503, "too much")
-
-    return Budget(total_bytes, total_bytes, too_large=too_much, too_much=too_much)
-
-
-async def test_what_is_made_of_a_body_counts_in_place_of_its_bytes() -> None:
-    body = b'{"x": [' + MOST + b"," + MOST + b"]}"
-    asked = request(chunk(body))
-    record, budget = asked.scope["state"]["record"], bodies(10**9)
-    with budget.reserve("a", record.end) as record.body:
-        record.body.add(len(body))
-        await BodyReader(Workers()).read(asked, Anything)
-        assert budget.total_bytes == parsed_bytes(body) > 10 * len(body)
-        record.end_preparation()
-        assert budget.total_bytes == 0
-
-
-async def test_a_body_that_becomes_too_much_is_not_parsed() -> None:
-    """It alone never fills the budget, however much it is estimated to take."""
-    body = b'{"x": [' + MOST + b"]}"
-    budget = bodies(5 * len(body))
-    for others_bytes, is_refused in ((0, False), (3 * len(body), True)):
-        asked = request(chunk(body))
-        record = asked.scope["state"]["record"]
-        with budget.reserve("a", record.end) as record.body, budget.reserve("a", id) as other:
-            record.body.add(len(body))
-            other.add(others_bytes)
-            with pytest.raises(ApiError, match="too much") if is_refused else nullcontext():
-                await BodyReader(Workers()).read(asked, Anything)
-            assert not other.is_evicted
+        await read_body(request({"type": "http.disconnect"}))
 
 
 def refusal(body: bytes) -> str:

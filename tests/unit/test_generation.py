@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,7 +17,7 @@ from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from engine.values.tokens import pack
 from server.activity import RequestTracker
-from server.dialects.job import Job, StreamWriter, streamed
+from server.dialects.job import Job, StreamWriter, write_stream
 from server.errors import ApiError, ClientDisconnected
 from server.fairness import Budget, Reservation
 from server.generation.choice import AnswerUsage, Choice, Step
@@ -29,8 +30,9 @@ from server.generation.stream import (
     generating,
     queued_bytes,
 )
-from server.http.stream import client_waiting
+from server.http.stream import EVENT_STREAM, DeferredStream, client_waiting
 from server.record import Principal, RequestRecord
+from server.service import RequestContext
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")
@@ -134,7 +136,10 @@ async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end
     engine = Endless()
     job = endless_job(engine, 3)
     record = RequestRecord("r", Principal("client"), deadline=current_time() + 0.1)
-    stream = streamed(job, job.choices(), SilentWriter(), record, RequestTracker(), 3600)
+    service = SimpleNamespace(tracker=RequestTracker())
+    context = cast(RequestContext, SimpleNamespace(record=record, service=service))
+    fill = partial(write_stream, job=job, context=context)
+    stream = DeferredStream(EVENT_STREAM, fill, keepalive_seconds=3600)
     with reserved() as record.output, pytest.raises(ApiError) as caught:
         await stream({"state": {"record": record}}, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")

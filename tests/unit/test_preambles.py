@@ -10,8 +10,6 @@ from server.errors import ApiError
 from server.generation.conversation import Conversation
 from server.generation.history import Replays
 from server.generation.prompt import PromptEncoder
-from server.record import Principal, RequestRecord
-from server.workers import Workers
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.fake_engine import FakeEngine
@@ -37,14 +35,11 @@ NO_THOUGHTS = (
 )
 
 
-ASKED = RequestRecord("r", Principal("a"))
-
-
 def encoder(directory: Path, template: str) -> PromptEncoder:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
     wrapper.chat_template = template
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(opened(wrapper, 4096), None, card, Workers())
+    return PromptEncoder(opened(wrapper, 4096), None, card)
 
 
 def history(**said: str) -> Conversation:
@@ -57,8 +52,8 @@ def history(**said: str) -> Conversation:
     return Conversation.model_validate({"messages": messages})
 
 
-async def rendered(prompts: PromptEncoder, chat: Conversation) -> str:
-    return await prompts.decode(ASKED, await prompts.chat(ASKED, chat, Replays()), "tokens")
+def rendered(prompts: PromptEncoder, chat: Conversation) -> str:
+    return prompts.decode(prompts.chat(chat, Replays(), ""), "tokens")
 
 
 @pytest.mark.parametrize(
@@ -68,22 +63,22 @@ async def rendered(prompts: PromptEncoder, chat: Conversation) -> str:
         (ONE_TEXT, "[thought Hm.\n\nI look.][call look]"),
     ],
 )
-async def test_reasoning_and_a_preamble_both_reach_the_model(
+def test_reasoning_and_a_preamble_both_reach_the_model(
     tmp_path: Path, template: str, assistant: str
 ) -> None:
     prompts = encoder(tmp_path, template)
-    said = await rendered(prompts, history(reasoning_content="Hm.", content="I look."))
+    said = rendered(prompts, history(reasoning_content="Hm.", content="I look."))
     assert f"[assistant]{assistant}[tool]" in said
 
 
 @pytest.mark.parametrize("said", [{"reasoning": "Hm."}, {"content": "Hm."}], ids=str)
-async def test_one_of_them_alone_stays_what_it_is(tmp_path: Path, said: dict[str, str]) -> None:
+def test_one_of_them_alone_stays_what_it_is(tmp_path: Path, said: dict[str, str]) -> None:
     prompts = encoder(tmp_path, ONE_TEXT)
-    text = await rendered(prompts, history(**said))
+    text = rendered(prompts, history(**said))
     assert text == "[user]Where?[assistant][thought Hm.][call look][tool]There."
 
 
-async def test_a_template_that_takes_neither_refuses_in_its_own_words(tmp_path: Path) -> None:
+def test_a_template_that_takes_neither_refuses_in_its_own_words(tmp_path: Path) -> None:
     prompts = encoder(tmp_path, NO_THOUGHTS)
     with pytest.raises(ApiError, match="never both"):
-        await rendered(prompts, history(reasoning_content="Hm.", content="I look."))
+        rendered(prompts, history(reasoning_content="Hm.", content="I look."))

@@ -33,7 +33,6 @@ from server.errors import ApiError
 from server.fairness import FairLimiter
 from server.gateway import Gateway, body_budget, output_budget
 from server.metrics.metrics import HttpAnswers
-from server.record import Principal, RequestRecord, request_record
 from server.settings import Settings
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
@@ -152,26 +151,6 @@ async def test_what_is_refused_is_let_go_at_once() -> None:
         assert parsed() is None
     finally:
         gc.enable()
-
-
-async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> None:
-    """So that what many bodies of a client are parsed into is never there at once."""
-    workers, made = Workers(), list[str]()
-
-    async def prepare(name: str) -> None:
-        record = RequestRecord(name, Principal("one"), n_bytes=LARGE_BYTES + 1)
-        async with record.held:
-            for step in ("parsed", "planned"):
-                await workers.prepare(record, partial(made.append, f"{name} {step}"))
-            if name != "c":  # which ends with an error
-                record.slot.release()
-            made.append(f"{name} goes on")
-
-    async with create_task_group() as tasks:
-        for name in "abcd":
-            tasks.start_soon(prepare, name)
-    steps = ("parsed", "planned", "goes on")
-    assert made == [f"{name} {step}" for name in "abcd" for step in steps]
 
 
 async def test_one_client_never_has_all_slots() -> None:
@@ -295,22 +274,21 @@ def outcome(sent: list[Message]) -> tuple[int, str | None]:
 
 
 async def test_a_request_that_waits_for_its_turn_leaves_the_queue() -> None:
-    workers, made = Workers(), list[str]()
+    workers, blocked, made = Workers(), Blocked(), list[str]()
 
     async def prepare(name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        record = request_record(scope)
-        record.n_bytes = LARGE_BYTES + 1
-        await workers.prepare(record, lambda: made.append(name))
+        await workers.run("one", LARGE_BYTES + 1, lambda: made.append(name))
         await send(START)
         await send(END)
 
-    first = RequestRecord("first", Principal("first"), n_bytes=LARGE_BYTES + 1)
-    async with first.held:
-        await workers.prepare(first, lambda: made.append("first"))
+    async with create_task_group() as tasks:
+        tasks.start_soon(workers.run, "one", LARGE_BYTES + 1, blocked.run)
+        assert await asyncio.to_thread(blocked.until, 1)
         late = await answered(partial(prepare, "late"), AT_ONCE)
         assert outcome(late) == (504, "request_timeout")
+        blocked.gate.set()
     assert outcome(await answered(partial(prepare, "next"), None)) == (200, None)
-    assert made == ["first", "next"]
+    assert made == ["next"]
 
 
 async def test_what_is_ready_too_late_is_not_sent() -> None:

@@ -1,26 +1,21 @@
 """`POST /v1/chat/completions`, whole and streamed, and its `/render`."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from engine.values.request import Request
 from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
-from server.dialects.job import (
-    COMMENTS,
-    Job,
-    respond_without_engine,
-    when_loaded,
-)
+from server.dialects.job import Job, wire_json
 from server.dialects.openai import (
     ChunkWriter,
     RenderedRequest,
     chat_logprobs,
-    check_requests,
     rendered_request,
+    rendered_response,
     response_fields,
     usage_fields,
     wire_finish_reason,
@@ -28,8 +23,8 @@ from server.dialects.openai import (
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
-from server.generation.stream import TOKEN_BYTES
 from server.generation.tools import ChatCustomTool, ChatFunctionTool, custom_input
+from server.record import RequestRecord
 from server.service import Context
 
 
@@ -237,30 +232,30 @@ def as_chat(body: ChatRequest) -> Chat:
     )
 
 
-@router.generation("/v1/chat/completions", answer=ChatCompletion, stream=chunks(ChatChunk))
-async def create_chat_completion(body: ChatRequest, context: Context) -> Response:
-    async def make(model: ServedModel) -> Job:
-        chat = await model.workers.prepare(context.record, partial(as_chat, body))
-        request, plan = await prepare_chat(chat, model, context.record)
-        form = ChatForm(body, model, request.id)
-        writer = form.writer if body.stream else None
-        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
-
-    keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, make, context, keep_alive)
+@router.generation(
+    "/v1/chat/completions", body=ChatRequest, answer=ChatCompletion, stream=chunks(ChatChunk)
+)
+def create_chat_completion(body: ChatRequest, model: ServedModel, record: RequestRecord) -> Job:
+    request, plan = prepare_chat(as_chat(body), model, record)
+    form = ChatForm(body, model, request.id)
+    writer = form.writer if body.stream else None
+    return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
 
 @render_router.endpoint(
-    "POST", "/v1/chat/completions/render", answer=RenderedRequest, errors=MODEL_ERRORS
+    "POST",
+    "/v1/chat/completions/render",
+    body=ChatRequest,
+    answer=RenderedRequest,
+    errors=MODEL_ERRORS,
 )
-async def render_chat_completion(body: ChatRequest, context: Context) -> Response:
+async def render_chat_completion(context: Context) -> Response:
     """Refuses what a chat refuses, and generates nothing."""
-    model = await context.model(body.model)
-    chat = await model.workers.prepare(context.record, partial(as_chat, body))
-    request, _ = await prepare_chat(chat, model, context.record)
-    await check_requests([request], model, context.record)
-    return await respond_without_engine(
-        lambda: rendered_request(request, body, model.name),
-        TOKEN_BYTES * len(request.prompt),
-        context,
-    )
+    return await rendered_response(context, ChatRequest, _rendered)
+
+
+def _rendered(
+    body: ChatRequest, model: ServedModel, record: RequestRecord
+) -> tuple[Sequence[Request], bytes]:
+    request, _ = prepare_chat(as_chat(body), model, record)
+    return [request], wire_json(rendered_request(request, body, model.name))

@@ -4,19 +4,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
-from starlette.responses import Response
 
 from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
-from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
+from server.dialects.endpoint import Endpoints, named_events
 from server.dialects.errors import MessagesError, messages_error
-from server.dialects.job import COMMENTS, Job, StreamWriter, as_arguments, when_loaded, wire_json
+from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
@@ -24,7 +23,7 @@ from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, S
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import EVENT_STREAM, sse_event
 from server.json_model import wire_event
-from server.service import Context
+from server.record import RequestRecord
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -278,27 +277,26 @@ def _event(event: dict[str, Any]) -> bytes:
 router = Endpoints()
 
 
-@router.generation("/v1/messages", answer=MessageBody, stream=named_events(MESSAGE_EVENTS))
-async def create_message(body: MessagesRequest, context: Context) -> Response:
-    record = context.record
+@router.generation(
+    "/v1/messages",
+    body=MessagesRequest,
+    answer=MessageBody,
+    stream=named_events(MESSAGE_EVENTS),
+)
+def create_message(body: MessagesRequest, model: ServedModel, record: RequestRecord) -> Job:
+    chat = as_chat(body, model, record)
+    is_marked = model.settings.engine.prefix_cache and record.cache_marks > 0
+    request, plan = prepare_chat(chat, model, record)
+    if body.max_tokens == 0:  # the prompt alone is computed, and cached
+        request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
+    form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
+    writer = form.writer if body.stream else None
+    return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
-    async def make(model: ServedModel) -> Job:
-        chat = await model.workers.prepare(record, partial(as_chat, body, model, record))
-        is_marked = model.settings.engine.prefix_cache and record.cache_marks > 0
-        request, plan = await prepare_chat(chat, model, record)
-        if body.max_tokens == 0:  # the prompt alone is computed, and cached
-            request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
-        form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
-        writer = form.writer if body.stream else None
-        return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 
-    keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, make, context, keep_alive)
-
-
-@router.endpoint("POST", "/v1/messages/count_tokens", errors=MODEL_ERRORS)
-async def count_tokens(body: CountTokensRequest, context: Context) -> TokenCount:
+@router.direct("/v1/messages/count_tokens", body=CountTokensRequest, answer=TokenCount)
+def count_tokens(body: CountTokensRequest, model: ServedModel, record: RequestRecord) -> TokenCount:
     """The number of prompt tokens that the same request to /v1/messages would have."""
-    model, record = await context.model(body.model), context.record
-    prompt = await model.workers.prepare(record, partial(conversation, body, model))
-    return TokenCount(input_tokens=len(await model.prompts.chat(record, prompt, model.replays)))
+    salt = record.cache_salt(body.cache_salt)
+    prompt = model.prompts.chat(conversation(body, model), model.replays, salt)
+    return TokenCount(input_tokens=len(prompt))

@@ -1,23 +1,24 @@
 """Ollama's API: `/api/chat`, `generate`, `embed`, `embeddings`, and those on models."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from anyio import current_time, to_thread
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
-from server.dialects.endpoint import MODEL_ERRORS, Endpoints, json_lines
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
 from server.dialects.errors import OllamaError
 from server.dialects.job import (
     Job,
     KeepAlive,
-    MakeJob,
     json_response,
-    when_loaded,
+    respond,
     wire_json,
 )
 from server.dialects.ollama.models import (
@@ -31,6 +32,7 @@ from server.dialects.ollama.models import (
     running,
 )
 from server.dialects.ollama.read import as_chat, as_embedding, prompt_as_chat, raw_completion
+from server.dialects.ollama.schema import KeepAlive as Duration
 from server.dialects.ollama.schema import (
     OllamaChatAnswer,
     OllamaChatRequest,
@@ -38,7 +40,6 @@ from server.dialects.ollama.schema import (
     OllamaEmbedRequest,
     OllamaGenerateAnswer,
     OllamaGenerateRequest,
-    OllamaGenerationRequest,
     OllamaModelInfo,
     OllamaModelRequest,
     OllamaModels,
@@ -65,64 +66,88 @@ from server.errors import ApiError
 from server.generation.pooling import embedding_requests
 from server.generation.requests import ServedModel, prepare_chat, prepare_completion
 from server.http.stream import NDJSON, DeferredStream, written
+from server.json_model import RequestModel
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
-from server.service import Context, RequestContext, Service
+from server.service import ArrivedBody, Context, Prepare, RequestContext, Service
+
+BodyT = TypeVar("BodyT", bound=RequestModel)
 
 router = Endpoints()
 models_router = Endpoints()
 
 
-@router.generation(
-    "/api/chat", answer=OllamaChatAnswer, stream=json_lines(OllamaChatAnswer, OllamaError)
+KEEP_ALIVE = TypeAdapter[float | None](Duration | None, config=ConfigDict(strict=True))
+
+
+@router.endpoint(
+    "POST",
+    "/api/chat",
+    body=OllamaChatRequest,
+    answer=OllamaChatAnswer,
+    stream=json_lines(OllamaChatAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
 )
-async def create_chat(body: OllamaChatRequest, context: Context) -> Response:
-    arrived_ns = time.perf_counter_ns()
+async def create_chat(context: Context) -> Response:
+    def prepare(body: OllamaChatRequest, model: ServedModel, record: RequestRecord) -> Job | bytes:
+        if not body.messages:
+            return without_answer(model.name, chat_shape, "load")
+        request, plan = prepare_chat(as_chat(body, model), model, record)
+        return answer_job(
+            model, [request], plan, chat_shape, record.arrived_ns, is_streamed=body.stream
+        )
 
-    async def make(model: ServedModel) -> Job:
-        chat = await model.workers.prepare(context.record, partial(as_chat, body, model))
-        request, plan = await prepare_chat(chat, model, context.record)
-        return answer_job(model, [request], plan, chat_shape, arrived_ns, is_streamed=body.stream)
-
-    return await _answered(body, chat_shape, make if body.messages else None, context)
+    body = await context.arrived(OllamaChatRequest)
+    return await _answered(body, chat_shape, prepare, lambda body: not body.messages, context)
 
 
-@router.generation(
+@router.endpoint(
+    "POST",
     "/api/generate",
+    body=OllamaGenerateRequest,
     answer=OllamaGenerateAnswer,
     stream=json_lines(OllamaGenerateAnswer, OllamaError),
+    errors=GENERATION_ERRORS,
 )
-async def generate(body: OllamaGenerateRequest, context: Context) -> Response:
-    arrived_ns = time.perf_counter_ns()
+async def generate(context: Context) -> Response:
+    body = await context.arrived(OllamaGenerateRequest)
 
-    async def make(model: ServedModel) -> Job:
-        return await _generate_job(body, model, context.record, arrived_ns)
+    def is_empty(body: OllamaGenerateRequest) -> bool:
+        return not body.prompt
 
-    return await _answered(body, generate_shape, make if body.prompt else None, context)
+    return await _answered(body, generate_shape, _generate_job, is_empty, context)
 
 
 async def _answered(
-    body: OllamaGenerationRequest, shape: Shape, make: MakeJob | None, context: RequestContext
+    body: ArrivedBody[BodyT],
+    shape: Shape,
+    prepare: Prepare[BodyT, Job | bytes],
+    is_empty: Callable[[BodyT], bool],
+    context: RequestContext,
 ) -> Response:
     """The response of the model that the body names. A stream has empty lines while it loads.
 
-    Without anything to answer, and so without `make`, the model is only loaded; or unloaded, if it
-    is not to stay.
+    Without anything to answer the model is only loaded; or unloaded, if it is not to stay.
     """
-    service = context.service
-    context.record.keep_alive_seconds = body.keep_alive
-    if make is None and body.keep_alive == 0:
-        return await _unloaded(body, context, shape)
-    name = named(service, body.model)
-
-    async def loaded(model: ServedModel) -> bytes:
-        return without_answer(model.name, shape, "load")
+    service, head = context.service, body.head
+    context.record.keep_alive_seconds = await _keep_alive_seconds(body)
+    name = named(service, head.model or "")
+    if context.record.keep_alive_seconds == 0 and await body.run(is_empty):
+        return await _unloaded(name, context, shape)
 
     def line() -> bytes:
         return empty_line(name or service.models.find(name).name, shape)
 
-    keep_alive = KeepAlive(NDJSON, line) if body.stream else None
-    return await when_loaded(name, make or loaded, context, keep_alive)
+    keep_alive = None if head.stream is False else KeepAlive(NDJSON, line)
+    return await respond(body, context, prepare, keep_alive, name)
+
+
+async def _keep_alive_seconds(body: ArrivedBody[BodyT]) -> float | None:
+    """Raises ApiError (400), as for all fields of the body."""
+    with suppress(ValidationError):
+        return KEEP_ALIVE.validate_python(body.head.keep_alive)
+    await body.run(id)
+    return None
 
 
 def named(service: Service, name: str) -> str:
@@ -130,29 +155,28 @@ def named(service: Service, name: str) -> str:
     return name if service.models.has(name) else name.removesuffix(LATEST)
 
 
-async def _generate_job(
-    body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord, arrived_ns: int
-) -> Job:
+def _generate_job(
+    body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord
+) -> Job | bytes:
     requests: Sequence[EngineRequest]
+    if not body.prompt:
+        return without_answer(model.name, generate_shape, "load")
     if body.raw:
-        completion = await model.workers.prepare(record, partial(raw_completion, body, model))
-        requests, _ = await prepare_completion(completion, model, record)
+        requests, _ = prepare_completion(raw_completion(body, model), model, record)
         plan = None
     else:
-        chat = await model.workers.prepare(record, partial(prompt_as_chat, body, model))
-        request, plan = await prepare_chat(chat, model, record)
+        request, plan = prepare_chat(prompt_as_chat(body, model), model, record)
         requests = [request]
-    return answer_job(model, requests, plan, generate_shape, arrived_ns, is_streamed=body.stream)
+    return answer_job(
+        model, requests, plan, generate_shape, record.arrived_ns, is_streamed=body.stream
+    )
 
 
-async def _unloaded(
-    body: OllamaGenerationRequest, context: RequestContext, shape: Shape
-) -> Response:
+async def _unloaded(name: str, context: RequestContext, shape: Shape) -> Response:
     """Answers at once. An admin unloads the model as soon as its running requests have ended. Any
     other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
     """
     service, record = context.service, context.record
-    name = named(service, body.model)
     model = await service.chosen(name, record)
     if service.is_admin(record):
         service.models.pool.begin_unload(model)
@@ -161,36 +185,50 @@ async def _unloaded(
     return json_response(without_answer(name, shape, "unload"))
 
 
-@router.generation("/api/embed", answer=OllamaVectors)
-async def embed(body: OllamaEmbedRequest, context: Context) -> Response:
+@router.endpoint(
+    "POST", "/api/embed", body=OllamaEmbedRequest, answer=OllamaVectors, errors=GENERATION_ERRORS
+)
+async def embed(context: Context) -> Response:
     """Embeds texts. Without a text it only loads the model."""
-    arrived_ns = time.perf_counter_ns()
-    context.record.keep_alive_seconds = body.keep_alive
 
-    async def make(model: ServedModel) -> Job | bytes:
+    def prepare(body: OllamaEmbedRequest, model: ServedModel, record: RequestRecord) -> Job | bytes:
         if not body.texts:
-            return to_json(EmbedForm(model.name, arrived_ns).fields([], None))
+            return to_json(EmbedForm(model.name, record.arrived_ns).fields([], None))
         asked = as_embedding(body, body.texts, body.dimensions)
-        requests = await embedding_requests(asked, model, context.record)
-        form = EmbedForm(model.name, arrived_ns)
+        requests = embedding_requests(asked, model, record)
+        form = EmbedForm(model.name, record.arrived_ns)
         return vectors_job(model, requests, body.dimensions, form.fields)
 
-    return await when_loaded(named(context.service, body.model), make, context)
+    return await _embedded(await context.arrived(OllamaEmbedRequest), prepare, context)
 
 
-@router.generation("/api/embeddings", answer=OllamaVector)
-async def embeddings(body: OllamaEmbeddingsRequest, context: Context) -> Response:
+@router.endpoint(
+    "POST",
+    "/api/embeddings",
+    body=OllamaEmbeddingsRequest,
+    answer=OllamaVector,
+    errors=GENERATION_ERRORS,
+)
+async def embeddings(context: Context) -> Response:
     """Embeds a prompt. Without a prompt it only loads the model."""
-    context.record.keep_alive_seconds = body.keep_alive
 
-    async def make(model: ServedModel) -> Job | bytes:
+    def prepare(
+        body: OllamaEmbeddingsRequest, model: ServedModel, record: RequestRecord
+    ) -> Job | bytes:
         if not body.prompt:
             return wire_json(OllamaVector(embedding=[]))
-        asked = as_embedding(body, [body.prompt], None)
-        requests = await embedding_requests(asked, model, context.record)
+        requests = embedding_requests(as_embedding(body, [body.prompt], None), model, record)
         return vectors_job(model, requests, None, one_vector)
 
-    return await when_loaded(named(context.service, body.model), make, context)
+    return await _embedded(await context.arrived(OllamaEmbeddingsRequest), prepare, context)
+
+
+async def _embedded(
+    body: ArrivedBody[BodyT], prepare: Prepare[BodyT, Job | bytes], context: RequestContext
+) -> Response:
+    context.record.keep_alive_seconds = await _keep_alive_seconds(body)
+    name = named(context.service, body.head.model or "")
+    return await respond(body, context, prepare, name=name)
 
 
 API_VERSION = "0.12.11"
@@ -231,9 +269,10 @@ async def ps(context: Context) -> OllamaRunningModels:
     return OllamaRunningModels(models=found)
 
 
-@models_router.endpoint("POST", "/api/show", errors=MODEL_ERRORS)
-async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
+@models_router.endpoint("POST", "/api/show", body=OllamaShowRequest, errors=MODEL_ERRORS)
+async def show(context: Context) -> OllamaModelInfo:
     """Loads nothing: the answer comes from the model's files."""
+    body = await context.read(OllamaShowRequest)
     name = named(context.service, body.named)
     model = await context.service.chosen(name, context.record)
     read = partial(described, name or model.name, model.settings, model.card)
@@ -241,12 +280,17 @@ async def show(body: OllamaShowRequest, context: Context) -> OllamaModelInfo:
 
 
 @models_router.endpoint(
-    "POST", "/api/pull", answer=OllamaProgress, stream=json_lines(OllamaProgress, OllamaError)
+    "POST",
+    "/api/pull",
+    body=OllamaPullRequest,
+    answer=OllamaProgress,
+    stream=json_lines(OllamaProgress, OllamaError),
 )
-async def pull(body: OllamaPullRequest, context: Context) -> Response:
+async def pull(context: Context) -> Response:
     """Downloads like `rootstock pull`. A download continues if the client leaves, and ends when the
     daemon stops. The name is a repository or a served model, which may be a directory.
     """
+    body = await context.read(OllamaPullRequest)
     download = await _download(context.service, named(context.service, body.named))
     if body.stream:
         context.record.never_ends()
@@ -269,9 +313,10 @@ async def _download(service: Service, name: str) -> Download | None:
     return models.downloads.start(source)
 
 
-@models_router.endpoint("DELETE", "/api/delete", errors=(404, 409))
-async def delete(body: OllamaModelRequest, context: Context) -> Response:
+@models_router.endpoint("DELETE", "/api/delete", body=OllamaModelRequest, errors=(404, 409))
+async def delete(context: Context) -> Response:
     """Deletes a repository from Hugging Face's cache, every revision of it, unless it is served."""
+    body = await context.read(OllamaModelRequest)
     name = repository(body.named)
     if context.service.models.is_served_from(name):
         raise ApiError(409, f"model '{name}' is served", param="model", code="model_served")

@@ -54,7 +54,6 @@ class BackgroundResponses:
         """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
         record = form.record
         self._check_limit(record.client)
-        record.end_preparation(kept_bytes=record.n_bytes)
         record.body = None  # what is kept of it counts until `held` is closed
         running = _Running(form, record.held.pop_all())
         self._running[record.key, form.id] = running

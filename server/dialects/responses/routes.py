@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,8 @@ from starlette.responses import Response
 
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
-from server.dialects.endpoint import MODEL_ERRORS, Endpoints, named_events
-from server.dialects.job import COMMENTS, Job, json_response, when_loaded
+from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
+from server.dialects.job import COMMENTS, Job, json_response, respond_with
 from server.dialects.responses.answer import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -40,10 +41,10 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
-from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
+from server.http.stream import client_waiting
 from server.record import RequestRecord
-from server.service import Context, RecordDependency
+from server.service import ArrivedBody, Context, RecordDependency
 
 ECHOED = (
     "background", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
@@ -55,55 +56,93 @@ ECHOED = (
 SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
 """Fields that the response repeats with the model's own defaults."""
 
+IsStrict = Callable[[FunctionTool], bool]
+
 log = logging.getLogger("rootstock.responses")
 
 
-async def responses_job(
-    body: ResponsesRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    store: ResponseStore,
-    max_bytes: int,
-) -> tuple[Job, ResponseForm]:
-    """The job of a request and the writer of its response. `max_bytes` limits the stored items that
-    the body may refer to.
+@dataclass(frozen=True, slots=True)
+class ResponseMaker:
+    """Prepares one request. `max_bytes` limits the stored items that the body may refer to."""
 
-    Raises ApiError (400) for what the model cannot serve, for references to items that are not
-    stored, and for too many bytes.
-    """
-    referenced = partial(referenced_bytes, body, store, record.key)
-    record.n_bytes += await model.workers.prepare(record, referenced)
+    model: ServedModel
+    record: RequestRecord
+    store: ResponseStore
+    max_bytes: int
 
-    def read(is_strict: Callable[[FunctionTool], bool]) -> tuple[ReadInput, Chat]:
-        given = read_input(body, model, store, record.key, max_bytes, is_strict)
-        return given, as_chat(body, given.prompt)
+    async def job(self, body: ArrivedBody[ResponsesRequest]) -> tuple[Job, ResponseForm]:
+        """The job of a request and the writer of its response. A grammar for functions whose
+        `strict` was left out is tried first; if it fails they are not strict.
 
-    given, chat = await model.workers.prepare(record, partial(read, is_enforceable))
-    if given.tools.hosted:
-        log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
-    try:
-        request, plan = await prepare_chat(chat, model, record)
-        if given.tools.has_default_strict:
-            record.slot.release()  # others need not wait while a grammar is tried
-            await model.engine.check(request)
-    except (ApiError, InvalidRequest, NoGrammars) as error:
-        concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
-        if not concerns_tools or not given.tools.has_default_strict:
-            raise
-        given, chat = await model.workers.prepare(record, partial(read, lambda tool: False))
-        request, plan = await prepare_chat(chat, model, record)
+        Raises ApiError (400) for what the model cannot serve, for references to items that are not
+        stored, and for too many bytes.
+        """
+        n_bytes = await body.run(self.referenced_bytes)
+        made = await body.run(self.trial, n_bytes)
+        is_strict: IsStrict = is_enforceable
+        if isinstance(made, Request):
+            try:
+                await self.model.engine.check(made)
+            except (InvalidRequest, NoGrammars) as error:
+                if not _concerns_tools(error):
+                    raise
+                is_strict = _never
+            made = await body.run(lambda parsed: self.prepare(parsed, is_strict), n_bytes)
+        return made
 
-    make_form = partial(response_form, body, given, request, model, record, store)
-    form = await model.workers.prepare(record, make_form)
-    job = Job(
-        model=model,
-        requests=[request],
-        plan=plan,
-        render=form.whole,
-        writer=form.writer if body.stream else None,
-        tokenizer=form.tokenizer if body.wants_logprobs else None,
-    )
-    return job, form
+    def referenced_bytes(self, body: InputTokensRequest) -> int:
+        """About how many bytes of stored items the body refers to."""
+        return referenced_bytes(body, self.store, self.record.key)
+
+    def trial(self, body: ResponsesRequest) -> Request | tuple[Job, ResponseForm]:
+        """The engine's request if its grammar has to be tried, else what `prepare` returns."""
+        given = self.read(body, is_enforceable)
+        if not given.tools.has_default_strict:
+            return self.prepare(body, is_enforceable)
+        try:
+            request, _ = prepare_chat(as_chat(body, given.prompt), self.model, self.record)
+        except ApiError as error:
+            if not _concerns_tools(error):
+                raise
+            return self.prepare(body, _never)
+        return request
+
+    def read(self, body: InputTokensRequest, is_strict: IsStrict = is_enforceable) -> ReadInput:
+        """The prompt, the tools and the items of the body."""
+        owner = self.record.key
+        return read_input(body, self.model, self.store, owner, self.max_bytes, is_strict)
+
+    def prepare(self, body: ResponsesRequest, is_strict: IsStrict) -> tuple[Job, ResponseForm]:
+        """The job and the form. `is_strict` decides for functions whose `strict` is left out."""
+        model, record = self.model, self.record
+        given = self.read(body, is_strict)
+        if given.tools.hosted:
+            log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
+        request, plan = prepare_chat(as_chat(body, given.prompt), model, record)
+        form = response_form(body, given, request, model, record, self.store)
+        job = Job(
+            model=model,
+            requests=[request],
+            plan=plan,
+            render=form.whole,
+            writer=form.writer if body.stream else None,
+            tokenizer=form.tokenizer if body.wants_logprobs else None,
+            kept_bytes=form.kept_bytes,
+        )
+        return job, form
+
+    def count(self, body: InputTokensRequest) -> int:
+        """The number of tokens of the prompt."""
+        salt = self.record.cache_salt(body.cache_salt)
+        return len(self.model.prompts.chat(self.read(body).prompt, self.model.replays, salt))
+
+
+def _never(tool: FunctionTool) -> bool:
+    return False
+
+
+def _concerns_tools(error: Exception) -> bool:
+    return isinstance(error, NoGrammars) or getattr(error, "param", None) == "tools"
 
 
 def response_form(
@@ -129,23 +168,6 @@ def response_form(
         store=store if body.store else None,
         is_background=body.background,
     )
-
-
-async def input_tokens(
-    body: InputTokensRequest,
-    model: ServedModel,
-    record: RequestRecord,
-    store: ResponseStore,
-    max_bytes: int,
-) -> int:
-    """The number of tokens of the prompt of such a response. Raises what `responses_job` does for
-    it.
-    """
-    named = partial(referenced_bytes, body, store, record.key)
-    record.n_bytes += await model.workers.prepare(record, named)
-    read = partial(read_input, body, model, store, record.key, max_bytes)
-    prompt = (await model.workers.prepare(record, read)).prompt
-    return len(await model.prompts.chat(record, prompt, model.replays))
 
 
 def _head(
@@ -194,31 +216,37 @@ NO_COMPACTING = (
 )
 
 
-@router.generation("", answer=ResponseBody, stream=named_events(RESPONSE_EVENTS))
+@router.endpoint(
+    "POST",
+    "",
+    body=ResponsesRequest,
+    answer=ResponseBody,
+    stream=named_events(RESPONSE_EVENTS),
+    errors=GENERATION_ERRORS,
+)
 async def create_response(
-    body: ResponsesRequest,
-    context: Context,
-    store: StoreDependency,
-    background: BackgroundDependency,
+    context: Context, store: StoreDependency, background: BackgroundDependency
 ) -> Response:
+    body = await context.arrived(ResponsesRequest)
     max_bytes = context.service.settings.max_body_bytes
 
     async def make(model: ServedModel) -> Job | bytes:
-        job, form = await responses_job(body, model, context.record, store, max_bytes)
-        return background.start(job, form) if body.background else job
+        job, form = await ResponseMaker(model, context.record, store, max_bytes).job(body)
+        body.replace(job.kept_bytes)
+        return background.start(job, form) if body.head.background else job
 
-    keep_alive = COMMENTS if body.stream else None
-    return await when_loaded(body.model, make, context, keep_alive)
+    return await respond_with(body, context, make, COMMENTS if body.head.stream else None)
 
 
-@router.endpoint("POST", "/input_tokens", errors=MODEL_ERRORS)
-async def count_input_tokens(
-    body: InputTokensRequest, context: Context, store: StoreDependency
-) -> InputTokens:
+@router.endpoint("POST", "/input_tokens", body=InputTokensRequest, errors=MODEL_ERRORS)
+async def count_input_tokens(context: Context, store: StoreDependency) -> InputTokens:
     """The number of prompt tokens that the same request to /v1/responses would have."""
+    body = await context.arrived(InputTokensRequest)
     max_bytes = context.service.settings.max_body_bytes
-    model = await context.model(body.model)
-    tokens = await input_tokens(body, model, context.record, store, max_bytes)
+    async with client_waiting(context.http.receive):
+        model = await body.hold()
+        maker = ResponseMaker(model, context.record, store, max_bytes)
+        tokens = await body.run(maker.count, await body.run(maker.referenced_bytes))
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 
 

@@ -116,6 +116,11 @@ class ResponseForm:
     store: ResponseStore | None  # None: it is not stored
     is_background: bool
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of the body, and of the stored items that it names."""
+        return len(self.head) + self.context.total_bytes
+
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
         """The JSON of the complete ResponseBody, which is stored."""
         (choice,) = choices
