@@ -120,7 +120,8 @@ class Choice:
         self._is_thinking = False
         self._end_of_text = ""  # as much as may begin the marker that ends reasoning
         self._pending: list[TokenLogprob] = []  # of tokens since the last growth
-        self._token_ids: list[int] = []
+        self._has_functions = plan is not None and bool(plan.functions)
+        self._token_ids: list[int] = []  # of an answer that may have calls
         self._texts: list[str] = []
 
     @property
@@ -183,8 +184,9 @@ class Choice:
         parts = self._parser.add(event.text)
         if event.finish_reason is not None:
             parts += self._parser.finish()
-        self._token_ids += event.token_ids
-        self._texts.append(event.text)
+        if self._has_functions:
+            self._token_ids += event.token_ids
+            self._texts.append(event.text)
         if isinstance(parts[0], Reasoning) if parts else self._is_thinking:
             self.reasoning_tokens += len(event.token_ids)
         if parts:

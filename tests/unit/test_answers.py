@@ -1,15 +1,18 @@
 """What is planned for a request's answers."""
 
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from engine.values.output import OutputEvent
 from engine.values.request import Alternative, GrammarKind
 from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
+from server.generation.choice import Choice
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
 from server.settings.models import ConversationSettings
@@ -162,3 +165,20 @@ def test_reasoning_that_the_prompt_has_closed_is_not_waited_for() -> None:
     assert plan.constraint.thinking is None
     assert plan.thinking_budget is not None
     assert not plan.thinking_budget.is_open, "it counts from the next start marker on"
+
+
+@pytest.mark.parametrize(("fields", "is_kept"), [({}, False), ({"tools": [TOOL]}, True)], ids=str)
+def test_only_an_answer_that_may_have_calls_keeps_its_tokens(
+    fields: dict[str, Any], is_kept: bool
+) -> None:
+    """Those of an answer with calls are replayed when it is sent back."""
+    n_tokens = 10_000
+    choice = Choice(planned("deepseek_r1", "", **fields))
+    events = [OutputEvent("r", 0, token_ids=(1,))] * n_tokens  # whose text is hidden
+    tracemalloc.start()
+    try:
+        choice.feed(events)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (kept_bytes > 8 * n_tokens) == is_kept
