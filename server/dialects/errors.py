@@ -61,6 +61,23 @@ def responses_error(error: ApiError) -> ErrorResponse:
     return openai_error(error, error.param and responses_field(error.param))
 
 
+class ResponsesErrorEvent(BaseModel):
+    """The only event of a stream of `/v1/responses` that fails before its response exists."""
+
+    type: Literal["error"]
+    sequence_number: Literal[0]
+    message: str
+    param: str | None
+    code: str | None
+
+
+def responses_error_event(error: ApiError) -> ResponsesErrorEvent:
+    body = responses_error(error).error
+    return ResponsesErrorEvent(
+        type="error", sequence_number=0, message=body.message, param=body.param, code=body.code
+    )
+
+
 class MessagesErrorBody(BaseModel):
     type: str
     message: str
@@ -126,20 +143,32 @@ def ollama_error(error: ApiError) -> OllamaError:
     return OllamaError(error=error.message(OLLAMA_FIELDS.get(error.param or "", error.param)))
 
 
+MakeError = Callable[[ApiError, str], BaseModel]
+"""Makes an error object from an error and the request id."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """A dialect's error object, and how it is made from an error and the request id."""
+    """A dialect's error object, and how it is sent in a stream that has had no event yet. A stream
+    whose events have a shape of their own has the object that `event` makes.
+    """
 
     model: type[BaseModel]
-    of: Callable[[ApiError, str], BaseModel]
-    event: Callable[[bytes], bytes]  # in a stream that has had no event yet
+    of: MakeError
+    frame: Callable[[bytes], bytes]
+    event: MakeError | None = None
 
+
+_named_error = partial(sse_event, "error")
 
 OPENAI = ErrorShape(ErrorResponse, lambda error, request_id: openai_error(error), sse_data)
 RESPONSES = ErrorShape(
-    ErrorResponse, lambda error, request_id: responses_error(error), partial(sse_event, "error")
+    ErrorResponse,
+    lambda error, request_id: responses_error(error),
+    _named_error,
+    lambda error, request_id: responses_error_event(error),
 )
-ANTHROPIC = ErrorShape(MessagesError, messages_error, partial(sse_event, "error"))
+ANTHROPIC = ErrorShape(MessagesError, messages_error, _named_error)
 OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), json_line)
 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
@@ -171,8 +200,9 @@ def error_response(scope: Scope, error: Exception) -> Response:
 def error_event(scope: Scope, error: Exception) -> bytes:
     """The error as the only event of the requested stream."""
     shape = _shape_for_client(scope)
-    body = shape.of(to_api_error(error), request_record(scope).id)
-    return shape.event(body.model_dump_json().encode())
+    make = shape.event or shape.of
+    body = make(to_api_error(error), request_record(scope).id)
+    return shape.frame(body.model_dump_json().encode())
 
 
 def error_shape(path: str) -> ErrorShape:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from huggingface_hub import constants
+from openai.types.responses import ResponseErrorEvent
 
 from engine.api import ModelError
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
@@ -31,6 +32,7 @@ from tests.contract.fake_engine import (
     observed,
 )
 from tests.contract.metrics import metric_families, value
+from tests.contract.scripted import strict_client
 from tests.contract.several import HI, MIB, Engines, needs, settings_of
 from tests.contract.wire import posted
 from tests.polling import WAIT_SECONDS, until
@@ -283,7 +285,6 @@ def test_leaving_a_stream_whose_model_has_been_loaded_ends_its_preparation(
     [
         ("/v1/chat/completions", {"messages": [HI]}, None),
         ("/v1/completions", {"prompt": "x"}, None),
-        ("/v1/responses", {"input": "x"}, "error"),
         ("/v1/messages", {"max_tokens": 1, "messages": [HI]}, "error"),
     ],
 )
@@ -300,6 +301,24 @@ def test_what_fails_behind_comments_is_an_event(
     assert rest[:-1] == ([f"event: {event}"] if event else [])
     error = json.loads(rest[-1].removeprefix("data: "))["error"]
     assert error["message"] == "The model 'two' cannot be used: no weights."
+
+
+def test_a_response_that_fails_behind_comments_is_the_official_error_event(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve(settings_of(keepalive_seconds=0.01))
+    engines.gate, engines.failure = Gate(), ModelError("no weights")
+    official = strict_client(str(client.base_url).rstrip("/"))
+    with official.responses.create(model="two", input="x", stream=True) as events:
+        engines.gate.open()
+        (event,) = events
+    assert event == ResponseErrorEvent(
+        type="error",
+        sequence_number=0,
+        message="The model 'two' cannot be used: no weights.",
+        param=None,
+        code="model_failed",
+    )
 
 
 def test_a_load_that_fails_is_an_error_with_its_reason_at_once_and_again(

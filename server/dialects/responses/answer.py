@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from server.dialects.errors import ResponsesErrorEvent
 from server.dialects.openai import TokenLogprobBody
 from server.json_model import SparseModel, wire_event
 
@@ -213,6 +214,7 @@ RESPONSE_EVENTS: Sequence[type[BaseModel]] = (
     _event("ArgumentsDelta", "response.function_call_arguments.delta", delta=str),
     _event("ArgumentsDone", "response.function_call_arguments.done", name=str, arguments=str),
     *_text_events("CustomInput", "response.custom_tool_call_input", "input"),
+    ResponsesErrorEvent,
 )
 
 _PREFIX = "rootstock1:"  # it tells the content from that of other servers
