@@ -226,11 +226,6 @@ runs."""
 MAX_DIGITS = 511
 """Of one number. Python takes quadratic time to write a long one."""
 
-QUICK_BYTES = 32 * 1024
-QUICK_PARTS = 256
-"""Braces, brackets, colons and commas of a text that is read at once. The slowest body of so many,
-input items of `/v1/responses`, took 0.7 ms on a core of an AMD EPYC."""
-
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = (MAX_DIGITS + 1) // 2
 
@@ -244,11 +239,6 @@ class JsonSize:
     has_long_number: bool
 
 
-def is_quick(text: bytes) -> bool:
-    """Whether it takes less than a millisecond to read and validate the text, whatever it says."""
-    return len(text) <= QUICK_BYTES and most_parts(text) <= QUICK_PARTS
-
-
 def check_json_size(*texts: bytes) -> None:
     """Raise ValueError, in words for a client, for JSON texts that together have too many parts to
     be read.
@@ -256,7 +246,7 @@ def check_json_size(*texts: bytes) -> None:
     nodes = commas = 0
     for text in texts:
         if len(text) <= MAX_DIGITS:
-            nodes += most_parts(text)
+            nodes += sum(map(text.count, PARTS))
             continue
         size = json_size(text)
         if size.has_long_number:
@@ -270,9 +260,8 @@ def check_json_size(*texts: bytes) -> None:
         raise ValueError(f"has too many parts: at most {MAX_ITEMS} items of lists")
 
 
-def most_parts(text: bytes) -> int:
-    """The nodes and commas at most: those within texts count, too."""
-    return sum(map(text.count, (b"{", b"[", b":", b",")))
+PARTS = (b"{", b"[", b":", b",")
+"""What nodes and items begin or end with. Within texts they are none: their number is a bound."""
 
 
 def json_size(text: bytes) -> JsonSize:

@@ -14,7 +14,7 @@ from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
-from server.http.body import Head, is_light, parse, read_body, read_head
+from server.http.body import Head, is_light, is_quick, parse, read_body, read_head
 from server.http.body import Model as BodyT
 from server.http.stream import client_waiting
 from server.metrics.metrics import Metrics
@@ -133,6 +133,7 @@ class RequestContext:
         """
         body = await self.arrived(kind, check)
         async with client_waiting(self.http.receive):
+            await body.find()
             model = await body.hold()
             made = await body.run(lambda parsed: prepare(parsed, model, self.record))
             body.replace(0)
@@ -175,12 +176,18 @@ class ArrivedBody(Generic[BodyT]):
         service, record = self._context.service, self._context.record
         model = await service.chosen(self._name(name), record)
         if not model.is_ready:
-            await self.run(id)
+            await self.check()
         return model
 
+    async def check(self) -> None:
+        """Raise ApiError (400) for a body that is wrong."""
+        if is_quick(self._text):  # no wait for the client's other requests
+            self._parsed(id)
+        else:
+            await self.run(id)
+
     async def hold(self, name: str | None = None) -> ServedModel:
-        """Find the model, and hold it until the request is over."""
-        await self.find(name)
+        """Hold the model that `find` has found until the request is over."""
         return await self._context.service.hold(self._name(name), self._context.record)
 
     async def run(self, function: Callable[[BodyT], T], named_bytes: int = 0) -> T:
@@ -188,9 +195,9 @@ class ArrivedBody(Generic[BodyT]):
         Raises its errors, and ApiError (400) for a body that is wrong, or has a priority where
         clients may choose none.
         """
-        service, client = self._context.service, self._context.record.client
-        call = partial(_parsed, self._text, self._kind, self._check, service, function)
-        return await service.workers.run(client, len(self._text) + named_bytes, call)
+        workers, client = self._context.service.workers, self._context.record.client
+        call = partial(self._parsed, function)
+        return await workers.run(client, len(self._text) + named_bytes, call)
 
     def replace(self, kept_bytes: int) -> None:
         """Drop the body, of which kept_bytes are kept elsewhere until the answer is complete.
@@ -199,22 +206,15 @@ class ArrivedBody(Generic[BodyT]):
         self._text = b""
         self._context.record.replace_body(kept_bytes)
 
+    def _parsed(self, function: Callable[[BodyT], T]) -> T:
+        body = parse(self._text, self._kind)
+        if isinstance(body, PrioritizedRequest):
+            self._context.service.check_priority(body.priority)
+        self._check(body)
+        return function(body)
+
     def _name(self, name: str | None) -> str:
         return (self.head.model or "") if name is None else name
-
-
-def _parsed(
-    text: bytes,
-    kind: type[BodyT],
-    check: Callable[[BodyT], object],
-    service: Service,
-    function: Callable[[BodyT], T],
-) -> T:
-    body = parse(text, kind)
-    if isinstance(body, PrioritizedRequest):
-        service.check_priority(body.priority)
-    check(body)
-    return function(body)
 
 
 async def _service(request: Request) -> Service:

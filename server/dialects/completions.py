@@ -311,7 +311,7 @@ def create_completion(body: CompletionRequest, model: ServedModel, record: Reque
         requests=requests,
         render=form.whole,
         writer=form.writer if body.stream else None,
-        kept_bytes=sum(map(getsizeof, echoes)) if body.echo else 0,
+        form_bytes=sum(map(getsizeof, echoes)) if body.echo else 0,
     )
 
 

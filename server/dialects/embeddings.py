@@ -243,8 +243,8 @@ def rerank(body: RerankRequest, model: ServedModel, record: RequestRecord) -> Jo
     requests, scores = prepare_ranking(body, pairs, model, record)
     documents = body.documents if body.return_documents else None
     render = partial(_reranked, record.id, model.name, scores, documents, body.top_n or None)
-    kept_bytes = sum(map(getsizeof, documents or ()))
-    return Job(model=model, requests=requests, render=render, kept_bytes=kept_bytes)
+    form_bytes = sum(map(getsizeof, documents or ()))
+    return Job(model=model, requests=requests, render=render, form_bytes=form_bytes)
 
 
 def _pairs(body: ScoreRequest) -> Sequence[Pair]:

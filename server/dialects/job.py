@@ -23,7 +23,7 @@ from server.dialects.errors import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
-from server.generation.plan import AnswerPlan
+from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.requests import ServedModel
 from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
@@ -77,7 +77,7 @@ class StreamWriter(ABC):
 class Job:
     """The engine requests of a client's request, and how their results become its response.
 
-    It lives as long as the answer. What it keeps of the request's body counts as `kept_bytes`.
+    It lives as long as the answer.
     """
 
     model: ServedModel
@@ -88,7 +88,17 @@ class Job:
     """Makes the writer of a stream of these choices. None: the response is sent whole."""
     plan: AnswerPlan | None = None  # None: all text is content
     tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
-    kept_bytes: int = 0  # of the body, and of what it names, that are kept until the answer's end
+    form_bytes: int = 0  # of the body, and of what it names, that `render` and `writer` keep
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of the body, and of what that names, until the answer's end. Its prompts do
+        not count: the context limits them.
+        """
+        functions = self.plan.functions.values() if self.plan else ()
+        constraints = {id(request.constraint): request.constraint for request in self.requests}
+        grammars = map(grammar_bytes, constraints.values())
+        return self.form_bytes + sum(map(len, functions)) + sum(grammars)
 
     def choices(self) -> list[Choice]:
         """An empty answer for each sequence, in the order of the requests."""

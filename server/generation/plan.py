@@ -2,11 +2,13 @@
 
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeAlias
+
+from pydantic_core import from_json, to_json
 
 from engine.values.model import Replay, Tokenizer
 from engine.values.request import (
@@ -297,8 +299,41 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
     return Alternative(marker.tokens[0], replace(calls, thinking=None) if calls else None)
 
 
+def grammar_bytes(constraint: Constraint | None) -> int:
+    """About how many bytes the grammars of a constraint have."""
+    if constraint is None:
+        return 0
+    instead = constraint.instead.constraint if constraint.instead else None
+    grammars = (constraint.grammar, *filter(None, constraint.weaker))
+    return sum(len(grammar.text) for grammar in grammars) + grammar_bytes(instead)
+
+
 TAIL_TOKENS = 64
 """The number of last prompt tokens that hold the template's beginning of the assistant's turn."""
+
+
+class _Schemas(Mapping[str, Mapping[str, Any]]):
+    """Schemas by name, kept as JSON. One is parsed when it is looked up, and kept until another
+    is.
+    """
+
+    def __init__(self, texts: Mapping[str, bytes]) -> None:
+        self._texts = texts
+        self._latest: tuple[str, Mapping[str, Any]] | None = None
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if self._latest is None or self._latest[0] != name:
+            self._latest = name, from_json(self._texts[name])
+        return self._latest[1]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +341,7 @@ class AnswerPlan:
     """The constraint and the parser of one request's answers."""
 
     format: AnswerFormat
-    functions: Mapping[str, Mapping[str, Any]]  # name to the schema of its parameters
+    functions: Mapping[str, bytes]  # name to the schema of its parameters, as JSON
     new_id: NewId
     skip_special_tokens: bool
     constraint: Constraint | None
@@ -317,7 +352,7 @@ class AnswerPlan:
     def stream(self) -> AnswerStream:
         """A parser for the text of one answer."""
         reader = Reader()
-        calls = Calls(self.functions, self.new_id)
+        calls = Calls(_Schemas(self.functions), self.new_id)
         return AnswerStream(reader, self.format.read(reader, calls, is_open=bool(self.opened)))
 
     def replay(self, tokens: Sequence[int], text: str, reasoning: str) -> Replay:
@@ -369,7 +404,7 @@ class AnswerPlanner:
         )
         return AnswerPlan(
             format=self._format if functions else self._format_without_calls,
-            functions={function.name: function.parameters for function in functions},
+            functions={function.name: to_json(function.parameters) for function in functions},
             new_id=self.tools.new_id if self.tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
             constraint=writer.constraint(chat, functions),
@@ -405,7 +440,7 @@ class AnswerPlanner:
 def _functions(conversation: Conversation) -> list[Function]:
     """The functions that may be called."""
     choice = conversation.tool_choice
-    if choice == "none":
+    if choice == "none" or not conversation.tools:
         return []
     names = chosen_names(choice)
     return [

@@ -18,7 +18,6 @@ from server.json_model import (
     MAX_DIGITS,
     MAX_ITEMS,
     MAX_NODES,
-    QUICK_BYTES,
 )
 from server.record import Principal, RequestRecord
 
@@ -109,7 +108,7 @@ def test_numbers_are_bounded() -> None:
     numbers = b'{"x":[0' + b",0" * MAX_ITEMS + b"%s]}"
     parse(numbers % b"", Anything)
     assert str(MAX_ITEMS) in refusal(numbers % b",0")
-    padding = b" " * QUICK_BYTES
+    padding = b" " * LIGHT_BYTES
     parse(b'{"x":%s}' % (b"9" * (MAX_DIGITS // 2)) + padding, Anything)
     parse(b'{"x":"%s"}' % (b"9" * 5 * MAX_DIGITS) + padding, Anything)
     for start in range(0, MAX_DIGITS, 50):

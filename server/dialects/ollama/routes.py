@@ -65,7 +65,7 @@ from server.dialects.ollama.write import (
 from server.errors import ApiError
 from server.generation.pooling import embedding_requests
 from server.generation.requests import ServedModel, prepare_chat, prepare_completion
-from server.http.stream import NDJSON, DeferredStream, written
+from server.http.stream import NDJSON, DeferredStream, client_waiting, written
 from server.json_model import RequestModel
 from server.models.hub import Download, NotCached, deletions
 from server.record import RequestRecord
@@ -130,10 +130,11 @@ async def _answered(
     Without anything to answer the model is only loaded; or unloaded, if it is not to stay.
     """
     service, head = context.service, body.head
-    context.record.keep_alive_seconds = await _keep_alive_seconds(body)
     name = named(service, head.model or "")
-    if context.record.keep_alive_seconds == 0 and await body.run(is_empty):
-        return await _unloaded(name, context, shape)
+    async with client_waiting(context.http.receive):
+        context.record.keep_alive_seconds = await _keep_alive_seconds(body)
+        if context.record.keep_alive_seconds == 0 and await body.run(is_empty):
+            return await _unloaded(name, context, shape)
 
     def line() -> bytes:
         return empty_line(name or service.models.find(name).name, shape)
@@ -146,7 +147,7 @@ async def _keep_alive_seconds(body: ArrivedBody[BodyT]) -> float | None:
     """Raises ApiError (400), as for all fields of the body."""
     with suppress(ValidationError):
         return KEEP_ALIVE.validate_python(body.head.keep_alive)
-    await body.run(id)
+    await body.check()
     return None
 
 
@@ -226,7 +227,8 @@ async def embeddings(context: Context) -> Response:
 async def _embedded(
     body: ArrivedBody[BodyT], prepare: Prepare[BodyT, Job | bytes], context: RequestContext
 ) -> Response:
-    context.record.keep_alive_seconds = await _keep_alive_seconds(body)
+    async with client_waiting(context.http.receive):
+        context.record.keep_alive_seconds = await _keep_alive_seconds(body)
     name = named(context.service, body.head.model or "")
     return await respond(body, context, prepare, name=name)
 
@@ -298,7 +300,8 @@ async def pull(context: Context) -> Response:
         return DeferredStream(
             NDJSON, lines, context.service.settings.keepalive_seconds, keep_alive=bytes
         )
-    await pulled(download)
+    async with client_waiting(context.http.receive):
+        await pulled(download)
     return json_response(wire_json(SUCCESS))
 
 

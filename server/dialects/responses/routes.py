@@ -127,7 +127,7 @@ class ResponseMaker:
             render=form.whole,
             writer=form.writer if body.stream else None,
             tokenizer=form.tokenizer if body.wants_logprobs else None,
-            kept_bytes=form.kept_bytes,
+            form_bytes=form.kept_bytes,
         )
         return job, form
 
@@ -244,6 +244,7 @@ async def count_input_tokens(context: Context, store: StoreDependency) -> InputT
     body = await context.arrived(InputTokensRequest)
     max_bytes = context.service.settings.max_body_bytes
     async with client_waiting(context.http.receive):
+        await body.find()
         model = await body.hold()
         maker = ResponseMaker(model, context.record, store, max_bytes)
         tokens = await body.run(maker.count, await body.run(maker.referenced_bytes))

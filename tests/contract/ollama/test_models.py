@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterator
+from logging import LogRecord
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -19,6 +21,7 @@ from tests.contract.scripted import (
     CLIENT_SECONDS,
 )
 from tests.contract.several import Engines, needs, settings_of
+from tests.contract.wire import posted
 from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
 from tests.polling import until
 
@@ -200,6 +203,17 @@ def test_a_pull_goes_on_when_its_client_leaves(
     hub.may_send.set()
     snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
     until((snapshot / "model.safetensors").exists)
+
+
+def test_a_client_that_leaves_a_pull_in_one_piece_is_noticed(
+    hermes: OllamaDaemon, hub: Hub, departures: "Queue[LogRecord]"
+) -> None:
+    try:
+        with posted(hermes.url, "/api/pull", {"model": "org/small", "stream": False}):
+            assert hub.requested.wait(CLIENT_SECONDS)
+        assert "/api/pull" in departures.get(timeout=CLIENT_SECONDS).getMessage()
+    finally:
+        hub.may_send.set()
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes:latest"])

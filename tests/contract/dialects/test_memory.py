@@ -1,0 +1,40 @@
+"""What the answers of any dialect keep of their bodies counts as a body until their end."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.contract.dialects.adapters import Dialect
+from tests.contract.dialects.conftest import STREAMS
+from tests.contract.fake_engine import Gate
+from tests.contract.scripted import CLIENT_SECONDS, Daemon
+from tests.contract.wire import posted
+from tests.polling import WAIT_SECONDS
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 45_000}}}
+FUNCTIONS = {"functions": [{"name": "f", "parameters": SCHEMA}]}
+KEPT: tuple[Mapping[str, Any], ...] = (FUNCTIONS, {"schema": SCHEMA})
+
+
+@pytest.fixture(scope="module")
+def narrow(no_settings_from_outside: None) -> Iterator[Daemon]:
+    """A daemon with room for one large body. Its model's template leaves tools out."""
+    with Daemon.serving(max_body_bytes=100_000, max_total_body_bytes=130_000) as made:
+        yield made
+
+
+@STREAMS
+@pytest.mark.parametrize("fields", KEPT, ids=["functions", "schema"])
+def test_what_no_prompt_has_of_it_counts(
+    narrow: Daemon, calling: Dialect, gate: Gate, fields: Mapping[str, Any], stream: bool
+) -> None:
+    narrow.engine.reset()
+    narrow.say("Hello", gate=gate)
+    body = {**calling.body(**fields), "stream": stream}
+    with posted(narrow.url, calling.path, body):
+        narrow.engine.at_gate.get(timeout=WAIT_SECONDS)
+        larger = {**calling.body(), "metadata": {"x": "x" * 95_000}}
+        refused = httpx.post(narrow.url + calling.path, json=larger, timeout=CLIENT_SECONDS)
+        assert (refused.status_code, "bodies" in refused.text) == (503, True)
