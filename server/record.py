@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import cast
 
 from anyio import CancelScope
@@ -103,27 +104,55 @@ class RequestRecord:
         if self.body is not None:
             self.body.resize(kept_bytes)
 
-    @contextmanager
-    def time_limit(self) -> Iterator[CancelScope]:
-        """End the block at the deadline, or with `end`, whatever it waits for. Raises ApiError
-        then: 504 at the deadline.
-        """
-        errors: list[ApiError] = []
-        with CancelScope(deadline=self.deadline) as limit:
+    def time_limit(self) -> "TimeLimit":
+        """A context that ends its block at the deadline, or with `end`, whatever it waits for."""
+        return TimeLimit(self)
 
-            def end(error: ApiError) -> None:
-                self.ended = error.status, error.code
-                errors.append(error)
-                limit.cancel()
 
-            before, self.on_end = self.on_end, end
-            try:
-                yield limit
-            finally:
-                if self.on_end is end:  # else a background response has taken the record over
-                    self.on_end = before
-        if limit.cancelled_caught:
-            raise errors.pop() if errors else timed_out()  # in no cycle with its traceback
+class TimeLimit:
+    """A context manager that ends a request's block at the deadline, or with `RequestRecord.end`,
+    whatever it waits for. It raises ApiError then: 504 at the deadline.
+
+    It is no generator: contextlib would throw the cancellation into that, and from Python 3.12 on
+    the two frames and the exception refer to one another. They would keep the request until the
+    garbage collector looks at all objects.
+    """
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._scope = CancelScope(deadline=record.deadline)
+        self._error: ApiError | None = None
+        self._before: Callable[[ApiError], object] | None = None
+        self._own: Callable[[ApiError], object] | None = None
+
+    def __enter__(self) -> CancelScope:
+        self._scope.__enter__()
+        self._own = self._end
+        self._before, self._record.on_end = self._record.on_end, self._own
+        return self._scope
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if self._record.on_end is self._own:  # else a background response has taken the record over
+            self._record.on_end = self._before
+        self._own = self._before = None
+        is_swallowed = self._scope.__exit__(kind, raised, traceback)
+        if self._scope.cancelled_caught:
+            raise self._take_error()  # in no local variable: it would be in a cycle with its frame
+        return bool(is_swallowed)
+
+    def _end(self, error: ApiError) -> None:
+        self._record.ended = error.status, error.code
+        self._error = error
+        self._scope.cancel()
+
+    def _take_error(self) -> ApiError:
+        error, self._error = self._error, None
+        return error or timed_out()
 
 
 def request_record(scope: Scope) -> RequestRecord:
