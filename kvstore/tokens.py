@@ -40,7 +40,7 @@ class Tokens:
     def __getitem__(self, position: int) -> int:
         """The token id at a position that is not negative."""
         own = position - self._n_shared
-        return self._own[own] if own >= 0 else self.ids(position, position + 1)[0]
+        return self._own[own] if own >= 0 else unpacked(self.packed(position, position + 1))[0]
 
     def append(self, token_id: int) -> None:
         self._own.append(token_id)
