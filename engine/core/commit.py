@@ -155,7 +155,7 @@ class Commit:
         if isinstance(result, Prefilled) and result.vector is not None:
             sequence.pool(result.vector)
         if sequence.status is Status.RUNNING:
-            entries = sequence.take_scores(row.start, result.scores)
+            entries = sequence.take_scores(row.start, result.scores)  # for all of the request
             self.events += [
                 OutputEvent(
                     sequence.request.id,

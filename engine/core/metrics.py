@@ -143,16 +143,18 @@ class Metrics:
 
     def admitted(self, sequence: LiveSequence) -> None:
         """Count the first admission of a sequence. One that is computed in the background has no
-        client that waits, and says nothing about what clients find in the cache.
+        client that waits, and says nothing about what clients find in the cache. A prompt with
+        several outputs is looked up once.
         """
         if sequence.request.is_background:
             return
         now = self.now()
         self._pace.left(now)
         self.queue_wait_seconds.observe(now - sequence.arrived_seconds)
-        if sequence.can_use_prefix_cache:
-            self.queried_prompt_tokens += sequence.prompt_tokens
-        self.cached_prompt_tokens += sequence.cached_tokens
+        if sequence.first is None:
+            if sequence.can_use_prefix_cache:
+                self.queried_prompt_tokens += sequence.prompt_tokens
+            self.cached_prompt_tokens += sequence.cached_tokens
         self._hits.note(now, self.queried_prompt_tokens, self.cached_prompt_tokens)
 
     def verified(self, source: DraftSource, drafted_tokens: int, accepted_tokens: int) -> None:

@@ -84,11 +84,12 @@ class LiveSequence:
     queued_prompt: QueuedPrompt | None = None  # while it waits and can use the prefix cache
     load_attempt: LoadAttempt = field(default_factory=LoadAttempt)  # while it waits
     refused_at_releases: int = -1  # the pool's `n_releases` when it last found too few blocks
-    cached_tokens: int = 0  # of the prompt, adopted at the first admission
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache at the first admission
+    forked_tokens: int = 0  # of the prompt, computed by `first`, whose lease was forked
     admissions: int = 0
     drafted_tokens: int = 0  # verified so far
     accepted_drafts: int = 0  # drafted tokens that were appended
-    n_scores_sent: int = 0  # entries of its prompt's logprobs that were sent in events
+    n_scores_sent: int = 0  # entries of the prompt's logprobs that were sent, counted in `first`
     pooled: Vector | None = None  # the sum of the hidden states pooled so far
     prompt_tokens: int = field(init=False)
     decode: Decode = field(init=False)  # the row of every decode: none is allocated a step
@@ -126,8 +127,12 @@ class LiveSequence:
 
     @property
     def lacks_scores(self) -> bool:
-        """Whether its prompt logprobs are to be computed, which takes the logits of every token."""
-        return self.request.prompt_logprobs is not None and self.output_tokens == 0
+        """Whether the prompt's logprobs are to be computed, which takes the logits of every token.
+        They are sent once for all sequences of the request.
+        """
+        if self.request.prompt_logprobs is None:
+            return False
+        return (self.first or self).n_scores_sent < self.prompt_tokens
 
     @property
     def can_use_prefix_cache(self) -> bool:
@@ -187,8 +192,9 @@ class LiveSequence:
         """
         if not self.lacks_scores:
             return ()
-        entries = (None, *scores)[self.n_scores_sent - start :]
-        self.n_scores_sent += len(entries)
+        first = self.first or self
+        entries = (None, *scores)[first.n_scores_sent - start :]
+        first.n_scores_sent += len(entries)
         return entries
 
     def pool(self, vector: Vector) -> None:
@@ -257,7 +263,9 @@ class LiveSequences:
     def start(self, sequence: LiveSequence, lease: Lease) -> None:
         """Run a sequence that was admitted with this lease."""
         sequence.status, sequence.lease = Status.RUNNING, lease
-        if sequence.admissions == 0:
+        if sequence.admissions == 0 and lease.is_fork:
+            sequence.forked_tokens = lease.cached_tokens
+        elif sequence.admissions == 0:
             sequence.cached_tokens = lease.cached_tokens
         sequence.admissions += 1
         insort(self.running, sequence, key=admission_key)

@@ -118,7 +118,11 @@ class RemoteSubmission:
         if event.finish_reason is not None:
             self._live.remove(event.index)
             self._engine.counters.finished(event.finish_reason)
-        self._sink.put(event)
+        if not event.prompt_logprobs:
+            self._sink.put(event)
+            return
+        for index in sorted(self._live):  # the prompt is theirs, too
+            self._sink.put(replace(event, index=index))
 
     def fail(self, error: BaseException) -> None:
         """The request is not served. An error that is none of the engine's says nothing of whether

@@ -40,7 +40,8 @@ class OutputEvent:
     `text` may be empty while a character or a possible stop string is incomplete. Exactly one
     event of each sequence has a `finish_reason`; it is the last. One has an `admission`, before all
     that have tokens; a sequence that ends while it waits has none. Prompt logprobs come in parts,
-    each entry once, before the first token; the prompt's first token has None.
+    each entry once, before the first token; the prompt's first token has None. The scheduler sends
+    them once a request, with the sequence that was scored: they are for all of its sequences.
     """
 
     request_id: str

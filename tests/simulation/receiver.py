@@ -30,7 +30,9 @@ class Receiver:
         assert event.index in self.admissions or not event.token_ids, "a token before admission"
         self.token_ids[event.index] += event.token_ids
         self.text[event.index] += event.text
-        self.scored[event.index] += event.prompt_logprobs
+        if event.prompt_logprobs:  # of the prompt of all
+            for index in range(self.request.n):
+                self.scored[index] += event.prompt_logprobs
         assert not (event.token_ids and event.prompt_logprobs), "tokens with the prompt's logprobs"
         if event.finish_reason is not None:
             self.ends[event.index] = event

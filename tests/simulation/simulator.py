@@ -367,7 +367,8 @@ class Simulation:
         computed = self.daemon.runner.computed_tokens.pop(sequence.id)
         if sequence.admissions > 1:
             return
-        uncomputed = len(sequence.tokens) - sequence.cached_tokens - computed
+        given = sequence.cached_tokens + sequence.forked_tokens
+        uncomputed = len(sequence.tokens) - given - computed
         needless = 1 if sequence.output_tokens else 0  # the last sampled token needs no KV
         is_late = sequence.request.constraint is not None  # who learns late that it was the last
         if sequence.drafted_tokens:

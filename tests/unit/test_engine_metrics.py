@@ -155,3 +155,47 @@ def test_drafts_add_up_by_their_source_and_a_snapshot_stays_as_it_is() -> None:
     assert drafts[DraftSource.OWN] == DraftCounts(drafts=1, drafted_tokens=2, accepted_tokens=1)
     assert drafts[DraftSource.GRAMMAR] == DraftCounts()
     assert before.drafts[DraftSource.TREE] == DraftCounts()
+
+
+def test_the_prompt_of_several_outputs_is_looked_up_once() -> None:
+    """Outputs that share what the first of them has computed have found nothing in the cache."""
+    harness = Harness(n_blocks=200)
+    metrics = harness.scheduler.metrics
+    for max_tokens, found in (4, 0), (4, 99), (1, 99):
+        before = metrics.queried_prompt_tokens, metrics.cached_prompt_tokens
+        name = harness.serve(prompt(1, 100), max_tokens, n=8)
+        assert metrics.queried_prompt_tokens - before[0] == 100
+        assert metrics.cached_prompt_tokens - before[1] == found
+        assert harness.usage(name, 0).cached_tokens == found
+    assert metrics.computed_prompt_tokens < 150
+    cold = harness.serve(prompt(2, 100), 4, n=8)
+    assert [harness.usage(cold, index).cached_tokens for index in range(8)] == [0] * 8
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 4])
+def test_the_prompt_of_several_outputs_is_scored_once(max_tokens: int) -> None:
+    harness = Harness(n_blocks=200)
+    name = harness.serve(prompt(1, 100), max_tokens, n=8, prompt_logprobs=0)
+    assert [len(harness.output(name, index)) for index in range(8)] == [max_tokens] * 8
+    assert scored(harness, name) == [None, *prompt(1, 100)[1:]]
+    assert harness.scheduler.metrics.computed_prompt_tokens <= 100 + 7, "the last tokens again"
+    alone = harness.serve(prompt(2, 9), max_tokens, n=1, prompt_logprobs=0)
+    assert scored(harness, alone) == [None, *prompt(2, 9)[1:]]
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_others_score_the_rest_of_a_prompt_whose_first_output_has_failed(n_steps: int) -> None:
+    harness = Harness(n_blocks=200, step_tokens=32)
+    name = harness.add(prompt(1, 100), 2, n=3, prompt_logprobs=0)
+    for _ in range(n_steps):
+        harness.step()
+    harness.scheduler.contain(harness.sequence(name), ValueError("of the first"))
+    harness.finish()
+    assert scored(harness, name) == [None, *prompt(1, 100)[1:]]
+    assert [len(harness.output(name, index)) for index in range(3)] == [0, 2, 2]
+
+
+def scored(harness: Harness, name: str) -> list[int | None]:
+    """The tokens of the prompt's logprobs, of all outputs together."""
+    entries = [entry for event in harness.events[name] for entry in event.prompt_logprobs]
+    return [None if entry is None else entry.token_id for entry in entries]

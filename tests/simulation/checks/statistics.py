@@ -30,7 +30,7 @@ class StatisticsCheck:
         """Count an event. What it reports is in the statistics by now."""
         key = event.request_id, event.index
         is_counted = not sequence.request.is_background
-        if event.admission is not None and is_counted:
+        if event.admission is not None and is_counted and sequence.first is None:
             self._hit_tokens += event.admission.cached_tokens
             self._queried_tokens += (
                 event.admission.prompt_tokens if sequence.can_use_prefix_cache else 0

@@ -60,7 +60,7 @@ class ContentCheck:
         if sequence.lease is None:
             return
         kv = ROOT
-        for position in range(sequence.cached_tokens):
+        for position in range(sequence.cached_tokens + sequence.forked_tokens):
             index, slot = divmod(position, self._block_size)
             kv = chain(kv, sequence.tokens[position], fingerprint(sequence.request.adapter))
             assert self._runner.kv(sequence.lease.table[index], slot) == kv, "cached, and not there"

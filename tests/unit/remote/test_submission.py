@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from engine.api import EngineStopped, InvalidRequest, QueueFull
 from engine.remote.connection import Connection
 from engine.remote.engine import RemoteEngine, Submissions
-from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import RefusalReason, Request
 from engine.values.tokens import pack
 from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine
@@ -176,3 +177,16 @@ async def test_a_request_with_events_was_accepted_whatever_is_lost_with_the_proc
     assert [event.text for event in sink.events] == ["a"]
     assert [type(error) for error in sink.errors] == [EngineStopped]
     assert engine.counters.counts().finished[FinishReason.ERROR] == 2
+
+
+async def test_the_prompt_s_logprobs_are_for_all_outputs_that_have_not_ended(
+    engine: RemoteEngine,
+) -> None:
+    sink = Sink()
+    engine.generate(replace(REQUEST, n=3), sink)
+    ended = OutputEvent("r", 1, finish_reason=FinishReason.ERROR, usage=Usage(2, 0, 0))
+    entries = (None, TokenLogprob(2, -1.0))
+    engine.submissions.deliver([ended, OutputEvent("r", 0, prompt_logprobs=entries)])
+    await turn()
+    assert [event.index for event in sink.events] == [1, 0, 2]
+    assert [event.prompt_logprobs for event in sink.events] == [(), entries, entries]
