@@ -92,13 +92,15 @@ class Job:
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps of the body, and of what that names, until the answer's end. Its prompts do
-        not count: the context limits them.
-        """
+        """What it keeps of the body, and of what that names, until the answer's end."""
         functions = self.plan.functions.values() if self.plan else ()
         constraints = {id(request.constraint): request.constraint for request in self.requests}
-        grammars = map(grammar_bytes, constraints.values())
-        return self.form_bytes + sum(map(len, functions)) + sum(grammars)
+        return (
+            self.form_bytes
+            + sum(map(len, functions))
+            + sum(map(grammar_bytes, constraints.values()))
+            + sum(len(one.prompt.packed) + len(one.prediction.packed) for one in self.requests)
+        )
 
     def choices(self) -> list[Choice]:
         """An empty answer for each sequence, in the order of the requests."""

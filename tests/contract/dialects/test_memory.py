@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.dialects.adapters import Dialect
+from tests.contract.dialects.adapters import Completions, Dialect
 from tests.contract.dialects.conftest import STREAMS
 from tests.contract.fake_engine import Gate
 from tests.contract.scripted import CLIENT_SECONDS, Daemon
@@ -25,6 +25,14 @@ def narrow(no_settings_from_outside: None) -> Iterator[Daemon]:
         yield made
 
 
+def check_room_for_no_other(narrow: Daemon, dialect: Dialect) -> None:
+    """A large body is refused while the answer to another one is written."""
+    narrow.engine.at_gate.get(timeout=WAIT_SECONDS)
+    larger = {**dialect.body(), "metadata": {"x": "x" * 95_000}}
+    refused = httpx.post(narrow.url + dialect.path, json=larger, timeout=CLIENT_SECONDS)
+    assert (refused.status_code, "bodies" in refused.text) == (503, True)
+
+
 @STREAMS
 @pytest.mark.parametrize("fields", KEPT, ids=["functions", "schema"])
 def test_what_no_prompt_has_of_it_counts(
@@ -32,9 +40,15 @@ def test_what_no_prompt_has_of_it_counts(
 ) -> None:
     narrow.engine.reset()
     narrow.say("Hello", gate=gate)
-    body = {**calling.body(**fields), "stream": stream}
-    with posted(narrow.url, calling.path, body):
-        narrow.engine.at_gate.get(timeout=WAIT_SECONDS)
-        larger = {**calling.body(), "metadata": {"x": "x" * 95_000}}
-        refused = httpx.post(narrow.url + calling.path, json=larger, timeout=CLIENT_SECONDS)
-        assert (refused.status_code, "bodies" in refused.text) == (503, True)
+    with posted(narrow.url, calling.path, {**calling.body(**fields), "stream": stream}):
+        check_room_for_no_other(narrow, calling)
+
+
+@STREAMS
+def test_many_prompts_count(narrow: Daemon, gate: Gate, stream: bool) -> None:
+    narrow.engine.reset()
+    narrow.say("Hello", gate=gate)
+    completions = Completions()
+    prompts = ["x" * 400] * 50  # four bytes a token
+    with posted(narrow.url, completions.path, {"prompt": prompts, "stream": stream}):
+        check_room_for_no_other(narrow, completions)
