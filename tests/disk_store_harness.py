@@ -195,9 +195,10 @@ def flip(path: Path, offset: int) -> None:
 
 
 def allocated(directory: Path) -> int:
-    """The bytes of disk that `du` counts."""
+    """The bytes of disk that `du` counts. Files and folders may go away meanwhile."""
     n_blocks = 0
-    for path in [directory, *directory.rglob("*")]:
-        with suppress(FileNotFoundError):  # removed while we looked
-            n_blocks += path.stat().st_blocks
+    for folder, _, names in os.walk(directory):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            with suppress(FileNotFoundError):
+                n_blocks += os.stat(path).st_blocks
     return n_blocks * STAT_BLOCK

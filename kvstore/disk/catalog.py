@@ -263,10 +263,10 @@ class Catalog:
         with self._lock:
             if extent.is_removed:
                 return False
-            for entry in header.entries:
+            self._is_in(extent, name)
+            for entry in header.entries:  # readable from here on, without the lock
                 pieces = self._records[entry.block_hash].pieces
                 next(piece for piece in pieces if piece.extent is extent).head = entry
-            self._is_in(extent, name)
             return True
 
     def touch(self, block_hash: Digest, now_ns: int) -> None:

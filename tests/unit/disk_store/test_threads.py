@@ -5,10 +5,24 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+from kvstore.disk.catalog import Catalog
+from kvstore.disk.extent import encode
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB
-from tests.disk_store_harness import LIMITS, PATIENCE, Chain, allocated, entry, offer, read, stored
+from tests.disk_store_harness import (
+    LIMITS,
+    PATIENCE,
+    Chain,
+    allocated,
+    entry,
+    head_of,
+    offer,
+    read,
+    stored,
+)
 
 N_BYTES = 8_192
 CHAINS = [Chain(f"chain {number}", 20, N_BYTES, space="ab"[number % 2]) for number in range(40)]
@@ -102,3 +116,35 @@ def test_the_figures_may_be_read_while_files_are_written(tmp_path: Path) -> None
         sys.setswitchinterval(interval)
     assert failures == []
     tier.close()
+
+
+def test_an_entry_can_be_read_only_once_its_file_has_its_name() -> None:
+    """Readers look without a lock, at any moment of the publication."""
+    catalog, chain = Catalog(), Chain("a", 2)
+    entries = chain.extent().entries
+    first, second = (
+        catalog.reserve(chain.root, parent, head_of(entry), 1).extent
+        for parent, entry in zip((chain.root, chain.names[0]), entries, strict=True)
+    )
+    catalog.join(second, first)
+    header, _ = encode(chain.root, chain.root, entries)
+    n_looks = 0
+
+    def look(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal n_looks
+        for name in chain.names:
+            record = catalog.get(name)
+            assert record is not None
+            if record.is_written:
+                n_looks += 1
+                assert record.pieces[0].extent.name == "file"
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        catalog.publish(first, "file", header)
+    finally:
+        sys.settrace(before)
+    assert catalog.known(chain.names) == 2
+    assert n_looks > 0
