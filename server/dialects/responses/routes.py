@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Query
 from pydantic_core import to_json
@@ -45,6 +45,7 @@ from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
 from server.service import ArrivedBody, Context, RecordDependency
+from server.workers import LARGE_BYTES
 
 ECHOED = (
     "background", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
@@ -56,9 +57,16 @@ ECHOED = (
 SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
 """Fields that the response repeats with the model's own defaults."""
 
+InputT = TypeVar("InputT", bound=InputTokensRequest)
+T = TypeVar("T")
 IsStrict = Callable[[FunctionTool], bool]
 
 log = logging.getLogger("rootstock.responses")
+
+
+@dataclass(frozen=True, slots=True)
+class _Referenced:
+    bytes: int  # about how many of stored items a body refers to
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +85,7 @@ class ResponseMaker:
         Raises ApiError (400) for what the model cannot serve, for references to items that are not
         stored, and for too many bytes.
         """
-        n_bytes = await body.run(self.referenced_bytes)
-        made = await body.run(self.trial, n_bytes)
+        made = await self.in_worker(body, self.trial)
         is_strict: IsStrict = is_enforceable
         if isinstance(made, Request):
             try:
@@ -87,12 +94,20 @@ class ResponseMaker:
                 if not _concerns_tools(error):
                     raise
                 is_strict = _never
-            made = await body.run(lambda parsed: self.prepare(parsed, is_strict), n_bytes)
+            made = await self.in_worker(body, lambda parsed: self.prepare(parsed, is_strict))
         return made
 
-    def referenced_bytes(self, body: InputTokensRequest) -> int:
-        """About how many bytes of stored items the body refers to."""
-        return referenced_bytes(body, self.store, self.record.key)
+    async def in_worker(self, body: ArrivedBody[InputT], function: Callable[[InputT], T]) -> T:
+        """Call a function with the parsed body in a worker: a second time, among large calls, where
+        the body refers to many bytes of stored items.
+        """
+
+        def call(parsed: InputT) -> T | _Referenced:
+            n_bytes = referenced_bytes(parsed, self.store, self.record.key)
+            return function(parsed) if n_bytes <= LARGE_BYTES else _Referenced(n_bytes)
+
+        made = await body.run(call)
+        return await body.run(function, made.bytes) if isinstance(made, _Referenced) else made
 
     def trial(self, body: ResponsesRequest) -> Request | tuple[Job, ResponseForm]:
         """The engine's request if its grammar has to be tried, else what `prepare` returns."""
@@ -247,7 +262,7 @@ async def count_input_tokens(context: Context, store: StoreDependency) -> InputT
         await body.find()
         model = await body.hold()
         maker = ResponseMaker(model, context.record, store, max_bytes)
-        tokens = await body.run(maker.count, await body.run(maker.referenced_bytes))
+        tokens = await maker.in_worker(body, maker.count)
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 
 
