@@ -27,8 +27,6 @@ RENDERED_ALTERNATIVE_BYTES = 800  # added for an alternative then
 RENDERED_PROMPT_LOGPROB_BYTES = 650  # for a TokenLogprob of an echoed prompt: its shape is leaner
 RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # for an alternative of one
 RENDERED_PER_VECTOR_BYTE = 19  # numbers as Python objects, and as JSON
-TOKEN_BYTES = 65  # a token's id in an answer that lists ids
-TOKEN_TEXT_BYTES = 100  # a token's text in such an answer
 
 RENDER_TO_PARSE_COST = 16
 """Bytes that are rendered, logprobs included, in the time in which one byte of a body is parsed."""
