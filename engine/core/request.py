@@ -12,7 +12,7 @@ from engine.api import InvalidRequest
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
 from engine.drafts.policy import DraftPolicy
-from engine.drafts.sources import RequestTexts
+from engine.drafts.suffix_index import RequestTexts
 from engine.grammar.lookahead import forced_tokens
 from engine.grammar.state import GrammarPlan, GrammarState
 from engine.output.text import NewOutput

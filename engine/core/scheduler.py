@@ -35,7 +35,8 @@ from engine.core.step import (
     StepResult,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy, index_texts
+from engine.drafts.policy import DraftPolicy
+from engine.drafts.suffix_index import index_texts
 from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent

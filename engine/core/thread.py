@@ -25,6 +25,7 @@ from engine.grammar.phases import (
     is_dispensable,
     untried,
 )
+from engine.grammar.state import GrammarPlan
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
@@ -110,9 +111,11 @@ class EngineThread:
         scheduler, metrics = self._loop.scheduler, self._loop.metrics
         metrics.received += request.n
         arrived_seconds = metrics.now()
-        if request.constraint is not None:  # an invalid request takes no worker's time
+        plan: GrammarPlan | None = None
+        if request.constraint is not None or request.thinking_budget is not None:
+            # An invalid request takes no worker's time.
             await asyncio.to_thread(validate, request, self._parts.limits)
-        plan = grammar_plan(request, await self._tried(request), self.card.eos_token_ids)
+            plan = grammar_plan(request, await self._tried(request), self.card.eos_token_ids)
         is_quick = len(request.prompt) + len(request.prediction) <= QUICK_TOKENS
         prepare = partial(scheduler.prepare, request, plan)
         prepared = prepare() if is_quick else await asyncio.to_thread(prepare)

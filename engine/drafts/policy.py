@@ -15,9 +15,8 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.core.sequence import LiveSequence
 from engine.core.step import Decode, Late, Verify
 from engine.drafts.proposer import MAX_BACKOFF, MAX_DRAFT_TOKENS, Proposer, first_rates
-from engine.drafts.sources import Answers, Draft, Drafter, Forced, RequestTexts
-from engine.drafts.suffix_index import SortedText
-from engine.values.request import Request
+from engine.drafts.sources import Answers, Draft, Drafter, Forced
+from engine.drafts.suffix_index import RequestTexts
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -166,22 +165,8 @@ def _gain(row: DraftableRow) -> float:
 
 _MIN_SECONDS = 1e-9  # a divisor for costs that were learned to be 0
 
-INDEXED_TOKENS = 1 << 15
-"""The most tokens of a prompt, its last, that are indexed. Sorting them takes some milliseconds."""
-
 MAX_ATTEMPTS = 8
 """The most drafts that are made for one step, each in 0.1 to 0.3 ms. Sequences take turns."""
-
-
-def index_texts(request: Request) -> RequestTexts | None:
-    """Index the texts that the request's drafts continue; None if it allows no drafts. On any
-    thread, because a text may be long.
-    """
-    if not request.speculate or request.max_tokens <= 1:
-        return None
-    prompt, prediction = request.prompt.packed, request.prediction.packed
-    skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
-    return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
 
 
 class DraftPolicy:

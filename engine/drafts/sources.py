@@ -9,7 +9,15 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from engine.drafts.suffix_index import MIN_MATCH, NO_MATCH, Match, SortedText, SuffixIndex, TokenIds
+from engine.drafts.suffix_index import (
+    MIN_MATCH,
+    NO_MATCH,
+    Match,
+    RequestTexts,
+    SortedText,
+    SuffixIndex,
+    TokenIds,
+)
 from engine.values.stats import DraftSource
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import Namespace
@@ -196,13 +204,6 @@ class OwnText:
 
 Forced: TypeAlias = Callable[[], TokenIds]
 """Returns the next tokens, as far as a grammar allows only one."""
-
-
-class RequestTexts(NamedTuple):
-    """The texts of a request that its drafts continue. Its n sequences share them."""
-
-    prompt: SortedText
-    prediction: SortedText | None
 
 
 class Drafter:

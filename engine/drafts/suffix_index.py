@@ -9,10 +9,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from engine.values.request import Request
 from kvstore.tokens import TOKEN_BYTES, Tokens, unpacked
 
 MIN_MATCH, MAX_MATCH = 3, 32
@@ -23,6 +24,9 @@ MAX_OCCURRENCES = 8
 
 EXTRA_TOKENS = 4
 """A match of n tokens makes the next n + EXTRA_TOKENS likely."""
+
+INDEXED_TOKENS = 1 << 15
+"""The most tokens of a prompt, its last, that are indexed. Sorting them takes some milliseconds."""
 
 INDEXED_AT_ONCE = 512
 """The most appended tokens that a query indexes: about 0.1 ms. It misses those after them."""
@@ -76,6 +80,24 @@ class SortedText:
     def _key(self, end: int) -> int:
         first, second, third = self._ids[end - MIN_MATCH : end]
         return (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
+
+
+class RequestTexts(NamedTuple):
+    """The texts of a request that its drafts continue. Its n sequences share them."""
+
+    prompt: SortedText
+    prediction: SortedText | None
+
+
+def index_texts(request: Request) -> RequestTexts | None:
+    """Index the texts that the request's drafts continue; None if it allows no drafts. On any
+    thread, because a text may be long.
+    """
+    if not request.speculate or request.max_tokens <= 1:
+        return None
+    prompt, prediction = request.prompt.packed, request.prediction.packed
+    skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
+    return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
 
 
 class SuffixIndex:

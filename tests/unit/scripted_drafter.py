@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import Proposer
-from engine.drafts.sources import Draft, Forced, RequestTexts
+from engine.drafts.sources import Draft, Forced
+from engine.drafts.suffix_index import RequestTexts
 from engine.values.stats import DraftSource
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

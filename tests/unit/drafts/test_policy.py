@@ -2,8 +2,9 @@
 
 import pytest
 
-from engine.drafts.policy import DraftableRow, DraftPolicy, Probes, StepPrice, allot, index_texts
+from engine.drafts.policy import DraftableRow, DraftPolicy, Probes, StepPrice, allot
 from engine.drafts.proposer import Proposer
+from engine.drafts.suffix_index import index_texts
 from engine.values.request import Request
 from engine.values.stats import DraftSource
 from engine.values.tokens import pack

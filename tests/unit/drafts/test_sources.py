@@ -13,12 +13,12 @@ from engine.drafts.sources import (
     Draft,
     Drafter,
     Prediction,
-    RequestTexts,
 )
 from engine.drafts.suffix_index import (
     EXTRA_TOKENS,
     MIN_MATCH,
     Match,
+    RequestTexts,
     SortedText,
     SuffixIndex,
     TokenIds,
