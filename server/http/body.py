@@ -165,7 +165,7 @@ def parse(body: bytes, model: type[Model]) -> Model:
     ApiError (400).
     """
     try:
-        if not is_light(body):
+        if not is_quick(body):
             check_json_size(body)
     except ValueError as error:
         raise invalid(f"The body {error}.", None) from None
