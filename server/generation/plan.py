@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from sys import getsizeof
 from typing import Any, TypeAlias
 
 from pydantic_core import from_json, to_json
@@ -300,12 +301,12 @@ def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
 
 
 def grammar_bytes(constraint: Constraint | None) -> int:
-    """About how many bytes the grammars of a constraint have."""
+    """The memory of the grammars of a constraint."""
     if constraint is None:
         return 0
     instead = constraint.instead.constraint if constraint.instead else None
     grammars = (constraint.grammar, *filter(None, constraint.weaker))
-    return sum(len(grammar.text) for grammar in grammars) + grammar_bytes(instead)
+    return sum(getsizeof(grammar.text) for grammar in grammars) + grammar_bytes(instead)
 
 
 TAIL_TOKENS = 64

@@ -1,0 +1,141 @@
+"""Whatever stands in the fields of a body, what is held of it while its answer is written is
+counted in the budgets of the daemon.
+"""
+
+import gc
+import random
+import select
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import httpx
+import pytest
+
+from server import app
+from server.fairness import Budget
+from server.settings import Settings
+from tests.contract.daemon import running
+from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine, Gate, Script
+from tests.contract.scripted import THINK
+from tests.contract.wire import connected, request_head
+from tests.hostile.fields import Field, fields
+from tests.hostile.shapes import Shape, body, shapes
+from tests.polling import WAIT_SECONDS, until
+
+SEED = 67
+N_ACCEPTED = 25
+BODY_BYTES = 300_000
+REQUEST_BYTES = 150_000
+"""More than an HTTP request takes with a small body, its connection and the trace included."""
+SEQUENCE_BYTES = 10_000
+"""More than each sequence of the fake engine takes."""
+SETTLED_BYTES = 20_000
+MANY_TOKENS = 10 * BODY_BYTES
+ROUTES = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/api/chat", "/api/generate", "/api/embed", "/v1/embeddings", "/rerank", "/score"),
+)
+
+
+@dataclass
+class HeldDaemon:
+    """A daemon whose answers wait at a gate, and its budgets."""
+
+    engine: FakeEngine
+    url: str
+    budgets: list[Budget] = field(default_factory=list)
+
+    @property
+    def counted_bytes(self) -> int:
+        return sum(budget.total_bytes for budget in self.budgets)
+
+    @contextmanager
+    def generating(self, content: bytes, route: str) -> Iterator[int]:
+        """The number of sequences that are generated for this body; 0 where it is refused."""
+        with connected(self.url) as connection:
+            connection.sendall(request_head(content, path=route))
+            until(lambda: self.engine.at_gate.qsize() or select.select([connection], [], [], 0)[0])
+            yield self.engine.submitted.qsize() if self.engine.at_gate.qsize() else 0
+        n_begun = self.engine.at_gate.qsize()
+        for _ in range(n_begun):
+            self.engine.aborted.get(timeout=WAIT_SECONDS)
+        self.engine.reset()
+        self.engine.script = Script(gate=Gate())
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDaemon]:
+    card = replace(CARD, max_context_tokens=MANY_TOKENS, arena_tokens=MANY_TOKENS)
+    engine = FakeEngine(Script(gate=Gate()), card=card, tokenizer=ByteTokenizer(THINK))
+    daemon = HeldDaemon(engine, "")
+
+    def kept(make: Callable[[Settings], Budget]) -> Callable[[Settings], Budget]:
+        def made(settings: Settings) -> Budget:
+            daemon.budgets.append(budget := make(settings))
+            return budget
+
+        return made
+
+    for name in ("body_budget", "output_budget"):
+        monkeypatch.setattr(app, name, kept(getattr(app, name)))
+    with running(engine, Settings(port=0, tool_parser="hermes")) as daemon.url:
+        yield daemon
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Returns the bytes of Python's memory that is in use, when the frames of workers are gone."""
+
+    def traced_bytes() -> int:
+        found = [0, 0]
+
+        def is_settled() -> bool:
+            time.sleep(0.02)
+            gc.collect()
+            found[:] = found[1], tracemalloc.get_traced_memory()[0]
+            return abs(found[1] - found[0]) < SETTLED_BYTES
+
+        until(is_settled)
+        return found[1]
+
+    tracemalloc.start()
+    try:
+        yield traced_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def cases(url: str) -> list[tuple[Field, str, Shape]]:
+    document = httpx.get(f"{url}/openapi.json", timeout=WAIT_SECONDS).json()
+    found = [
+        (one, name, shape)
+        for one in fields(document)
+        if one.route in ROUTES
+        for name, shape in shapes(one).items()
+    ]
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def test_what_is_held_of_a_body_while_its_answer_is_written_is_counted(
+    held: HeldDaemon, traced: Callable[[], int]
+) -> None:
+    n_accepted = 0
+    for at, name, shape in cases(held.url):
+        content = body(at, shape, BODY_BYTES)  # in use until after the second look
+        with held.generating(content, at.route) as n_sequences:
+            counted_bytes = held.counted_bytes
+            with_it = traced()
+        if not n_sequences:
+            continue
+        until(lambda: held.counted_bytes, lambda counted: counted == 0)
+        held_bytes = with_it - traced()
+        most = counted_bytes + REQUEST_BYTES + n_sequences * SEQUENCE_BYTES
+        assert held_bytes <= most, (at.route, at.name, name, counted_bytes)
+        n_accepted += 1
+        if n_accepted == N_ACCEPTED:
+            return
+    pytest.fail(f"only {n_accepted} bodies were accepted")
