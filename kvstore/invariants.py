@@ -53,6 +53,9 @@ def recount(store: KVStore) -> Iterator[Finding]:
         indexed |= {block: (node, index) for index, block in enumerate(node.blocks)}
         times_indexed.update(node.blocks)
         yield None
+    for node in () if store.tree is None else store.tree.cleared_nodes():
+        times_indexed.update(node.blocks)
+        yield None
     n_tables = Counter[BlockId]()
     for table in chain((lease.table for lease in store.leases), store.ended):
         n_tables.update(table)
@@ -134,6 +137,7 @@ def _node_problems(tree: RadixTree, block_bytes: int) -> Iterator[Finding]:
         if not node.is_outdated and any(child.is_outdated for child in children):
             yield f"{edge}: outdated sums below up-to-date ones"
         yield None
+    n_nodes += sum(1 for _ in tree.cleared_nodes())
     if tree.n_nodes != n_nodes:
         yield f"{tree.n_nodes} nodes, recounted {n_nodes}"
 

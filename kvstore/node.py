@@ -14,9 +14,10 @@ from kvstore.types import BlockId, Namespace
 class Node:
     """A run of blocks that follows the blocks of `parent`. `packed` holds their tokens.
 
-    `hashes` has the hash of each block, tails included, if the tree computes hashes. A node that
-    has left the tree has no blocks. The root of a namespace has no parent and no blocks; its one
-    hash is that of the namespace.
+    `hashes` has the hash of each block, tails included, if the tree computes hashes. A node whose
+    blocks have been taken from the index has none. The root of a namespace has no parent and no
+    blocks; its one hash is that of the namespace. With a cleared `root`, a node is not indexed any
+    more, though it may keep its blocks for a while.
 
     The `subtree_` sums are over the node and its descendants, as of the last `RadixTree.add_up`;
     `is_outdated`: they have changed since, and so have those of its ancestors.
@@ -34,6 +35,8 @@ class Node:
     blocks: list[BlockId] = field(default_factory=list)
     hashes: list[Digest] = field(default_factory=list)
     children: list["Node"] = field(default_factory=list)
+    root: "Node" = field(init=False)
+    is_cleared: bool = False  # of a root
     is_queued: bool = False  # has its one entry in the eviction queue
     subtree_nodes: int = 0
     subtree_tokens: int = 0
@@ -42,9 +45,29 @@ class Node:
     n_saved: int = 0
     save_at: float | None = None
 
+    def __post_init__(self) -> None:
+        self.root = self if self.parent is None else self.parent.root
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the node is in the tree and has blocks."""
+        return bool(self.blocks) and not self.root.is_cleared
+
     @property
     def n_tokens(self) -> int:
         return len(self.packed) // TOKEN_BYTES
+
+    def add_up(self) -> None:
+        """Bring the sums up to date with those of the children, and the age."""
+        n_nodes, n_tokens = int(self.parent is not None), self.n_tokens
+        n_blocks = len(self.blocks)
+        for child in self.children:
+            n_nodes += child.subtree_nodes
+            n_tokens += child.subtree_tokens
+            n_blocks += child.subtree_blocks
+            self.last_used = max(self.last_used, child.last_used)
+        self.subtree_nodes, self.subtree_tokens, self.subtree_blocks = n_nodes, n_tokens, n_blocks
+        self.is_outdated = False
 
     def token_ids(self, most: int) -> tuple[int, ...]:
         """The first tokens of the node, at most `most`."""

@@ -91,9 +91,10 @@ def tree_view(tree: RadixTree, holders: Mapping[Node, int], most_nodes: int) -> 
             )
         )
     roots = tree.roots.values()
+    n_nodes = sum(root.subtree_nodes for root in roots)
     n_tokens = sum(root.subtree_tokens for root in roots)
     n_blocks = sum(root.subtree_blocks for root in roots)
-    return TreeView(tuple(views), namespaces, tree.n_nodes, n_tokens, n_blocks)
+    return TreeView(tuple(views), namespaces, n_nodes, n_tokens, n_blocks)
 
 
 def adoption_views(tree: RadixTree) -> tuple[AdoptionView, ...]:

@@ -15,6 +15,7 @@ Each of these queues the storage ops that it needs. `take_ops` hands them out fo
 prefix is a hit only where every group (`kvstore/slots.py`) can resume, too.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -391,14 +392,25 @@ class KVStore:
             self.ended.append(lease.table)
             self.pool.n_releases += 1  # there is room for those who were refused some
 
-    def clear(self, namespace: Namespace | None = None) -> int:
-        """Remove one namespace, or all, from the index. Returns how many blocks became free.
+    def clear(self, namespace: Namespace | None = None) -> None:
+        """Remove one namespace, or all, from the index. `forget_cleared` frees its blocks.
 
         Leases keep their blocks. These are indexed again with the next whole block that their lease
         commits.
         """
-        self._drop_all()
-        return 0 if self.tree is None else self.tree.clear(namespace)
+        if self.tree is not None:
+            self.tree.clear(namespace)
+
+    def forget_cleared(self, most: float = math.inf) -> int | None:
+        """Drop the references of one lease that was released, or else those of the tree to some
+        `most` cleared blocks. Returns how many became free; None where nothing is left to do.
+        """
+        n_free = self.pool.n_free
+        if self.ended:
+            self._drop(self.ended.popleft())
+        elif self.tree is None or not self.tree.forget_cleared(most):
+            return None
+        return self.pool.n_free - n_free
 
     # Blocks.
 
@@ -409,6 +421,8 @@ class KVStore:
         if n_blocks > self.available_blocks:
             return Refusal(n_blocks, self.available_blocks)
         while self.pool.n_free < n_blocks:
+            if self.tree is not None and self.tree.forget_cleared(1):
+                continue
             if self.tree is None or self.tree.evict() is None:
                 # A table has a block below what is evictable.
                 return Refusal(n_blocks, self.pool.n_free)

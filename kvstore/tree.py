@@ -45,9 +45,10 @@ descendants when sums are next added up, or at the latest when these have been e
 class RadixTree:
     """Indexes the blocks of `pool`, each of `block_size` tokens, by the tokens that they hold.
 
-    The tree keeps a reference to each indexed block and evicts from the leaves. `n_changes` grows
-    with every operation that may change a node. `journal`: the changes that the disk cache has not
-    looked at yet, in order; None without a disk cache.
+    The tree keeps a reference to each indexed block and evicts from the leaves. What is cleared is
+    no longer found, and gives its blocks back with `forget_cleared`. `n_changes` grows with every
+    operation that may change a node; `n_nodes` counts cleared ones too. `journal`: the changes that
+    the disk cache has not looked at yet, in order; None without a disk cache.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class RadixTree:
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.roots: dict[Namespace, Node] = {}  # of the namespaces that have something indexed
-        self._node_of: dict[BlockId, Node] = {}
+        self._node_of: dict[BlockId, Node] = {}  # cleared nodes included
+        self._cleared: list[Node] = []  # a stack; their descendants are cleared as well
         self._queue: list[tuple[float, int, Node]] = []  # a heap; see `_enqueue`
         self._serials = count()
         self._clock = clock or count(1).__next__
@@ -109,7 +111,7 @@ class RadixTree:
 
     def has_whole(self, block: BlockId) -> bool:
         """Whether the block is indexed as a whole block, not as a tail."""
-        node = self._node_of.get(block)
+        node = self.node_of(block)
         if node is None:
             return False
         return node.blocks[-1] != block or len(node.packed) == len(node.blocks) * self._block_bytes
@@ -135,7 +137,7 @@ class RadixTree:
         """A group has attached one more slot to the block, which may be indexed: it is new again
         for the disk cache, and so is what follows it in its node.
         """
-        node = self._node_of.get(block)
+        node = self.node_of(block)
         if node is not None:
             if node.n_saved:
                 node.n_saved = min(node.n_saved, node.blocks.index(block))
@@ -224,24 +226,28 @@ class RadixTree:
             if node.blocks[-1] == block:
                 self._enqueue(node)
 
-    def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget one namespace, or all. Returns the number of blocks that became free."""
-        free_before = self._pool.n_free
+    def clear(self, namespace: Namespace | None = None) -> None:
+        """Take one namespace, or all, from the index. Its blocks stay cached until
+        `forget_cleared` has come to them.
+        """
         self.n_changes += 1
-        for name in list(self.roots) if namespace is None else [namespace]:
-            root = self.roots.pop(name, None)
-            if root is None:
-                continue
-            pending = list(root.children)
-            while pending:
-                node = pending.pop()
-                pending += node.children
-                self.n_nodes -= 1
-                self._forget(node)
-        self._compact()
-        for adoption in [each for each in self.adoptions if each.block not in self._node_of]:
+        for name in list(self.roots) if namespace is None else self.roots.keys() & {namespace}:
+            root = self.roots.pop(name)
+            root.is_cleared = True
+            self._cleared += root.children
+        for adoption in [each for each in self.adoptions if self.node_of(each.block) is None]:
             self.adoptions.remove(adoption)
-        return self._pool.n_free - free_before
+
+    def forget_cleared(self, most: float = math.inf) -> bool:
+        """Drop the references of cleared nodes to some `most` blocks, or one node's if these are
+        more. Returns whether there was a node.
+        """
+        was_there = bool(self._cleared)
+        while self._cleared and most > 0:
+            most -= 1 + len(self._cleared[-1].blocks)
+            self._forget_cleared(self._cleared.pop())
+        self._compact()
+        return was_there
 
     def add_up(self, most: float = math.inf) -> bool:
         """Bring the `subtree_` sums of at most `most` nodes up to date, leaves first.
@@ -258,7 +264,7 @@ class RadixTree:
                     continue
                 if not most:
                     return False
-                _add_up(node)
+                node.add_up()
                 path.pop()
                 most -= 1
         return True
@@ -266,15 +272,16 @@ class RadixTree:
     def nodes(self) -> Iterator[Node]:
         """Each node, parents first."""
         for root in self.roots.values():
-            pending = list(root.children)
-            while pending:
-                node = pending.pop()
-                yield node
-                pending += node.children
+            yield from _with_descendants(root.children)
+
+    def cleared_nodes(self) -> Iterator[Node]:
+        """Each node that has been cleared and still has its blocks."""
+        return (node for node in _with_descendants(self._cleared) if node.blocks)
 
     def node_of(self, block: BlockId) -> Node | None:
         """The node that has the block, if the block is indexed."""
-        return self._node_of.get(block)
+        node = self._node_of.get(block)
+        return None if node is None or node.root.is_cleared else node
 
     def next_evicted(self, n: int) -> Sequence[Node]:
         """Up to `n` leaves in the order of their eviction.
@@ -368,6 +375,8 @@ class RadixTree:
         node.hashes += self._digests(node, first, packed)
         node.blocks += blocks
         for block in blocks:
+            if (cleared := self._node_of.get(block)) is not None:
+                self._forget_cleared(cleared)
             self._pool.cache(block)
             self._node_of[block] = node
         self.n_nodes += is_new
@@ -418,8 +427,7 @@ class RadixTree:
         self._note(Change.SPLIT, node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
-        blocks = node.blocks  # none: the node has left the tree
-        return bool(blocks) and not node.children and self._pool.ref_count(blocks[-1]) == 0
+        return node.is_indexed and not node.children and self._pool.ref_count(node.blocks[-1]) == 0
 
     def _enqueue(self, node: Node) -> None:
         """Queue the node for eviction, if it can be evicted and has no entry yet. The queue is a
@@ -450,7 +458,7 @@ class RadixTree:
         entries for each node, so that the cost of an operation depends on the tree as it is now.
         """
         if len(self._queue) > 2 * self.n_nodes:
-            self._queue = [entry for entry in self._queue if entry[2].blocks]
+            self._queue = [entry for entry in self._queue if entry[2].is_indexed]
             heapq.heapify(self._queue)
 
     def _unlink(self, leaf: Node) -> Node:
@@ -466,6 +474,15 @@ class RadixTree:
         self._compact()
         return parent
 
+    def _forget_cleared(self, node: Node) -> None:
+        """Drop the references of a cleared node, which may have been done before. Its descendants
+        are next.
+        """
+        if node.blocks:
+            self._cleared += node.children
+            self.n_nodes -= 1
+            self._forget(node)
+
     def _forget(self, node: Node) -> None:
         """Drop the references of a node that leaves the tree."""
         for block in node.blocks:
@@ -474,13 +491,10 @@ class RadixTree:
         node.packed, node.blocks, node.hashes, node.children = bytearray(), [], [], []
 
 
-def _add_up(node: Node) -> None:
-    """The sums of a node, from those of its children. It is as young as they are."""
-    n_nodes, n_tokens, n_blocks = int(node.parent is not None), node.n_tokens, len(node.blocks)
-    for child in node.children:
-        n_nodes += child.subtree_nodes
-        n_tokens += child.subtree_tokens
-        n_blocks += child.subtree_blocks
-        node.last_used = max(node.last_used, child.last_used)
-    node.subtree_nodes, node.subtree_tokens, node.subtree_blocks = n_nodes, n_tokens, n_blocks
-    node.is_outdated = False
+def _with_descendants(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Each of these nodes and of their descendants, parents first."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += node.children

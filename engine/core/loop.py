@@ -16,7 +16,7 @@ from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
-from engine.core.statistics import clear
+from engine.core.statistics import forget_cleared
 from engine.core.step import ModelRunner, RunnerLost
 from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
@@ -27,6 +27,9 @@ from kvstore.tokens import root_digest
 from kvstore.types import Namespace
 
 logger = logging.getLogger(__name__)
+
+CLEARED_AT_ONCE = 500
+"""Blocks that a cleared cache gives back between two steps, which takes a millisecond or two."""
 
 Deliver = Callable[[list[OutputEvent]], None]
 """Delivers the events of one step, at least one. Must not block."""
@@ -79,20 +82,29 @@ class EngineLoop:
 
     def clear(
         self, namespace: Namespace | None = None, tiers: Collection[CacheTier] = ALL_TIERS
-    ) -> Cleared:
-        """Forget everything that no running request holds, of one namespace or of all."""
+    ) -> None:
+        """Forget everything that no running request holds, of one namespace or of all. Nothing of
+        it is found any more; `forget_cleared` frees its memory.
+        """
         scheduler = self.scheduler
         if scheduler.disk is not None and CacheTier.DISK in tiers:
             scheduler.disk.clear(namespace)
         if CacheTier.MEMORY not in tiers:
-            return Cleared(blocks=0, bytes=0)
+            return
         if scheduler.disk is not None:
             scheduler.disk.forget(namespace)
         if scheduler.drafts is not None:
             scheduler.drafts.clear(namespace)
         scheduler.pins.clear(namespace)
         self._recount.changed()
-        return clear(scheduler.store, self.sizes, namespace)
+        scheduler.store.clear(namespace)
+
+    def forget_cleared(self) -> Cleared | None:
+        """Free a part of what has been cleared. None where nothing is left to do. What a request
+        has been given meanwhile is not counted.
+        """
+        self._recount.changed()
+        return forget_cleared(self.scheduler.store, self.sizes, CLEARED_AT_ONCE)
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
@@ -104,7 +116,7 @@ class EngineLoop:
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
-    ) -> Cleared:
+    ) -> None:
         """Clear the namespace with this id, if there is one, in memory or on disk. None of `others`
         has this id.
 
@@ -112,13 +124,13 @@ class EngineLoop:
         """
         namespace = find_namespace(name, self.namespaces.difference(others))
         if namespace is not None:
-            return self.clear(namespace, tiers)
+            self.clear(namespace, tiers)
+            return
         disk = self.scheduler.disk
         if disk is not None and CacheTier.DISK in tiers:
             salted = disk.roots() - {root_digest(self.scheduler.namespaces.unsalted)}
             if (root := find_root(name, salted)) is not None:
                 disk.clear_root(root)
-        return Cleared(blocks=0, bytes=0)
 
     def when_idle(self) -> Future[None]:
         """Return a future that is done once no sequence is live, or the loop has ended."""

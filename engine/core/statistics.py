@@ -7,7 +7,6 @@ from engine.values.stats import CacheStats, Cleared, DecodeStats, EngineStats, M
 from kvstore.sizes import StorageBytes
 from kvstore.slots import GroupStats
 from kvstore.store import KVStore
-from kvstore.types import Namespace
 
 
 def snapshot(
@@ -75,10 +74,12 @@ def saved_bytes(n_saved_blocks: int, groups: Sequence[GroupStats], sizes: Storag
     return n_saved_blocks * sizes.block + slots
 
 
-def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> Cleared:
-    """Clear the prefix cache of one namespace or of all. Running sequences keep their blocks."""
+def forget_cleared(store: KVStore, sizes: StorageBytes, most: int) -> Cleared | None:
+    """Free some `most` cleared blocks, and their slots. None where nothing is left to do."""
     free_slots = [group.slots.n_free for group in store.groups]
-    n_blocks = store.clear(namespace)
+    n_blocks = store.forget_cleared(most)
+    if n_blocks is None:
+        return None
     freed = zip(store.groups, free_slots, sizes.slots, strict=True)
     slots = sum((group.slots.n_free - n_free) * size for group, n_free, size in freed)
     return Cleared(n_blocks, n_blocks * sizes.block + slots)

@@ -30,6 +30,7 @@ from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
     ALL_TIERS,
+    UNSALTED_ID,
     CacheTier,
     Cleared,
     DecodeStats,
@@ -41,8 +42,8 @@ from engine.values.stats import (
 from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from engine.watch.feed import TreeFeed
-from engine.watch.snapshot import find_namespace, request_infos
-from kvstore.tokens import Tokens, block_digests
+from engine.watch.snapshot import find_namespace, find_root, request_infos
+from kvstore.tokens import Tokens, block_digests, root_digest
 
 logger = logging.getLogger(__name__)
 
@@ -153,12 +154,31 @@ class EngineThread:
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         loop, namespace = self._loop, None
+        if CacheTier.DISK in tiers:
+            await asyncio.to_thread(self._clear_disk, namespace_id)
         if namespace_id is not None:
             known = await self._call(lambda: loop.namespaces)
             namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
-            if namespace is None:  # it may be new, or only on disk
-                return await self._call(partial(loop.clear_named, namespace_id, known, tiers))
-        return await self._call(partial(loop.clear, namespace, tiers))
+        if namespace_id is not None and namespace is None:  # it may be new, or only on disk
+            await self._call(partial(loop.clear_named, namespace_id, known, tiers))
+        else:
+            await self._call(partial(loop.clear, namespace, tiers))
+        blocks = n_bytes = 0
+        while (part := await self._call(loop.forget_cleared)) is not None:
+            blocks, n_bytes = blocks + part.blocks, n_bytes + part.bytes
+        return Cleared(blocks, n_bytes)
+
+    def _clear_disk(self, namespace_id: str | None) -> None:
+        """Remove what is on disk now, which the engine thread would take long for."""
+        scheduler, root = self._loop.scheduler, None
+        if (disk := scheduler.disk) is None:
+            return
+        if namespace_id == UNSALTED_ID:
+            root = root_digest(scheduler.namespaces.unsalted)
+        elif namespace_id is not None:
+            root = find_root(namespace_id, disk.roots())
+        if namespace_id is None or root is not None:
+            disk.clear_slowly(root)
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         return await self._feed.tree(since)

@@ -189,6 +189,12 @@ class DiskCache:
         self._writer.clear(namespace)
         self._disk.clear(None if namespace is None else root_digest(namespace))
 
+    def clear_slowly(self, root: Digest | None) -> None:
+        """Remove most of what is on disk of a namespace, or of all, on a thread that may take its
+        time. `clear` or `clear_root` follows, on the engine thread.
+        """
+        self._disk.clear_slowly(root)
+
     def clear_root(self, root: Digest) -> None:
         """Clear a namespace that only the disk has. Its salt is unknown, so it is none of the
         tree's and none of `namespaces`.

@@ -338,4 +338,4 @@ class DiskWriter:
 
 def _is_up_to_date(queued: _Queued) -> bool:
     save_at, _, node = queued
-    return bool(node.blocks) and node.save_at == save_at
+    return node.is_indexed and node.save_at == save_at

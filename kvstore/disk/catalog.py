@@ -199,6 +199,17 @@ class Catalog:
                     return extent
             return None
 
+    def parents_first(self, root: Digest | None) -> list[CatalogExtent]:
+        """The extents of a namespace, or of all, each after what it hangs from. What is changed
+        meanwhile may be missing: the lock is not held.
+        """
+        roots = tuple(self._by_root) if root is None else (root,)
+        found = [extent for each in roots for extent in tuple(self._below.get(each, ()))]
+        for extent in found:  # grows during the walk
+            for block_hash in tuple(extent.hashes):
+                found += tuple(self._below.get(block_hash, ()))
+        return found
+
     def hangs_from(self, extent: CatalogExtent, other: CatalogExtent) -> bool:
         """Whether an extent would go if the other one went."""
         with self._lock:

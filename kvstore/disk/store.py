@@ -211,6 +211,12 @@ class DiskStore:
         """
         self._writer.clear(root)
 
+    def clear_slowly(self, root: Digest | None = None) -> None:
+        """Clear all that is there now, while other threads read and write. A `clear` after it has
+        little to do. This thread waits for neither the disk nor them.
+        """
+        self._writer.clear_slowly(root)
+
     def upkeep(self) -> None:
         """Measure, shrink and record recency now, as happens every ten seconds."""
         self._writer.upkeep()

@@ -34,6 +34,9 @@ UPKEEP_SECONDS = 10.0
 JOIN_SECONDS = 1.0
 """How long a short extent may wait for more of its path."""
 
+CLEARED_AT_ONCE = 100
+"""Extents that a slow clear removes while other threads wait: a millisecond's work."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -160,6 +163,15 @@ class Writer:
         """Remove a namespace, or all."""
         with self._changed:
             self._doom(self._catalog.remove_namespace(root))
+
+    def clear_slowly(self, root: Digest | None) -> None:
+        """Remove a namespace, or all, CLEARED_AT_ONCE extents at a time, the leaves first. Other
+        threads go on meanwhile, and may add to it.
+        """
+        extents = self._catalog.parents_first(root)
+        while extents:
+            self.remove(extents[-CLEARED_AT_ONCE:])
+            del extents[-CLEARED_AT_ONCE:]
 
     def upkeep(self) -> None:
         """Run the upkeep of every UPKEEP_SECONDS soon."""

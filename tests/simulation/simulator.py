@@ -82,6 +82,7 @@ class Simulation:
         self._arrival_rate = random.choice([0.1, 0.5, 0.8])
         self._clear_rate = random.choice([0.05, 0.2, 0.4])
         self._restart_rate = random.choice([0.0, 0.03, 0.06])
+        self._pieces = Random(f"pieces {seed}")
         pins = Random(f"pins {seed}")
         is_pinning = seed % PINNING_MACHINES == 2
         self._layout = Layout.draw(random)
@@ -241,6 +242,7 @@ class Simulation:
         store = self.daemon.store
         self.daemon.scheduler.pins.clear(None)
         store.clear()
+        store.forget_cleared()
         assert store.pool.n_free == store.pool.n_blocks
 
     def submit(self) -> None:
@@ -287,6 +289,9 @@ class Simulation:
         else:
             self.loop.clear(namespace, tiers)
         self._check_cleared(namespace, tiers)
+        store, pieces = self.daemon.store, self._pieces
+        while pieces.random() < 0.9 and store.forget_cleared(pieces.randint(1, 100)) is not None:
+            continue  # the rest may still be there when others take blocks
         self.census[CLEARED[tiers]] += 1
         self._watch.cut_off(Happening.LOAD_CLEARED)
 

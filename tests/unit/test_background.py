@@ -152,6 +152,7 @@ def test_a_clear_unpins() -> None:
     warm(harness, prompt(1, 42), pin=True)
     harness.scheduler.pins.clear(None)
     harness.store.clear()
+    harness.store.forget_cleared()
     assert harness.scheduler.pins.n_blocks == 0
     assert harness.pool.n_free == harness.pool.n_blocks
     invariants.check_idle(harness.store)

@@ -22,8 +22,8 @@ class Comb:
     """A path with a branch after each block, so that each block is a node."""
 
     def __init__(self, depth: int) -> None:
-        self._pool = BlockPool(3 * depth + 100)
-        self.tree = RadixTree(self._pool, BLOCK, hashes_blocks=True)
+        self.pool = BlockPool(3 * depth + 100)
+        self.tree = RadixTree(self.pool, BLOCK, hashes_blocks=True)
         self.tree.journal = []
         self._numbers = iter(range(1, 1 << 30))
         self.path = list[BlockId]()
@@ -35,10 +35,10 @@ class Comb:
 
     def grow(self, after: BlockId | None) -> BlockId:
         """Index a block after another one, which nobody uses."""
-        [block] = self._pool.allocate(1)
+        [block] = self.pool.allocate(1)
         tokens = array("I", [next(self._numbers)] * BLOCK).tobytes()
         self.tree.insert(NS, tokens, [block], after)
-        self.tree.offer(self._pool.release([block]))
+        self.tree.offer(self.pool.release([block]))
         return block
 
     @property
@@ -65,6 +65,24 @@ def test_a_change_costs_the_same_at_any_depth(change: Callable[[Comb], None]) ->
         comb = Comb(depth)
         adopt(comb)  # the path is used last, so side branches go first
         costs.append(lines_of(lambda comb=comb: change(comb)))  # type: ignore[misc]
+    shallow, deep = costs
+    assert deep < 2 * shallow, f"{shallow} lines at depth {SHALLOW}, {deep} at depth {DEEP}"
+
+
+def test_a_clear_costs_the_same_however_much_it_clears() -> None:
+    """Nothing is found after it. The blocks become free a few at a time."""
+    costs = list[int]()
+    for depth in (SHALLOW, DEEP):
+        comb = Comb(depth)
+        costs.append(lines_of(comb.tree.clear))
+        whole = array("I", [2] * BLOCK).tobytes()  # the first block of the path
+        assert comb.tree.match(NS, whole).n_tokens == 0
+        n_left = 2 * depth
+        while comb.tree.forget_cleared(16):
+            assert n_left - comb.tree.n_nodes <= 16
+            n_left = comb.tree.n_nodes
+        assert n_left == 0
+        assert comb.pool.n_free == comb.pool.n_blocks
     shallow, deep = costs
     assert deep < 2 * shallow, f"{shallow} lines at depth {SHALLOW}, {deep} at depth {DEEP}"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.core.statistics import clear, saved_bytes
+from engine.core.statistics import forget_cleared, saved_bytes
 from engine.values.stats import Cleared
 from kvstore import invariants
 from kvstore.lease import Lease, Refusal
@@ -353,7 +353,8 @@ class TestTogether:
         serve(store, run_of(1, 10))
         window, saved = (group.stats().cached for group in store.groups)
         assert window > 0 < saved
-        cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0), None)
+        store.clear()
+        cleared = forget_cleared(store, StorageBytes(block=32, slots=(100, 1000), arenas=0), 99)
         assert cleared == Cleared(3, 3 * 32 + window * 100 + saved * 1000)
 
     def test_what_sharing_saves_counts_windows_and_no_state_twice(self) -> None:

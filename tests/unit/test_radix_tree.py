@@ -216,6 +216,7 @@ class TestNamespaces:
         assert evicted() is None
         cleared = indexed_once("cleared")
         store.clear(cleared())
+        store.forget_cleared()
         gc.collect()
         assert cleared() is None
 

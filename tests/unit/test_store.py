@@ -321,7 +321,8 @@ class TestClear:
         store = make_store(16)
         serve(store, PROMPT)
         serve(store, run_of(500, 5))
-        assert store.clear() == 5
+        store.clear()
+        assert store.forget_cleared() == 5
         assert (store.pool.n_free, tree_of(store).n_nodes) == (16, 0)
         assert serve(store, PROMPT) == 0
 
@@ -329,7 +330,9 @@ class TestClear:
         store = make_store(16)
         lease = admit(store, PROMPT)
         compute(store, lease)
-        assert store.clear() == 0
+        store.clear()
+        invariants.check(store)
+        assert store.forget_cleared() == 0
         invariants.check(store)
         assert store.probe(NS, Tokens(PROMPT)) == 0
         generate(store, lease, run_of(200, 3))
@@ -342,8 +345,10 @@ class TestClear:
         store, other = make_store(16), Namespace(model="m", cache_salt="tenant")
         serve(store, PROMPT)
         assert serve(store, PROMPT, namespace=other) == 0, "namespaces share nothing"
-        assert store.clear(other) == 3
-        assert store.clear(other) == 0
+        store.clear(other)
+        assert store.forget_cleared() == 3
+        store.clear(other)
+        assert store.forget_cleared() is None
         assert serve(store, PROMPT, namespace=other) == 0
         assert serve(store, PROMPT) == 9
         assert len(drain(store)) == 6, "what was left can still be evicted"
@@ -360,6 +365,7 @@ def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
     compute(store, one)
     two = fork(store, one, run_of(1, 12), 12)
     store.clear()
+    store.forget_cleared()
     serve(store, run_of(1, 8))
     generate(store, one, run_of(13, 5))
     store.release(one)
@@ -380,7 +386,8 @@ class TestNoIndex:
         assert serve(store, PROMPT) == 0
         assert serve(store, PROMPT, run_of(200, 5)) == 0
         assert store.probe(NS, Tokens(PROMPT)) == 0
-        assert (pool.n_free, store.clear()) == (8, 0)
+        store.clear()
+        assert (pool.n_free, store.forget_cleared()) == (8, None)
         invariants.check_idle(store)
 
     def test_forks_share_all_the_same(self) -> None:

@@ -11,7 +11,7 @@ from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.values.settings import DiskWrites
-from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from engine.values.stats import ALL_TIERS, CacheTier
 from engine.watch.snapshot import namespace_id
 from kvstore.disk.store import DiskStore
 from kvstore.store import KVStore
@@ -63,8 +63,8 @@ class Engine:
         assert self.tier.flush(PATIENCE)
         return harness.usage(request_id).cached_tokens
 
-    def clear(self, namespace: Namespace, tiers: list[CacheTier]) -> Cleared:
-        return self.loop.clear_named(namespace_id(namespace), (), tiers)
+    def clear(self, namespace: Namespace, tiers: list[CacheTier]) -> None:
+        self.loop.clear_named(namespace_id(namespace), (), tiers)
 
 
 @pytest.fixture
@@ -83,7 +83,8 @@ def test_what_an_earlier_engine_has_left_is_cleared_and_nothing_else(
     folder: Path, cleared: Namespace, tiers: list[CacheTier]
 ) -> None:
     engine = Engine(folder)
-    assert engine.clear(cleared, tiers) == Cleared(blocks=0, bytes=0)
+    engine.clear(cleared, tiers)
+    assert engine.loop.forget_cleared() is None
     assert engine.tier.roots() == {root_digest(it) for it in EVERYBODY if it != cleared}
     engine.tier.close()
     engine = Engine(folder)
@@ -107,7 +108,9 @@ def test_what_has_come_to_memory_since_somebody_looked_there_is_cleared_there_to
     others = engine.loop.namespaces
     assert ALICE not in others
     assert engine.ask(ALICE) == 36
-    cleared = engine.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
+    engine.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
+    cleared = engine.loop.forget_cleared()
+    assert cleared is not None
     assert cleared.blocks > 0
     assert engine.ask(ALICE) == 0
     engine.tier.close()

@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.disk import store as maintenance
 from kvstore.disk import writer
+from kvstore.disk.catalog import CatalogExtent
 from kvstore.disk.extent import OsFiles
 from kvstore.disk.space import Space
 from kvstore.disk.store import DiskStore
@@ -243,6 +244,31 @@ def test_what_was_reserved_one_by_one_is_one_file(tier: DiskStore, tmp_path: Pat
     stored(tier, chain.extent())
     assert len(extent_files(tmp_path)) == 1
     assert read(tier, chain.names) == (list(chain.extent().entries), None)
+
+
+def test_a_slow_clear_lets_others_go_on(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes few extents at a time, what hangs from others before these."""
+    monkeypatch.setattr(writer, "CLEARED_AT_ONCE", 3)
+    chains = [Chain(name, 5, 200_000) for name in "abcd"]
+    other = Chain("e", 5, 200_000, "other")
+    for chain in (*chains, other):
+        for start in range(0, 5, 2):
+            stored(tier, chain.extent(start, start + 2))
+    removed = list[int]()
+    remove = writer.Writer.remove
+
+    def remove_noted(self: writer.Writer, extents: Sequence[CatalogExtent]) -> int:
+        removed.append(remove(self, extents))
+        return removed[-1]
+
+    monkeypatch.setattr(writer.Writer, "remove", remove_noted)
+    tier.clear_slowly(chains[0].root)
+    assert max(removed) <= 6
+    assert sum(removed) == 20
+    assert [tier.known(chain.names) for chain in (*chains, other)] == [0, 0, 0, 0, 5]
+    tier.clear_slowly()
+    assert tier.known(other.names) == 0
+    assert not list(tier.problems())
 
 
 def test_a_reservation_goes_with_its_namespace(tier: DiskStore) -> None:

@@ -449,6 +449,8 @@ def test_a_node_that_is_gone_has_not_the_tokens_of_the_next_in_its_block() -> No
     watcher = indexed(1, harness)
     (gone,) = watcher.picture().nodes
     harness.store.clear()
+    assert watcher.snapshots.node(gone.id, 3) is None
+    harness.store.forget_cleared()
     index_leaf(harness, 1)
     assert watcher.snapshots.node(gone.id, 3) is None
 
